@@ -24,27 +24,20 @@ from offbook.base.types import Call, Json, Message
 from offbook.base.wire import TrajectoryWithCalls
 from offbook.server.http.viewer import open_records
 from offbook.server.pages.export import rollout_document
-from offbook.server.pages.run_page import (
+from offbook.server.records.tables import trajectories
+from offbook.server.views.dashboard_source import DashboardSource, RunOverview
+from offbook.server.views.numbers import DASH, ago, fixed, moment, number, percent, seconds
+from offbook.server.views.rollout_view import rollout_view
+from offbook.server.views.run_summary import facts_of, warnings_of
+from offbook.server.views.run_tables import (
     HEADINGS,
     EvaluationLine,
+    RunLine,
     evaluation_lines,
+    lines_of,
     run_name,
     step_lines,
 )
-from offbook.server.pages.runs_page import RunLine, lines_of
-from offbook.server.records.tables import trajectories
-from offbook.server.views.dashboard_source import DashboardSource, RunOverview
-from offbook.server.views.numbers import (
-    DASH,
-    ago,
-    fixed,
-    moment,
-    number,
-    percent,
-    seconds,
-)
-from offbook.server.views.rollout_view import rollout_view
-from offbook.server.views.run_summary import facts_of, warnings_of
 
 _RUNS = 30
 """Runs that `runs` lists at most."""

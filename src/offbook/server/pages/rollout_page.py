@@ -11,12 +11,12 @@ from fastapi.responses import HTMLResponse
 from offbook.server.views.dashboard_source import DashboardSource, SourceDep
 from offbook.server.views.page_urls import group_url, name_of, run_url, step_url
 from offbook.server.views.rollout_view import RolloutView, rollout_view
+from offbook.server.views.run_tables import run_name
 from offbook.server.views.step_groups import group_lines
 from offbook.server.views.token_view import COLOURS, Colour, advantage_words
 
 from ...engine import checkpoint_files
 from .rendering import Crumb, UnknownPage, page
-from .run_page import run_name
 
 router = APIRouter()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from difflib import get_close_matches
 from typing import Annotated
 
@@ -11,51 +11,17 @@ from fastapi.responses import HTMLResponse, JSONResponse
 
 from offbook.base.types import Json
 from offbook.server.views.dashboard_source import DashboardSource, RunOverview, SourceDep
-from offbook.server.views.numbers import fixed, number, percent, seconds
-from offbook.server.views.page_urls import name_of, run_url, step_url
-from offbook.server.views.run_charts import chart_json, saved_by_tree
-from offbook.server.views.run_index import ListedRun, TrainUpdate
+from offbook.server.views.page_urls import name_of, run_url
+from offbook.server.views.run_charts import chart_json
 from offbook.server.views.run_summary import facts_of, status_of, warnings_of
+from offbook.server.views.run_tables import HEADINGS, STEPS_SHOWN, evaluation_lines, run_name, step_lines
 
 from .rendering import SAFE, Crumb, UnknownPage, page
 
 router = APIRouter()
 
-HEADINGS = ("Reward", "Spread", "Groups trained", "Trained tokens", "Tree saves", "Clipped", "Entropy", "KL", "Seconds")
-"""The headings of the cells of a StepLine."""
-STEPS_SHOWN = 50
-"""Steps on one page of the table."""
 MOST_COMPARED = 6
 """Most runs on one page of comparison."""
-
-
-@dataclass(frozen=True)
-class StepLine:
-    """A row of the table of steps: an update with its numbers as text. `url` is the page of the step that it learned from."""
-
-    step: str
-    url: str
-    cells: tuple[str, ...]
-    state: str
-
-
-@dataclass(frozen=True)
-class EvaluationLine:
-    """A row of the table of evaluations. `run` is a run of its own, or the training itself. `success` and `reward` are
-    means over scenarios once the evaluation has ended, before that `reward` is the mean of its rollouts."""
-
-    run: str | None
-    step: int | None
-    split: str | None
-    success: float | None
-    reward: float | None
-    rollouts: int
-    failed: int
-
-
-def run_name(run: str | None) -> str:
-    """The title of a run."""
-    return "Rollouts without a run" if run is None else run
 
 
 async def known_run(source: DashboardSource, part: str) -> RunOverview:
@@ -143,47 +109,3 @@ def data_of(overview: RunOverview, source: DashboardSource) -> dict[str, Json]:
         "version": f"{overview.row.last}-{len(overview.updates)}-{len(overview.evaluations)}",
         **chart_json(overview),
     }
-
-
-async def evaluation_lines(overview: RunOverview, listed: ListedRun, source: DashboardSource) -> list[EvaluationLine]:
-    """The evaluations inside a run, and those that belong to it, newest step first."""
-    others = listed.evaluations if listed.row.run == overview.run else ()
-    lines: list[EvaluationLine] = []
-    for run in [overview, *await source.overviews(others[:STEPS_SHOWN])]:
-        logged = {(entry.split, entry.step): entry for entry in run.evaluations}
-        for row in await source.steps(run.run):
-            if row.split == "train":
-                continue
-            entry = logged.get((row.split or "", row.step))
-            reward = entry.value("reward") if entry is not None else None
-            lines.append(
-                EvaluationLine(
-                    *(run.run, row.step, row.split, entry.value("success") if entry is not None else None),
-                    *(row.reward if reward is None else reward, row.rollouts, row.failed),
-                )
-            )
-    return sorted(lines, key=lambda line: -1 if line.step is None else line.step, reverse=True)
-
-
-def step_lines(overview: RunOverview) -> list[StepLine]:
-    """One row per update, newest first."""
-    return [_line(overview.run, update) for update in reversed(overview.updates)]
-
-
-def _line(run: str | None, update: TrainUpdate) -> StepLine:
-    metrics = update.metrics
-    trained, total = metrics.get("groups/trained"), metrics.get("groups/total")
-    cells = (
-        fixed(metrics.get("reward/mean"), 3),
-        fixed(metrics.get("reward/std"), 3),
-        f"{number(trained)} of {number(total)}",
-        number(metrics.get("tokens/trained")),
-        percent(saved_by_tree(update)),
-        percent(metrics.get("clip_fraction"), 1),
-        number(metrics.get("entropy")),
-        number(metrics.get("kl/sampler_learner")),
-        seconds(metrics.get("seconds/total")),
-    )
-    step = number(update.result_step) if update.result_step is not None else f"from {number(update.step)}"
-    state = "" if update.applied else "nothing learned" if update.state == "done" else update.state
-    return StepLine(step, step_url(run, update.step), cells, state)

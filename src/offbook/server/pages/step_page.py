@@ -14,13 +14,14 @@ from offbook.server.views.numbers import DASH, fixed, number, percent, seconds
 from offbook.server.views.page_urls import number_of, run_url, trajectory_url
 from offbook.server.views.run_index import TrainUpdate
 from offbook.server.views.run_summary import Fact
+from offbook.server.views.run_tables import run_name
 from offbook.server.views.step_groups import MIN_GROUP_SIZE, GroupLine, group_lines
 from offbook.server.views.timeline import Timeline, timeline
 
 from ..records import overview
 from ..records.overview import CallTimes, RolloutRow
 from .rendering import Crumb, UnknownPage, page
-from .run_page import known_run, run_name
+from .run_page import known_run
 
 router = APIRouter()
 

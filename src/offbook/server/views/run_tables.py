@@ -1,0 +1,152 @@
+"""The rows of the tables of runs, steps and evaluations, for pages and the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from .dashboard_source import DashboardSource, RunOverview
+from .numbers import fixed, number, percent, seconds
+from .page_urls import step_url
+from .run_charts import measure, saved_by_tree, score
+from .run_index import ListedRun, TrainUpdate
+from .run_summary import RunStatus, points, status_of, trend
+
+HEADINGS = ("Reward", "Spread", "Groups trained", "Trained tokens", "Tree saves", "Clipped", "Entropy", "KL", "Seconds")
+"""The headings of the cells of a StepLine."""
+STEPS_SHOWN = 50
+"""Steps on one page of the table."""
+_EVALUATIONS_SHOWN = 5  # under one training; its page has all of them
+_DRAWN = 60  # rewards in a sparkline
+
+
+@dataclass(frozen=True)
+class RunLine:
+    """A row of the table of runs.
+
+    `reward`: the mean of the last step, or of an evaluation. `change`: its trend as text. `drawn`: the points of an SVG
+    polyline of the last rewards. `evaluations`: those that belong to it, newest first; `left_out` counts older ones."""
+
+    run: str | None
+    status: RunStatus
+    models: str
+    step: int | None
+    rollouts: int
+    reward: float | None
+    change: str
+    drawn: str
+    evaluation: float | None
+    measure: str
+    evaluated_at: int | None
+    began: float
+    evaluations: tuple[RunLine, ...] = ()
+    left_out: int = 0
+
+
+@dataclass(frozen=True)
+class StepLine:
+    """A row of the table of steps: an update with its numbers as text. `url` is the page of the step that it learned from."""
+
+    step: str
+    url: str
+    cells: tuple[str, ...]
+    state: str
+
+
+@dataclass(frozen=True)
+class EvaluationLine:
+    """A row of the table of evaluations. `run` is a run of its own, or the training itself. `success` and `reward` are
+    means over scenarios once the evaluation has ended, before that `reward` is the mean of its rollouts."""
+
+    run: str | None
+    step: int | None
+    split: str | None
+    success: float | None
+    reward: float | None
+    rollouts: int
+    failed: int
+
+
+def run_name(run: str | None) -> str:
+    """The title of a run."""
+    return "Rollouts without a run" if run is None else run
+
+
+async def lines_of(listed: Sequence[ListedRun], source: DashboardSource) -> list[RunLine]:
+    """The rows of runs, each with the newest evaluations that belong to it."""
+    shown = [row for item in listed for row in (item.row, *item.evaluations[:_EVALUATIONS_SHOWN])]
+    lines = {overview.run: line_of(overview, source) for overview in await source.overviews(shown)}
+    return [
+        replace(
+            lines[item.row.run],
+            evaluations=tuple(lines[row.run] for row in item.evaluations[:_EVALUATIONS_SHOWN]),
+            left_out=len(item.evaluations[_EVALUATIONS_SHOWN:]),
+        )
+        for item in listed
+    ]
+
+
+def line_of(overview: RunOverview, source: DashboardSource) -> RunLine:
+    """The row of a run, without those that belong to it."""
+    rewards = overview.rewards
+    last = next((evaluation for evaluation in reversed(overview.evaluations) if score(evaluation) is not None), None)
+    steps = [update.result_step for update in overview.updates if update.result_step is not None]
+    change = trend(rewards)
+    return RunLine(
+        run=overview.run,
+        status=status_of(overview, source.engine),
+        models=", ".join(overview.models),
+        step=max(steps) if steps else overview.last.step,
+        rollouts=overview.row.rollouts,
+        reward=overview.reward,
+        change="" if change is None else str(change),
+        drawn=points(rewards[-_DRAWN:], 96, 24),
+        evaluation=score(last) if last is not None else None,
+        measure=measure(last) if last is not None else "",
+        evaluated_at=last.step if last is not None else None,
+        began=overview.first.started_at,
+    )
+
+
+async def evaluation_lines(overview: RunOverview, listed: ListedRun, source: DashboardSource) -> list[EvaluationLine]:
+    """The evaluations inside a run, and those that belong to it, newest step first."""
+    others = listed.evaluations if listed.row.run == overview.run else ()
+    lines: list[EvaluationLine] = []
+    for run in [overview, *await source.overviews(others[:STEPS_SHOWN])]:
+        logged = {(entry.split, entry.step): entry for entry in run.evaluations}
+        for row in await source.steps(run.run):
+            if row.split == "train":
+                continue
+            entry = logged.get((row.split or "", row.step))
+            reward = entry.value("reward") if entry is not None else None
+            lines.append(
+                EvaluationLine(
+                    *(run.run, row.step, row.split, entry.value("success") if entry is not None else None),
+                    *(row.reward if reward is None else reward, row.rollouts, row.failed),
+                )
+            )
+    return sorted(lines, key=lambda line: -1 if line.step is None else line.step, reverse=True)
+
+
+def step_lines(overview: RunOverview) -> list[StepLine]:
+    """One row per update, newest first."""
+    return [_line(overview.run, update) for update in reversed(overview.updates)]
+
+
+def _line(run: str | None, update: TrainUpdate) -> StepLine:
+    metrics = update.metrics
+    trained, total = metrics.get("groups/trained"), metrics.get("groups/total")
+    cells = (
+        fixed(metrics.get("reward/mean"), 3),
+        fixed(metrics.get("reward/std"), 3),
+        f"{number(trained)} of {number(total)}",
+        number(metrics.get("tokens/trained")),
+        percent(saved_by_tree(update)),
+        percent(metrics.get("clip_fraction"), 1),
+        number(metrics.get("entropy")),
+        number(metrics.get("kl/sampler_learner")),
+        seconds(metrics.get("seconds/total")),
+    )
+    step = number(update.result_step) if update.result_step is not None else f"from {number(update.step)}"
+    state = "" if update.applied else "nothing learned" if update.state == "done" else update.state
+    return StepLine(step, step_url(run, update.step), cells, state)

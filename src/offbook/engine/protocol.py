@@ -229,7 +229,7 @@ class _SampleHead(Line):
     sampling: Sampling
     step: int
     constrained: str | None
-    allowed_texts: tuple[str, ...] = ()  # jobs of older versions have none
+    allowed_texts: tuple[str, ...]
     tool_call: bool
     parse_failure: bool
     weight: float

@@ -224,13 +224,7 @@ class Store:
 
     async def trajectory(self, trajectory_id: str) -> TrajectoryWithCalls | None:
         """One trajectory, finished or not, with its calls; None if there is neither a record nor a call."""
-
-        def read(connection: Connection) -> TrajectoryWithCalls | None:
-            record = finished(connection, [trajectory_id]).get(trajectory_id)
-            calls = read_calls(connection, [trajectory_id], WHOLE)[trajectory_id]
-            return TrajectoryWithCalls(trajectory=record, calls=calls) if record is not None or calls else None
-
-        return await self.read(read)
+        return await self.read(lambda connection: recorded_trajectory(connection, trajectory_id))
 
     async def traces(self, query: TrajectoryQuery) -> TracePage:
         """Like `trajectories`, with the calls of each trajectory but without token ids."""
@@ -338,3 +332,10 @@ def finished(connection: Connection, ids: Sequence[str]) -> dict[str, Trajectory
         rows = connection.execute(select(trajectories.c.id, trajectories.c.body).where(trajectories.c.id.in_(chunk)))
         records |= {row.id: TrajectoryRecord.model_validate_json(row.body) for row in rows}
     return records
+
+
+def recorded_trajectory(connection: Connection, trajectory_id: str) -> TrajectoryWithCalls | None:
+    """One trajectory, finished or not, with its calls and their tokens; None if there is neither a record nor a call."""
+    record = finished(connection, [trajectory_id]).get(trajectory_id)
+    calls = read_calls(connection, [trajectory_id], WHOLE)[trajectory_id]
+    return TrajectoryWithCalls(trajectory=record, calls=calls) if record is not None or calls else None

@@ -14,10 +14,9 @@ from offbook.base.wire import TrajectoryWithCalls
 from offbook.engine import checkpoint_files
 from offbook.server.models.checkpoints import ModelFacts, scan_models
 from offbook.server.records import overview
-from offbook.server.records.call_reading import WHOLE, read_calls
 from offbook.server.records.overview import RolloutRow, RunRow, StepRollouts
 from offbook.server.records.read_only import Readable
-from offbook.server.records.store import finished
+from offbook.server.records.store import recorded_trajectory
 
 from .run_index import EvaluationIndex, ListedRun, LoggedEvaluation, TrainUpdate, UpdateIndex, under_trainings
 from .token_files import TokenFiles
@@ -150,10 +149,6 @@ class DashboardSource:
         """The steps and splits of a run, newest step first."""
         return await self.read(lambda connection: overview.step_rows(connection, run))
 
-    async def updates_of_step(self, run: str | None, step: int | None) -> tuple[TrainUpdate, ...]:
-        """The train requests whose rollouts this policy step sampled, oldest first."""
-        return tuple(update for update in await self._of_run(run) if update.step == step)
-
     async def update_of(self, run: str | None, trajectory_id: str) -> TrainUpdate | None:
         """The last train request with this trajectory of the run; None if there is none."""
         named = [update for update in await self._of_run(run) if trajectory_id in update.positions]
@@ -176,13 +171,7 @@ class DashboardSource:
 
     async def trajectory(self, trajectory_id: str) -> TrajectoryWithCalls | None:
         """A trajectory, finished or not, with its calls and their tokens; None if it is unknown."""
-
-        def read(connection: Connection) -> TrajectoryWithCalls | None:
-            record = finished(connection, [trajectory_id]).get(trajectory_id)
-            calls = read_calls(connection, [trajectory_id], WHOLE)[trajectory_id]
-            return TrajectoryWithCalls(trajectory=record, calls=calls) if record is not None or calls else None
-
-        return await self.read(read)
+        return await self.read(lambda connection: recorded_trajectory(connection, trajectory_id))
 
     def models(self) -> list[ModelFacts]:
         """All models of the directory."""

@@ -37,11 +37,6 @@ def number_of(part: str) -> int | None:
     return None if part == NONE else int(part)
 
 
-def runs_url() -> str:
-    """The page of all runs."""
-    return "/"
-
-
 def run_url(run: str | None) -> str:
     """The page of a run."""
     return f"/runs/{segment(run)}"

@@ -15,13 +15,13 @@ from pydantic import BaseModel, ValidationError
 import offbook
 from offbook.base.errors import ConfigError
 from offbook.base.option_names import FOREIGN, OWNERS, names_checked
-from offbook.comparison.options import CompareSettings
+from offbook.comparison.options import CompareOptions
 from offbook.llms.llm import Llm
-from offbook.trainer.options import RunOptions
+from offbook.trainer.options import TrainerOptions
 from offbook_langgraph import trainable
-from offbook_langgraph.training.rollout import TrainingPlan
+from offbook_langgraph.training.rollout import TrainableOptions
 from offbook_mcp import MCPTrainer
-from offbook_mcp.training.mcp_trainer import ToolOptions
+from offbook_mcp.training.mcp_trainer import MCPTrainerOptions
 
 SCENARIOS = [{"id": "a"}]
 MODEL = offbook.TrainableModel("agent", base_model="tiny", backend=offbook.RemoteBackend("http://127.0.0.1:9"))
@@ -119,9 +119,9 @@ TRAINERS = "Trainer(), MCPTrainer() or app.train()"
         ("trainable", "rewards", "did you mean 'reward'?"),
         ("trainable", "sinks", f"use sinks=... in {TRAINERS}"),
         ("app.train", "learning_rate", f"use config=TrainConfig(learning_rate=...) in {TRAINERS}"),
-        ("app.train", "max_steps", "use steps=... in train()"),
+        ("app.train", "max_steps", "use steps=..."),
         ("app.train", "select", "use select=... in trainable()"),
-        ("app.evaluate", "rollout", "did you mean rollouts=... in evaluate()?"),
+        ("app.evaluate", "rollout", "did you mean 'rollouts'?"),
         ("app.trained", "setp", "did you mean 'step'?"),
         ("compare", "base_line", "did you mean 'baseline'?"),
         ("Ruler", "rubrik", "did you mean 'rubric'?"),
@@ -212,13 +212,13 @@ ACTUAL = {
     "LoraOptions": set(offbook.LoraOptions.model_fields),
     "LocalBackend": set(offbook.EngineOptions.model_fields) | names_of(offbook.LocalBackend),
     "TrainableModel": names_of(offbook.TrainableModel),
-    "Trainer": {"scenarios"} | {field.name for field in fields(RunOptions)},
+    "Trainer": {"scenarios"} | {field.name for field in fields(TrainerOptions)},
     "train": names_of(offbook.Trainer.train),
     "model.train": names_of(offbook.TrainableModel.train),
     "evaluate": names_of(offbook.Trainer.evaluate),
-    "trainable": {field.name for field in fields(TrainingPlan)},
-    "MCPTrainer": names_of(MCPTrainer) | {field.name for field in fields(ToolOptions)},
-    "compare": names_of(offbook.compare) | {field.name for field in fields(CompareSettings)},
+    "trainable": {field.name for field in fields(TrainableOptions)},
+    "MCPTrainer": names_of(MCPTrainer) | {field.name for field in fields(MCPTrainerOptions)},
+    "compare": names_of(offbook.compare) | {field.name for field in fields(CompareOptions)},
     "Ruler": names_of(offbook.Ruler),
     "RemoteBackend": names_of(offbook.RemoteBackend),
 }

@@ -11,6 +11,7 @@ from langchain_core.messages import BaseMessage, convert_to_openai_messages
 
 from offbook import RewardResult, Trajectory
 from offbook.base.errors import CaptureError, ConfigError, RolloutError
+from offbook.base.options import RunOptions, option
 from offbook.base.types import Message, as_rollout_exception
 from offbook.client.rollouts.capture import capturing, logged_reward
 from offbook.contracts import Judge
@@ -34,24 +35,35 @@ Reward: TypeAlias = Callable[[Any, Any], object] | Literal["logged"]
 reward is the sum of the agent's `offbook.log_reward` calls."""
 
 
-@dataclass(frozen=True)
-class TrainingPlan:
-    """The options of `trainable`, which documents them."""
+@dataclass(frozen=True, kw_only=True)
+class TrainableOptions(RunOptions):
+    """The options of `trainable`."""
 
-    model: Models | None = None
-    reward: Reward | None = None
-    judge: Judge | None = None
-    select: Selection | None = None
-    exclude: Selection | None = None
-    to_input: ToInput | None = None
-    on_interrupt: OnInterrupt | None = None
-    context: ToContext | object = None
-    temperature: float = 1.0
-    max_completion_tokens: int | None = None
-    scope: Scope = "context"
-    on_leak: OnLeak = "error"
-    shared_state: SharedState = "error"
-    train_on: TrainOn | None = None
+    model: Models | None = option(
+        None,
+        'the TrainableModel; or several, each with a selection of calls: `{planner: {"node": "plan"}, writer: {...}}`',
+    )
+    reward: Reward | None = option(
+        None,
+        "(scenario, output) -> a number, a dict with `reward`, or a RewardResult; None: what the function returns. A graph "
+        'needs it, or "logged" if the graph calls `offbook.log_reward`, or `judge`',
+    )
+    judge: Judge | None = option(None, "async function: takes a finished group, returns it with rewards")
+    select: Selection | None = option(None, "the app's calls that go to the trained model; None: all; see `Selection`")
+    exclude: Selection | None = option(None, "the app's calls that keep its own model")
+    to_input: ToInput | None = option(None, "scenario -> the graph's input")
+    on_interrupt: OnInterrupt | None = option(None, "value of an interrupt -> the value that resumes the graph")
+    context: ToContext | object = option(
+        None, "run-scoped context of a graph with a `context_schema`, or scenario -> context"
+    )
+    temperature: float = option(1.0, "sampling temperature of rollouts")
+    max_completion_tokens: int | None = option(
+        None, "limit per call, unless the app sets a smaller one; None: 1,024. `train(...)` can override it"
+    )
+    scope: Scope = option("context", "see `capture`")
+    on_leak: OnLeak = option("error", "see `capture`")
+    shared_state: SharedState = option("error", "see `capture`")
+    train_on: TrainOn | None = option(None, "see `capture`")
 
     def models(self) -> Models:
         """The trained models. Raises ConfigError when there is none."""

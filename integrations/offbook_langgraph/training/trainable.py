@@ -6,8 +6,8 @@ import functools
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
-from typing import Any, Generic, ParamSpec, TypedDict, TypeVar, Unpack, cast, get_type_hints, overload
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any, Generic, ParamSpec, TypeVar, cast, get_type_hints, overload
 
 from langchain_core.runnables import Runnable
 from langgraph.graph import StateGraph  # pyright: ignore[reportMissingTypeStubs]
@@ -20,12 +20,13 @@ from offbook import (
     TrajectoryGroup,
 )
 from offbook.base.errors import ConfigError, RolloutError
-from offbook.base.option_names import check_options, names_checked
+from offbook.base.option_names import names_checked
+from offbook.base.options import option, takes
 from offbook.contracts import Judge
 from offbook.trainer.evaluate import Evaluation
-from offbook.trainer.options import RunOptions, TrainerOptions
+from offbook.trainer.judging import check_judge
+from offbook.trainer.options import EvaluateOptions, TrainerOptions, TrainOptions
 from offbook.trainer.report import TrainReport
-from offbook_langgraph.calls.active_capture import OnLeak, Scope, SharedState
 from offbook_langgraph.calls.capture_block import (
     Answerers,
     Models,
@@ -34,19 +35,15 @@ from offbook_langgraph.calls.capture_block import (
     check_length,
 )
 from offbook_langgraph.calls.origins import OWN_MODEL, OriginCounts
-from offbook_langgraph.calls.recorded_calls import TrainOn
-from offbook_langgraph.calls.selection import Selection, as_predicate
+from offbook_langgraph.calls.selection import as_predicate
 from offbook_langgraph.chat_model import Answering
 
 from .agents import (
     Agent,
     FunctionAgent,
     GraphAgent,
-    OnInterrupt,
-    ToContext,
-    ToInput,
 )
-from .rollout import Reward, TrainingPlan
+from .rollout import Reward, TrainableOptions
 from .serving import (
     Serving,
     served_runnable,
@@ -69,7 +66,7 @@ class AgentTrainer(Trainer):
         rollout: Callable[[object, Any], Awaitable[Trajectory]],
         scenarios: Iterable[object],
         counts: OriginCounts,
-        options: TrainerOptions,
+        options: Mapping[str, Any],
     ) -> None:
         model = models[0] if len(models) == 1 else models
         super().__init__(cast(Any, model), rollout, scenarios, **options)
@@ -130,6 +127,25 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+@dataclass(frozen=True)
+class AppTrainerArguments(TrainerOptions):
+    """The arguments of `trainer`."""
+
+    scenarios: Iterable[object]
+    _: KW_ONLY
+    model: Models | None = option(None, "the model of an app that was wrapped without one, or another than its own")
+
+
+@dataclass(frozen=True)
+class AppTrainArguments(AppTrainerArguments, TrainOptions):
+    """The arguments of `train`."""
+
+
+@dataclass(frozen=True)
+class AppEvaluateArguments(AppTrainerArguments, EvaluateOptions):
+    """The arguments of `evaluate`."""
+
+
 class TrainingMethods:
     """The training methods of a wrapped function or graph.
 
@@ -138,111 +154,85 @@ class TrainingMethods:
     """
 
     __slots__ = ()
-    _plan: TrainingPlan
+    _app_options: TrainableOptions
 
     def _agent(self) -> Agent:
         raise NotImplementedError
 
-    def trainer(
-        self, scenarios: Iterable[object], *, model: Models | None = None, **options: Unpack[TrainerOptions]
-    ) -> Trainer:
+    @takes(AppTrainerArguments, "train")
+    def trainer(self, options: AppTrainerArguments) -> Trainer:
         """Create the Trainer that `train` runs. Raises ConfigError for a mistake that would fail every rollout."""
-        check_options("train", options, TrainerOptions.__annotations__)
-        plan = self._plan if model is None else replace(self._plan, model=model)
+        return self._trainer(options)
+
+    def _trainer(self, options: AppTrainerArguments) -> Trainer:
+        wrapped = self._app_options if options.model is None else replace(self._app_options, model=options.model)
         agent = self._agent()
-        own: dict[str, object] = {"judge": plan.judge}
-        if plan.max_completion_tokens is not None:
-            own["max_completion_tokens"] = plan.max_completion_tokens
-        options = cast(TrainerOptions, {**own, **options})
-        judged = options.get("judge") is not None or options.get("reward") is not None
-        check_scored(plan, agent, judged)
-        models = tuple(by_model(plan.models(), plan.select))
-        if plan.scope == "process" and options.setdefault("concurrency", 1) != 1:
-            raise ConfigError(
-                f'concurrency: scope="process" runs one rollout at a time, got {options.get("concurrency")!r}'
-            )
+        chosen: dict[str, Any] = {"judge": wrapped.judge, **options.passed_to(TrainerOptions)}
+        if wrapped.max_completion_tokens is not None:
+            chosen.setdefault("max_completion_tokens", wrapped.max_completion_tokens)
+        judged = chosen["judge"] is not None or options.reward is not None
+        check_scored(wrapped, agent, judged)
+        models = tuple(by_model(wrapped.models(), wrapped.select))
+        if wrapped.scope == "process" and chosen.setdefault("concurrency", 1) != 1:
+            raise ConfigError(f'concurrency: scope="process" runs one rollout at a time, got {chosen["concurrency"]!r}')
 
         counts = OriginCounts()
 
         async def rollout(_: object, scenario: object) -> Trajectory:
-            return await plan.rollout(agent, scenario, judged, counts)
+            return await wrapped.rollout(agent, scenario, judged, counts)
 
-        return AgentTrainer(models, rollout, scenarios, counts, options)
+        return AgentTrainer(models, rollout, options.scenarios, counts, chosen)
 
-    def train(
-        self,
-        scenarios: Iterable[object],
-        *,
-        steps: int = 50,
-        model: Models | None = None,
-        **options: Unpack[TrainerOptions],
-    ) -> TrainReport:
+    @takes(AppTrainArguments, "train")
+    def train(self, options: AppTrainArguments) -> TrainReport:
         """Train until the model has `steps` steps in total. In a notebook use `await atrain(...)`."""
-        return self.trainer(scenarios, model=model, **options).train(steps)
+        return self._trainer(options).train(options.steps)
 
-    async def atrain(
-        self,
-        scenarios: Iterable[object],
-        *,
-        steps: int = 50,
-        model: Models | None = None,
-        **options: Unpack[TrainerOptions],
-    ) -> TrainReport:
+    @takes(AppTrainArguments, "train")
+    async def atrain(self, options: AppTrainArguments) -> TrainReport:
         """Train until the model has `steps` steps in total. A second run resumes at the newest step.
 
         Raises ConfigError, CaptureError, RolloutError (too many failed rollouts), ServerError.
         """
-        return await self.trainer(scenarios, model=model, **options).atrain(steps)
+        return await self._trainer(options).atrain(options.steps)
 
-    def evaluate(
-        self,
-        scenarios: Iterable[object],
-        *,
-        temperature: float | None = 0.0,
-        rollouts: int = 1,
-        model: Models | None = None,
-        **options: Unpack[TrainerOptions],
-    ) -> Evaluation:
+    @takes(AppEvaluateArguments, "evaluate")
+    def evaluate(self, options: AppEvaluateArguments) -> Evaluation:
         """Run and score each scenario with the newest step. In a notebook use `await aevaluate(...)`."""
-        trainer = self.trainer(scenarios, model=model, **options)
-        return trainer.evaluate(trainer.scenarios, temperature=temperature, rollouts=rollouts)
+        trainer = self._trainer(options)
+        return trainer.evaluate(trainer.scenarios, temperature=options.temperature, rollouts=options.rollouts)
 
-    async def aevaluate(
-        self,
-        scenarios: Iterable[object],
-        *,
-        temperature: float | None = 0.0,
-        rollouts: int = 1,
-        model: Models | None = None,
-        **options: Unpack[TrainerOptions],
-    ) -> Evaluation:
+    @takes(AppEvaluateArguments, "evaluate")
+    async def aevaluate(self, options: AppEvaluateArguments) -> Evaluation:
         """Run and score each scenario `rollouts` times with the newest step: greedy at temperature 0, sampled above it."""
-        trainer = self.trainer(scenarios, model=model, **options)
-        return await trainer.aevaluate(trainer.scenarios, temperature=temperature, rollouts=rollouts)
+        trainer = self._trainer(options)
+        return await trainer.aevaluate(trainer.scenarios, temperature=options.temperature, rollouts=options.rollouts)
 
     def own_models(self) -> tuple[TrainableModel, ...]:
         """The trained models; empty when it was wrapped without one."""
-        plan = self._plan
-        return () if plan.model is None else tuple(by_model(plan.model, plan.select))
+        options = self._app_options
+        return () if options.model is None else tuple(by_model(options.model, options.select))
 
     def own_judge(self) -> Judge | None:
         """The judge passed to `trainable`."""
-        return self._plan.judge
+        return self._app_options.judge
 
     def max_concurrency(self) -> int | None:
         """How many rollouts may run at once; None means no limit."""
-        return 1 if self._plan.scope == "process" else None
+        return 1 if self._app_options.scope == "process" else None
 
     async def rollout_by(
         self, models: Sequence[Model[Any]], scenario: object, trajectory: Trajectory, *, judged: bool
     ) -> Trajectory:
         """Run one rollout for `offbook.compare`. `models` answer in place of `own_models`, in the same order."""
-        plan, agent, answering = self._plan, self._agent(), cast(Sequence[Answering], models)
-        check_scored(plan, agent, judged)
+        options, agent, answering = self._app_options, self._agent(), cast(Sequence[Answering], models)
+        check_scored(options, agent, judged)
         answerers: Answerers = answering[0]
-        if isinstance(plan.model, Mapping):
-            answerers = dict(zip(answering, plan.model.values(), strict=True))
-        return await plan.rollout(agent, scenario, judged, OriginCounts(), trajectory=trajectory, answerers=answerers)
+        if isinstance(options.model, Mapping):
+            answerers = dict(zip(answering, options.model.values(), strict=True))
+        return await options.rollout(
+            agent, scenario, judged, OriginCounts(), trajectory=trajectory, answerers=answerers
+        )
 
     def _serving(
         self,
@@ -252,17 +242,17 @@ class TrainingMethods:
         temperature: float | None,
         model: Models | None,
     ) -> Serving:
-        plan = self._plan if model is None else replace(self._plan, model=model)
-        models = by_model(plan.models(), plan.select)
-        return Serving(models, as_predicate(plan.exclude, "exclude"), step, temperature, url, api_key)
+        options = self._app_options if model is None else replace(self._app_options, model=model)
+        models = by_model(options.models(), options.select)
+        return Serving(models, as_predicate(options.exclude, "exclude"), step, temperature, url, api_key)
 
 
 class TrainableFunction(TrainingMethods, Generic[P, R]):
     """The wrapped function with `train`, `evaluate` and `trained`. Calling it runs the function on the app's own model."""
 
-    def __init__(self, function: Callable[P, R], plan: TrainingPlan) -> None:
+    def __init__(self, function: Callable[P, R], options: TrainableOptions) -> None:
         self._function = function
-        self._plan = plan
+        self._app_options = options
         functools.update_wrapper(self, function)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -274,11 +264,11 @@ class TrainableFunction(TrainingMethods, Generic[P, R]):
             return self
         bound = functools.partial(cast(Callable[..., R], self._function), owner)
         functools.update_wrapper(bound, self._function)
-        return type(self)(bound, self._plan)
+        return type(self)(bound, self._app_options)
 
     def _agent(self) -> FunctionAgent:
-        plan = self._plan
-        return FunctionAgent(self._function, plan.to_input, plan.on_interrupt, plan.context)
+        options = self._app_options
+        return FunctionAgent(self._function, options.to_input, options.on_interrupt, options.context)
 
     @names_checked("trained")
     def trained(
@@ -309,7 +299,7 @@ class TrainableRunnable(TrainingMethods, Runnable[Any, Any]):
     """Mixed into the class of a wrapped graph. The graph stays a Runnable on the app's own model."""
 
     def _agent(self) -> GraphAgent:
-        return GraphAgent(self, self._plan.to_input, self._plan.on_interrupt, self._plan.context)
+        return GraphAgent(self, self._app_options.to_input, self._app_options.on_interrupt, self._app_options.context)
 
     @names_checked("trained")
     def trained(
@@ -325,83 +315,65 @@ class TrainableRunnable(TrainingMethods, Runnable[Any, Any]):
         return served_runnable(self, self._serving(step, url, api_key, temperature, model))
 
 
-class TrainableOptions(TypedDict, total=False):
-    """The options of `trainable`, which documents them."""
+@dataclass(frozen=True)
+class TrainableArguments(TrainableOptions):
+    """The arguments of `trainable`."""
 
-    model: Models | None
-    reward: Reward | None
-    judge: Judge | None
-    select: Selection | None
-    exclude: Selection | None
-    to_input: ToInput | None
-    on_interrupt: OnInterrupt | None
-    context: ToContext | object
-    temperature: float
-    max_completion_tokens: int | None
-    scope: Scope
-    on_leak: OnLeak
-    shared_state: SharedState
-    train_on: TrainOn | None
+    target: Any = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_trainable(self)
 
 
 @overload
-def trainable(target: Runnable[Any, Any], **options: Unpack[TrainableOptions]) -> TrainableRunnable: ...
+@takes(TrainableOptions, "trainable")
+def trainable(target: Runnable[Any, Any], options: TrainableOptions) -> TrainableRunnable: ...
 
 
 @overload
-def trainable(target: Callable[P, R], **options: Unpack[TrainableOptions]) -> TrainableFunction[P, R]: ...
+@takes(TrainableOptions, "trainable")
+def trainable(target: Callable[P, R], options: TrainableOptions) -> TrainableFunction[P, R]: ...
 
 
 @overload
-def trainable(**options: Unpack[TrainableOptions]) -> Callable[[Callable[P, R]], TrainableFunction[P, R]]: ...
+@takes(TrainableOptions, "trainable")
+def trainable(options: TrainableOptions) -> Callable[[Callable[P, R]], TrainableFunction[P, R]]: ...
 
 
-def trainable(target: Any = None, **options: Unpack[TrainableOptions]) -> Any:
+@takes(TrainableArguments, "trainable")
+def trainable(options: TrainableArguments) -> Any:
     """Make a function of one scenario, or a graph, trainable. Can be used as a decorator.
-
-    model: the TrainableModel; or several, each with a selection of calls: `{planner: {"node": "plan"}, writer: {...}}`.
-    reward: (scenario, output) -> a number, a dict with `reward`, or a RewardResult. Without it, the function's return value
-        is the reward. A graph needs it, or "logged" if the graph calls `offbook.log_reward`, or `judge`.
-    judge: an async function that takes a finished group and returns it with rewards.
-    select, exclude: which of the app's calls go to the trained model; see `Selection`.
-    to_input: scenario -> the graph's input. on_interrupt: the value of an interrupt -> the value that resumes the graph.
-    context: the run-scoped context of a graph with a `context_schema`, or scenario -> context.
-    temperature: the rollouts' sampling temperature.
-    max_completion_tokens: limit per call, unless the app sets a smaller one; None: 1,024. `train(...)` can override it.
-    scope, on_leak, shared_state, train_on: see `capture`.
 
     Raises ConfigError for an unknown or invalid option, and for a target that cannot be wrapped.
     """
-    plan = checked_plan(options)
-    if target is None:
-        return functools.partial(wrap, plan=plan)
-    return wrap(target, plan)
+    if options.target is None:
+        return functools.partial(wrap, options=options)
+    return wrap(options.target, options)
 
 
-def checked_plan(options: TrainableOptions) -> TrainingPlan:
-    """Validate the options of `trainable`. Raises ConfigError."""
-    check_options("trainable", options, [option.name for option in fields(TrainingPlan)])
-    plan = TrainingPlan(**options)
-    for option in ("scope", "on_leak", "shared_state"):
-        check_choice(option, getattr(plan, option))
-    as_predicate(plan.exclude, "exclude")
-    check_length(plan.max_completion_tokens)
-    RunOptions.parse(judge=plan.judge)
-    if plan.model is not None:
-        by_model(plan.model, plan.select)
-    if plan.reward is not None and not callable(plan.reward) and plan.reward != "logged":
+def check_trainable(options: TrainableOptions) -> None:
+    """Raise ConfigError for an invalid option of `trainable`."""
+    for name in ("scope", "on_leak", "shared_state"):
+        check_choice(name, getattr(options, name))
+    as_predicate(options.exclude, "exclude")
+    check_length(options.max_completion_tokens)
+    if options.judge is not None:
+        check_judge(options.judge)
+    if options.model is not None:
+        by_model(options.model, options.select)
+    if options.reward is not None and not callable(options.reward) and options.reward != "logged":
         raise ConfigError(
-            f'reward: a function (scenario, output) -> number, or "logged", is needed, got {plan.reward!r}'
+            f'reward: a function (scenario, output) -> number, or "logged", is needed, got {options.reward!r}'
         )
-    check_reward_parameters(plan.reward)
-    if isinstance(plan.context, type):
+    check_reward_parameters(options.reward)
+    if isinstance(options.context, type):
         raise ConfigError(
-            f"context: an instance of {plan.context.__name__} or (scenario) -> one is needed, got the class"
+            f"context: an instance of {options.context.__name__} or (scenario) -> one is needed, got the class"
         )
-    for option in ("to_input", "on_interrupt", "train_on"):
-        if getattr(plan, option) is not None and not callable(getattr(plan, option)):
-            raise ConfigError(f"{option}: a function is needed, got {getattr(plan, option)!r}")
-    return plan
+    for name in ("to_input", "on_interrupt", "train_on"):
+        if getattr(options, name) is not None and not callable(getattr(options, name)):
+            raise ConfigError(f"{name}: a function is needed, got {getattr(options, name)!r}")
 
 
 def check_reward_parameters(reward: Reward | None) -> None:
@@ -421,12 +393,12 @@ def check_reward_parameters(reward: Reward | None) -> None:
         ) from error
 
 
-def wrap(target: Any, plan: TrainingPlan) -> Any:
+def wrap(target: Any, options: TrainableOptions) -> Any:
     """Wrap a function or a graph. Raises ConfigError, with the fix, for a target that cannot be wrapped."""
     if isinstance(target, TrainingMethods):
         raise ConfigError(f"trainable: {target!r} is wrapped already; call trainable once")
     if isinstance(target, Runnable):
-        return subclassed(target, TrainableRunnable, _plan=plan)
+        return subclassed(target, TrainableRunnable, _app_options=options)
     if isinstance(target, type):
         fix = "wrap an instance" if issubclass(target, Runnable) else "wrap its method or an instance's method"
         raise ConfigError(f"trainable: {target.__name__} is a class; {fix}")
@@ -441,13 +413,13 @@ def wrap(target: Any, plan: TrainingPlan) -> Any:
             name = getattr(target, "__name__", type(target).__name__)
             raise ConfigError(f"trainable: {name} is a generator; wrap a function that returns once it has ended")
     if inspect.iscoroutinefunction(inspect.unwrap(target)):
-        return TrainableCoroutineFunction[..., Any](target, plan)
-    return TrainableFunction[..., Any](target, plan)
+        return TrainableCoroutineFunction[..., Any](target, options)
+    return TrainableFunction[..., Any](target, options)
 
 
-def check_scored(plan: TrainingPlan, agent: Agent, judged: bool) -> None:
+def check_scored(options: TrainableOptions, agent: Agent, judged: bool) -> None:
     """Raise ConfigError for an agent whose rollouts would have no reward."""
-    if plan.reward is not None or judged:
+    if options.reward is not None or judged:
         return
     if agent.returns_output:
         raise ConfigError(

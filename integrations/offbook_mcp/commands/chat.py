@@ -20,7 +20,7 @@ from offbook_mcp.rollouts.agent_loop import LoopOptions
 from offbook_mcp.serving.chat import chat, conversations
 from offbook_mcp.serving.served_tools import served_tools
 from offbook_mcp.training.defaults import defaults_for
-from offbook_mcp.training.mcp_trainer import ToolOptions
+from offbook_mcp.training.mcp_trainer import MCPTrainerOptions
 from offbook_mcp.training.model_at_step import ModelAtStep
 
 from .model_options import (
@@ -48,7 +48,7 @@ def talk(
     allow_writes: AllowWrites = False,
     step: Step = None,
     temperature: Temperature = 0.0,
-    max_turns: Annotated[int, typer.Option(min=1, help="model requests for one answer")] = ToolOptions.max_turns,
+    max_turns: Annotated[int, typer.Option(min=1, help="model requests for one answer")] = MCPTrainerOptions.max_turns,
     dir: ServerDir = None,
     url: ServerUrl = None,
 ) -> None:

@@ -6,13 +6,13 @@ import asyncio
 import json as json_format
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from offbook import Ruler
 from offbook.base.errors import ConfigError
-from offbook.comparison.options import CompareOptions, CompareSettings
+from offbook.comparison.options import CompareOptions
 from offbook.comparison.report import result_lines
 from offbook.llms.llm import Llm
 from offbook.tracing.sink_registry import resolve_sinks
@@ -22,7 +22,7 @@ from offbook.trainer.report import TrainReport
 from offbook_mcp.connection.target import Target
 from offbook_mcp.training.comparison import tool_lines
 from offbook_mcp.training.defaults import GROUP_SIZE, default_config
-from offbook_mcp.training.mcp_trainer import MCPTrainer, MCPTrainerOptions, ToolOptions
+from offbook_mcp.training.mcp_trainer import MCPTrainer, MCPTrainerOptions
 
 from .chat import talk
 from .model_options import (
@@ -79,19 +79,19 @@ def train(
     base: BaseModel = None,
     steps: Annotated[int, typer.Option(min=1, help="total steps; a second run resumes")] = STEPS,
     scenarios: ScenarioFile = None,
-    count: Count = ToolOptions.count,
+    count: Count = MCPTrainerOptions.count,
     llm: Writer = None,
     llm_api_base: LlmBase = None,
     allow_writes: AllowWrites = False,
-    probe: Probe = ToolOptions.probe,
+    probe: Probe = MCPTrainerOptions.probe,
     judge: JudgeModel = None,
     judge_api_base: JudgeBase = None,
     judge_all: JudgeAll = False,
     max_cost: MaxCost = None,
-    curriculum: Annotated[bool, typer.Option(help="train on easier scenarios first")] = ToolOptions.curriculum,
+    curriculum: Annotated[bool, typer.Option(help="train on easier scenarios first")] = MCPTrainerOptions.curriculum,
     group_size: Annotated[int, typer.Option(min=2, help="rollouts per scenario")] = GROUP_SIZE,
     scenarios_per_step: PerStep = None,
-    max_turns: MaxTurns = ToolOptions.max_turns,
+    max_turns: MaxTurns = MCPTrainerOptions.max_turns,
     max_tools: MaxTools = None,
     concurrency: Concurrency = None,
     learning_rate: Rate = None,
@@ -107,7 +107,7 @@ def train(
     Generates scenarios, runs and scores rollouts, trains a LoRA, and compares success before and after.
     """
     named = model_from(target, model, base, dir, url)
-    options: MCPTrainerOptions = {"count": count, "llm": writer_at(llm, llm_api_base), "allow_writes": allow_writes}
+    options: dict[str, Any] = {"count": count, "llm": writer_at(llm, llm_api_base), "allow_writes": allow_writes}
     options |= {"probe": probe, "judge_all": judge_all, "curriculum": curriculum, "group_size": group_size}
     options |= {"max_turns": max_turns, "seed": seed, "run": run, "say": typer.echo, "sinks": names_in(trace)}
     options |= {"config": default_config(named.base_model, steps, learning_rate)}
@@ -131,7 +131,7 @@ def evaluate(
     judge_api_base: JudgeBase = None,
     judge_all: JudgeAll = False,
     max_cost: MaxCost = None,
-    max_turns: MaxTurns = ToolOptions.max_turns,
+    max_turns: MaxTurns = MCPTrainerOptions.max_turns,
     max_tools: MaxTools = None,
     concurrency: Concurrency = None,
     trace: Trace = None,
@@ -146,7 +146,7 @@ def evaluate(
     """
     if json is not None and (json.is_dir() or not json.absolute().parent.is_dir()):
         raise ConfigError(f"--json: {json} cannot be written: a file in a folder that exists is needed")
-    options: MCPTrainerOptions = {
+    options: dict[str, Any] = {
         "judge_all": judge_all,
         "max_turns": max_turns,
         "run": run,
@@ -182,10 +182,10 @@ def compare(
     judge: Annotated[str | None, typer.Option("--judge", help="LLM that compares the candidates' rollouts")] = None,
     judge_api_base: JudgeBase = None,
     max_cost: MaxCost = None,
-    max_turns: MaxTurns = ToolOptions.max_turns,
+    max_turns: MaxTurns = MCPTrainerOptions.max_turns,
     max_tools: MaxTools = None,
     concurrency: Concurrency = None,
-    output: Annotated[Path, typer.Option(help="folder for the report and the rollouts")] = CompareSettings.output,
+    output: Annotated[Path, typer.Option(help="folder for the report and the rollouts")] = CompareOptions.output,
     fresh: Annotated[bool, typer.Option("--fresh", help="ignore earlier rollouts and run everything again")] = False,
     trace: Trace = None,
     dir: ServerDir = None,
@@ -196,9 +196,9 @@ def compare(
     Writes a report with charts.
     """
     chosen = _chosen(judge, judge_api_base, None, None, max_tools, concurrency)
-    own: MCPTrainerOptions = {"max_turns": max_turns, "say": typer.echo, **chosen}
+    own: dict[str, Any] = {"max_turns": max_turns, "say": typer.echo, **chosen}
     trainer = MCPTrainer(target, model_from(target, model, base, dir, url), scenarios, **own)
-    options: CompareOptions = {
+    options: dict[str, Any] = {
         "baseline": baseline,
         "rollouts": rollouts,
         "temperature": temperature,
@@ -240,9 +240,9 @@ def _chosen(
     scenarios_per_step: int | None,
     max_tools: int | None,
     concurrency: int | None,
-) -> MCPTrainerOptions:
+) -> dict[str, Any]:
     """The options that the user set; the others keep their defaults. Raises ConfigError."""
-    options: MCPTrainerOptions = {}
+    options: dict[str, Any] = {}
     if judge is None and judge_api_base is not None:
         raise ConfigError("--judge-api-base needs --judge too, as in --judge openai/o3")
     if judge is not None:

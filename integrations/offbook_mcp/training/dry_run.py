@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from offbook import TrainableModel
 from offbook.base.text import counted, one_line
-from offbook.trainer.options import TrainerOptions
 from offbook_mcp.connection.pool import ServerPool
 from offbook_mcp.rollouts.agent_loop import LoopOptions
 from offbook_mcp.scenarios.files import ScenarioSet
@@ -34,7 +34,7 @@ def plan_lines(
     model: TrainableModel,
     scenarios: ScenarioSet | str,
     steps: int,
-    options: TrainerOptions,
+    options: Mapping[str, Any],
     loop: LoopOptions,
     shown: ShownTools,
     unused_judge: str = "",

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, fields
-from typing import cast
-
-from typing_extensions import Unpack
+from dataclasses import dataclass
+from typing import Any
 
 from offbook import OffbookError, TrainableModel, acompare
 from offbook.base.errors import ConfigError
-from offbook.base.option_names import check_options, names_checked
+from offbook.base.option_names import names_checked
+from offbook.base.options import option, takes
 from offbook.base.sync_calls import run_sync
 from offbook.base.text import counted, one_line
 from offbook.comparison.candidates import CandidateLike
 from offbook.comparison.options import CompareOptions
 from offbook.comparison.results import ComparisonReport
-from offbook.contracts import Judge
 from offbook.llms.ledger import budget
 from offbook.llms.llm import Llm
 from offbook.tracing.sink_registry import resolve_sinks
 from offbook.trainer.evaluate import Evaluation
-from offbook.trainer.options import RunOptions, TrainerOptions
+from offbook.trainer.options import TrainerOptions
 from offbook.trainer.report import TrainReport
 from offbook_mcp.connection.pool import ServerPool
 from offbook_mcp.connection.target import Target, TargetLike
@@ -49,41 +47,55 @@ _NOT_MEASURED = (
 )
 
 
-class MCPTrainerOptions(TrainerOptions, total=False):
-    """The options of an MCPTrainer: those of `ToolOptions`, and of `offbook.Trainer` except `reward` and `eval`."""
+@dataclass(frozen=True, kw_only=True)
+class MCPTrainerOptions(TrainerOptions):
+    """The options of an MCPTrainer: those of a Trainer, except `reward` and `eval`, and its own."""
 
-    max_turns: int
-    max_tools: int | None
-    temperature: float
-    result_chars: int | None
-    curriculum: bool
-    judge_all: bool
-    count: int
-    llm: str | Llm | None
-    allow_writes: bool
-    probe: int
-    say: Callable[[str], None]
+    group_size: int = option(GROUP_SIZE, "rollouts per scenario", least=2)
+    seed: int = option(0, "random seed of scenarios and of their order")
+    max_turns: int = option(8, "model requests per rollout")
+    max_tools: int | None = option(
+        None, "tools shown to the model, the expected ones included; None: all, 8 for tiny-mcp and tiny"
+    )
+    temperature: float = option(1.0, "sampling temperature of training rollouts")
+    result_chars: int | None = option(
+        None, "characters of a tool's result that the model reads; None: the target's, 1,500 for tiny-mcp and tiny"
+    )
+    curriculum: bool = option(True, "train on easier scenarios first")
+    judge_all: bool = option(
+        False, "make the judge's score half of every reward, not only of scenarios that cannot be executed"
+    )
+    count: int = option(48, "number of scenarios to generate if there are none")
+    llm: str | Llm | None = option(
+        None, "LLM that writes scenarios, such as openai/gpt-4.1; None: generated from schemas and tool results"
+    )
+    allow_writes: bool = option(False, "let generated scenarios use tools that write or delete")
+    probe: int = option(
+        0, "rollouts of each new scenario; one that all or none of them solve is set aside; 0: keep all"
+    )
+    say: Callable[[str], None] = option(print, "called with a line of text per event")
+
+    def check_evaluations(self) -> None:
+        """Raise ConfigError for options that the scenarios decide."""
+        for name in ("reward", "eval"):
+            if getattr(self, name) is not None:
+                raise ConfigError(f"{name}: an MCPTrainer takes it from the scenarios: their check, their split")
 
 
 @dataclass(frozen=True)
-class ToolOptions:
-    """The options that are specific to MCP tools."""
+class MCPTrainerArguments(MCPTrainerOptions):
+    """Trains a model to use the tools of a target."""
 
-    max_turns: int = 8  # model requests per rollout
-    max_tools: int | None = None  # tools shown to the model, the expected ones included; None: all, 8 for `tiny`
-    temperature: float = 1.0  # of training rollouts
-    result_chars: int | None = (
-        None  # characters of a tool's result that the model reads; None: the target's, 1,500 for `tiny`
-    )
-    curriculum: bool = True  # easier scenarios first
-    judge_all: bool = (
-        False  # the judge's score is half of every reward; False: only for scenarios that cannot be executed
-    )
-    count: int = 48  # scenarios to generate if there are none
-    llm: str | Llm | None = None  # writes the scenarios, such as "openai/gpt-4.1"; None: from schemas and tool results
-    allow_writes: bool = False  # whether generated scenarios may take tools that write or delete
-    probe: int = 0  # rollouts per new scenario; a scenario that all or none of them solve is removed; 0: no probing
-    say: Callable[[str], None] = print  # called with a line of text per event
+    target: TargetLike
+    model: TrainableModel
+    scenarios: ScenariosLike = None
+
+
+@dataclass(frozen=True)
+class MCPCompareArguments(CompareOptions):
+    """Compare steps of the model and other LLMs on the held-out scenarios."""
+
+    candidates: Sequence[CandidateLike]
 
 
 class MCPTrainer:
@@ -93,28 +105,17 @@ class MCPTrainer:
     scenarios are evaluated before and after training; `comparison` then has both. Raises ConfigError for an invalid option.
     """
 
-    def __init__(
-        self,
-        target: TargetLike,
-        model: TrainableModel,
-        scenarios: ScenariosLike = None,
-        **options: Unpack[MCPTrainerOptions],
-    ) -> None:
-        self.target = Target.parse(target)
-        self.model = model
+    @takes(MCPTrainerArguments, "MCPTrainer")
+    def __init__(self, options: MCPTrainerArguments) -> None:
+        self.target = Target.parse(options.target)
+        self.model = options.model
         self.comparison: Comparison | None = None
-        own = [field.name for field in fields(ToolOptions)]
-        check_options("MCPTrainer", options, ["scenarios", *own, *TrainerOptions.__annotations__])
-        self.options = ToolOptions(**{name: value for name, value in options.items() if name in own})  # type: ignore[arg-type]
-        self._training = cast(TrainerOptions, {name: value for name, value in options.items() if name not in own})
-        for name in ("reward", "eval"):
-            if name in self._training:
-                raise ConfigError(f"{name}: an MCPTrainer takes it from the scenarios: their check, their split")
-        RunOptions.parse(**{**self._training, "eval_every": 0})  # before scenarios are generated, which takes long
-        if "sinks" in self._training:  # an unknown name or a missing variable must fail before anything starts
-            self._training["sinks"] = resolve_sinks(self._training["sinks"])
-        self._defaults = defaults_for(model.base_model)
-        self._scenarios = scenarios
+        self.options = options
+        self._training = options.passed_to(TrainerOptions)
+        if options.sinks:  # an unknown name or a missing variable must fail before anything starts
+            self._training["sinks"] = resolve_sinks(options.sinks)
+        self._defaults = defaults_for(options.model.base_model)
+        self._scenarios = options.scenarios
 
     @names_checked("MCPTrainer.train")
     def train(self, steps: int) -> TrainReport:
@@ -128,7 +129,7 @@ class MCPTrainer:
         Raises ConfigError, McpStartError, and the errors of `Trainer.atrain`.
         """
         # The Trainer opens its own budget inside this one, which also covers generating the scenarios.
-        with budget(self._training.get("max_cost")):
+        with budget(self.options.max_cost):
             async with self._prepared(steps) as (trainer, scenarios):
                 return await self._trained(trainer, scenarios, steps)
 
@@ -152,48 +153,45 @@ class MCPTrainer:
     @names_checked("MCPTrainer.aevaluate")
     async def aevaluate(self, *, temperature: float = 0.0, rollouts: int = 1, step: int | None = None) -> Evaluation:
         """Score the newest step, or `step`, on the held-out scenarios; on all scenarios if none is held out."""
-        with budget(self._training.get("max_cost")):
+        with budget(self.options.max_cost):
             async with self._prepared(1, step, trained=False) as (trainer, scenarios):
                 chosen = scenarios.eval or scenarios.scenarios
                 return await trainer.aevaluate(chosen, temperature=temperature, rollouts=rollouts)
 
-    def compare(self, candidates: Sequence[CandidateLike], **options: Unpack[CompareOptions]) -> ComparisonReport:
+    @takes(MCPCompareArguments, "MCPTrainer.compare")
+    def compare(self, options: MCPCompareArguments) -> ComparisonReport:
         """Sync form of `acompare`. Raises an error inside a running event loop."""
-        return run_sync(self.acompare, candidates, **options)
+        return run_sync(self._compared, options)
 
-    async def acompare(
-        self, candidates: Sequence[CandidateLike], **options: Unpack[CompareOptions]
-    ) -> ComparisonReport:
+    @takes(MCPCompareArguments, "MCPTrainer.acompare")
+    async def acompare(self, options: MCPCompareArguments) -> ComparisonReport:
         """Compare steps of the model and other LLMs on the held-out scenarios, or on all if none is held out.
 
         See `offbook.compare`. A judge sees the rollouts of all candidates of a scenario together.
         """
-        judge = options.get("judge") or self._judge
-        own: CompareOptions = {"concurrency": self._concurrency, "trained_on": None}
-        with budget(options.get("max_cost")):
-            return await self._compared(candidates, judge, own, options)
+        return await self._compared(options)
 
-    async def _compared(
-        self, candidates: Sequence[CandidateLike], judge: Judge | None, own: CompareOptions, options: CompareOptions
-    ) -> ComparisonReport:
-        async with self._pool() as pool:
-            scenarios = await self._chosen(pool)
-            if changed := scenarios.server_change(pool.fingerprint):
-                self.options.say(changed)
-            check_usable(scenarios, pool, self._max_tools, judge is not None, trained=False)
-            if scenarios.eval:
-                own["trained_on"] = scenarios.train
-            chosen = scenarios.eval or scenarios.scenarios
-            merged: CompareOptions = {**own, **options, "judge": judge}
-            rollout = unjudged(self._rollout(pool, scenarios))
-            return await acompare(rollout, chosen, candidates, model=self.model, **merged)
+    async def _compared(self, options: MCPCompareArguments) -> ComparisonReport:
+        judge = options.judge or self.options.judge
+        chosen: dict[str, Any] = {"concurrency": self._concurrency, **options.passed_to(CompareOptions), "judge": judge}
+        with budget(options.max_cost):
+            async with self._pool() as pool:
+                scenarios = await self._chosen(pool)
+                if changed := scenarios.server_change(pool.fingerprint):
+                    self.options.say(changed)
+                check_usable(scenarios, pool, self._max_tools, judge is not None, trained=False)
+                if scenarios.eval:
+                    chosen.setdefault("trained_on", scenarios.train)
+                compared = scenarios.eval or scenarios.scenarios
+                rollout = unjudged(self._rollout(pool, scenarios))
+                return await acompare(rollout, compared, options.candidates, model=self.model, **chosen)
 
     async def aplan(self, steps: int) -> list[str]:
         """Describe what `atrain` would do, in lines. Starts the servers, but calls no model and writes nothing."""
         async with self._pool() as pool:
             scenarios = self._existing()
             if scenarios is not None:
-                check_usable(scenarios, pool, self._max_tools, self._judge is not None)
+                check_usable(scenarios, pool, self._max_tools, self.options.judge is not None)
             writer = self.options.llm or "the tools' schemas and what they answer"
             held_out = round(HELD_OUT * self.options.count)
             known = scenarios or (
@@ -201,14 +199,10 @@ class MCPTrainer:
                 f"and {held_out} held out, and kept in {scenario_file(self.model)}"
             )
             options = self._trainer_options(scenarios, steps)
-            unused = unused_judge(scenarios, self._judge, judge_all=self.options.judge_all) if scenarios else ""
+            unused = unused_judge(scenarios, self.options.judge, judge_all=self.options.judge_all) if scenarios else ""
             planned = scenarios is None and self.options.allow_writes
             shown = ShownTools(self._max_tools, _withheld(pool, scenarios, allow_writes=planned))
             return plan_lines(pool, self.model, known, steps, options, self._loop(), shown, unused)
-
-    @property
-    def _judge(self) -> Judge | None:
-        return self._training.get("judge")
 
     @property
     def _max_tools(self) -> int | None:
@@ -233,8 +227,8 @@ class MCPTrainer:
             scenarios = await self._chosen(pool)
             if changed := scenarios.server_change(pool.fingerprint):
                 self.options.say(changed)
-            check_usable(scenarios, pool, self._max_tools, self._judge is not None, trained=trained)
-            if unused := unused_judge(scenarios, self._judge, judge_all=self.options.judge_all):
+            check_usable(scenarios, pool, self._max_tools, self.options.judge is not None, trained=trained)
+            if unused := unused_judge(scenarios, self.options.judge, judge_all=self.options.judge_all):
                 self.options.say(f"judge: {unused}")
             model = self.model if step is None else ModelAtStep(self.model, step)
             state = await TrainingState.of(model, scenarios.digest)
@@ -280,11 +274,11 @@ class MCPTrainer:
     def _generation_options(self) -> list[str]:
         """The options that were set and that only matter where scenarios are generated."""
         names = ("count", "llm", "allow_writes", "probe")
-        return [name for name in names if getattr(self.options, name) != getattr(ToolOptions, name)]
+        return [name for name in names if getattr(self.options, name) != getattr(MCPTrainerOptions, name)]
 
     async def _generated(self, pool: ServerPool) -> ScenarioSet:
         """Generate scenarios and keep them as a draft, from which an interrupted run goes on to probing."""
-        say, options, seed = self.options.say, self.options, self._training.get("seed", 0)
+        say, options, seed = self.options.say, self.options, self.options.seed
         draft = draft_file(self.model, (options.count, seed, options.llm, options.allow_writes))
         if draft.exists() and not (kept := as_set(draft)).server_change(pool.fingerprint):
             say(f"the scenarios of an interrupted run are used: {draft}")
@@ -305,7 +299,7 @@ class MCPTrainer:
         return scenarios
 
     async def _probed(self, scenarios: ScenarioSet, pool: ServerPool) -> ScenarioSet:
-        check_usable(scenarios, pool, self._max_tools, self._judge is not None)
+        check_usable(scenarios, pool, self._max_tools, self.options.judge is not None)
         rollout = self._rollout(pool, scenarios)
         kept = await probed(scenarios, rollout, self.model, self.options.probe, self._concurrency)
         aside = len(scenarios.scenarios) - len(kept.scenarios)
@@ -319,19 +313,19 @@ class MCPTrainer:
     def _loop(self) -> LoopOptions:
         return LoopOptions(self.options.max_turns, self.options.temperature)
 
-    def _trainer_options(self, scenarios: ScenarioSet | None, steps: int) -> TrainerOptions:
-        defaults: TrainerOptions = {
+    def _trainer_options(self, scenarios: ScenarioSet | None, steps: int) -> dict[str, Any]:
+        defaults: dict[str, Any] = {
             "concurrency": self._concurrency,
             "config": default_config(self.model.base_model, steps),
-            "group_size": GROUP_SIZE,
+            "group_size": self.options.group_size,
             "max_completion_tokens": self._defaults.max_completion_tokens,
             "scenarios_per_step": self._defaults.scenarios_per_step,
         }
-        options: TrainerOptions = {**defaults, **self._training}
+        options = {**defaults, **self._training}
         if scenarios is not None and scenarios.eval:
             options["eval"] = scenarios.eval
-        if scenarios is not None and self._judge is not None:
-            options["judge"] = ScenarioJudge(self._judge, scenarios.scenarios, judge_all=self.options.judge_all)
+        if scenarios is not None and self.options.judge is not None:
+            options["judge"] = ScenarioJudge(self.options.judge, scenarios.scenarios, judge_all=self.options.judge_all)
         return options
 
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import cast
-
-from typing_extensions import Unpack
+from typing import Any, cast
 
 from offbook import TrainableModel, Trainer, TrajectoryGroup
-from offbook.trainer.options import TrainerOptions
 from offbook_mcp.rollouts.rollout import McpRollout
 from offbook_mcp.scenarios.scenario import McpScenario
 
@@ -30,7 +27,7 @@ class ScenarioTrainer(Trainer):
         state: TrainingState,
         *,
         follow_curriculum: bool = True,
-        **options: Unpack[TrainerOptions],
+        **options: Any,
     ) -> None:
         super().__init__(model, rollout, scenarios, **options)
         self.state = state

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,7 +12,7 @@ from offbook.base.errors import ConfigError
 from offbook.client.model import TrainableModel
 from offbook.client.rollouts.sampling import MAX_COMPLETION_TOKENS
 from offbook.comparison.compare import compare
-from offbook.comparison.options import CompareOptions, CompareSettings
+from offbook.comparison.options import CompareOptions
 from offbook.comparison.report import result_lines
 from offbook.comparison.targets import ComparableTarget, bound_to
 from offbook.contracts import Judge
@@ -74,9 +74,9 @@ def compare_command(
     max_cost: MaxCost = None,
     trained_on: TrainedOn = None,
     concurrency: Concurrency = None,
-    timeout: Timeout = CompareSettings.timeout,
+    timeout: Timeout = CompareOptions.timeout,
     max_completion_tokens: MaxCompletion = MAX_COMPLETION_TOKENS,
-    output: Output = CompareSettings.output,
+    output: Output = CompareOptions.output,
     fresh: Fresh = False,
     seed: Seed = 0,
     trace: Trace = None,
@@ -86,7 +86,7 @@ def compare_command(
     """Run an app with several models and report the differences.
 
     Each candidate answers in place of the app's own model. The report has charts."""
-    options: CompareOptions = {
+    options: dict[str, Any] = {
         "baseline": baseline,
         "rollouts": rollouts,
         "temperature": temperature,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, cast, get_args
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -16,8 +16,8 @@ from offbook.tracing.sink_registry import named_sinks, resolve_sinks
 from offbook.trainer.evaluate import RegressionGate, interval_lines, printing_failures, report_json
 from offbook.trainer.judge_check import ruler_at
 from offbook.trainer.messages import evaluation_line, failure_lines
-from offbook.trainer.options import RunOptions
-from offbook.trainer.trainable_target import TargetOptions, load_target
+from offbook.trainer.options import TrainerOptions as Run
+from offbook.trainer.trainable_target import load_target
 
 from .options import (
     MAX_COMPLETION_HELP,
@@ -49,15 +49,15 @@ def train(
     scenarios: Scenarios,
     steps: Annotated[int, typer.Option(min=1, help="total number of steps; another run resumes")] = 50,
     eval: Annotated[Path | None, typer.Option(help="scenarios to evaluate on before and after training")] = None,
-    eval_every: Annotated[int, typer.Option(min=0, help="steps between evaluations; 0: none")] = RunOptions.eval_every,
-    group_size: Annotated[int, typer.Option(min=2, help="rollouts per scenario")] = RunOptions.group_size,
-    scenarios_per_step: Annotated[int, typer.Option(min=1, help="scenarios per step")] = RunOptions.scenarios_per_step,
-    concurrency: Concurrency = RunOptions.concurrency,
-    timeout: Timeout = RunOptions.timeout,
-    retries: Retries = RunOptions.retries,
+    eval_every: Annotated[int, typer.Option(min=0, help="steps between evaluations; 0: none")] = Run.eval_every,
+    group_size: Annotated[int, typer.Option(min=2, help="rollouts per scenario")] = Run.group_size,
+    scenarios_per_step: Annotated[int, typer.Option(min=1, help="scenarios per step")] = Run.scenarios_per_step,
+    concurrency: Concurrency = Run.concurrency,
+    timeout: Timeout = Run.timeout,
+    retries: Retries = Run.retries,
     max_completion_tokens: MaxCompletion = None,
-    patience: Patience = RunOptions.patience,
-    target_reward: TargetReward = RunOptions.target_reward,
+    patience: Patience = Run.patience,
+    target_reward: TargetReward = Run.target_reward,
     learning_rate: Annotated[float, typer.Option(help="learning rate of AdamW")] = TrainConfig().learning_rate,
     loss: Annotated[str, typer.Option(help=f"loss function: {', '.join(get_args(LossName))}")] = TrainConfig().loss,
     overlap: Annotated[bool, typer.Option(help="run the next step's rollouts during an update")] = False,
@@ -73,7 +73,7 @@ def train(
     base_model: BaseModel = None,
 ) -> None:
     """Train a wrapped function or graph on scenarios."""
-    options: TargetOptions = {
+    options: dict[str, Any] = {
         "eval_every": eval_every,
         "group_size": group_size,
         "scenarios_per_step": scenarios_per_step,
@@ -100,9 +100,9 @@ def evaluate(
     scenarios: Scenarios,
     temperature: Temperature = 0.0,
     rollouts: Annotated[int, typer.Option(min=1, help="rollouts per scenario")] = 1,
-    concurrency: Concurrency = RunOptions.concurrency,
-    timeout: Timeout = RunOptions.timeout,
-    retries: Retries = RunOptions.retries,
+    concurrency: Concurrency = Run.concurrency,
+    timeout: Timeout = Run.timeout,
+    retries: Retries = Run.retries,
     max_completion_tokens: MaxCompletion = None,
     judge: JudgeModel = None,
     judge_api_base: JudgeBase = None,
@@ -122,7 +122,7 @@ def evaluate(
     """Evaluate the newest step on scenarios.
 
     Prints confidence intervals. The exit code can gate continuous integration."""
-    options: TargetOptions = {
+    options: dict[str, Any] = {
         "concurrency": concurrency,
         "timeout": timeout,
         "retries": retries,
@@ -149,20 +149,20 @@ def evaluate(
 
 def chosen_options(
     run: str | None = None, max_cost: float | None = None, max_completion_tokens: int | None = None
-) -> TargetOptions:
+) -> dict[str, Any]:
     """The options that have a value; for the others, the target's own hold."""
     options = {"run": run, "max_cost": max_cost, "max_completion_tokens": max_completion_tokens}
-    return cast(TargetOptions, {name: value for name, value in options.items() if value is not None})
+    return {name: value for name, value in options.items() if value is not None}
 
 
-def judge_option(model: str | None, api_base: str | None, rubric: Path | None) -> TargetOptions:
+def judge_option(model: str | None, api_base: str | None, rubric: Path | None) -> dict[str, Any]:
     """The option `judge=`, empty without `--judge`. Raises ConfigError for the judge's other options without it."""
     if model is None and (api_base, rubric) != (None, None):
         raise ConfigError("--judge-api-base and --rubric need --judge too, as in --judge openai/o3")
     return {} if model is None else {"judge": ruler_at(model, api_base, rubric)}
 
 
-def model_option(name: str | None, base_model: str | None) -> TargetOptions:
+def model_option(name: str | None, base_model: str | None) -> dict[str, Any]:
     """The option `model=`, empty without `--model` and `--base-model`. Raises ConfigError for one without the other."""
     if name is None and base_model is None:
         return {}
@@ -174,7 +174,7 @@ def model_option(name: str | None, base_model: str | None) -> TargetOptions:
     return {"model": TrainableModel(name, base_model=base_model)}
 
 
-def sinks_option(log: Path | None, trace: str | None) -> TargetOptions:
+def sinks_option(log: Path | None, trace: str | None) -> dict[str, Any]:
     """The option `sinks=`, empty without `--log` and `--trace`. Raises ConfigError for an unknown sink."""
     sinks = [
         *([log_folder(log)] if log is not None else []),

@@ -9,10 +9,12 @@ import platform
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 from offbook.base.errors import ConfigError
+from offbook.base.options import option, takes
 from offbook.base.sync_calls import run_sync
 from offbook.base.text import counted
 from offbook.base.types import Json
@@ -32,7 +34,7 @@ from .contamination import contamination_warnings, text_of, trained_ids
 from .gateway import Gateway
 from .journal import Journal, content_hash
 from .judged_groups import judge_side_by_side
-from .options import CompareOptions, CompareSettings
+from .options import CompareOptions
 from .report import write_report
 from .results import ComparisonReport, Scored, candidate_result, differing_samples, scenario_values
 from .rollouts import SPLIT, RolloutStage, grouped, log_rows
@@ -49,80 +51,82 @@ CLOSE_SECONDS = 60.0
 """How long a sink may take for one candidate. The comparison has ended, so nothing else waits."""
 
 
-def compare(
-    target: ComparableTarget | CompareRollout,
-    scenarios: Sequence[object],
-    candidates: Sequence[CandidateLike],
-    *,
-    model: TrainableModel | None = None,
-    reward: RewardFunction | None = None,
-    **options: Unpack[CompareOptions],
-) -> ComparisonReport:
+@dataclass(frozen=True)
+class CompareArguments(CompareOptions):
+    """Run the app on every scenario with each candidate as its model, and write the report to the folder `output`."""
+
+    target: ComparableTarget | CompareRollout
+    scenarios: Sequence[object]
+    candidates: Sequence[CandidateLike]
+    _: KW_ONLY
+    model: TrainableModel | None = option(None, "the trained model, for a rollout function")
+    reward: RewardFunction | None = option(None, "(scenario, trajectory) -> reward, for a rollout function")
+
+
+@takes(CompareArguments, "compare")
+def compare(options: CompareArguments) -> ComparisonReport:
     """Sync form of `acompare`. Raises an error inside a running event loop."""
-    return run_sync(acompare, target, scenarios, candidates, model=model, reward=reward, **options)
+    return run_sync(_compared, options)
 
 
-async def acompare(
-    target: ComparableTarget | CompareRollout,
-    scenarios: Sequence[object],
-    candidates: Sequence[CandidateLike],
-    *,
-    model: TrainableModel | None = None,
-    reward: RewardFunction | None = None,
-    **options: Unpack[CompareOptions],
-) -> ComparisonReport:
+@takes(CompareArguments, "compare")
+async def acompare(options: CompareArguments) -> ComparisonReport:
     """Run the app on every scenario with each candidate as its model, and write the report to the folder `output`.
 
-    target: the result of `trainable`, or a rollout function (model, scenario) -> Trajectory. model, reward: for a rollout
-    function, its trained model and its reward. Options: see `CompareSettings`. A second run reuses successful rollouts.
-    Raises ConfigError, RolloutError, BudgetExceeded, and LlmError for an account that accepts no calls.
+    target: the result of `trainable`, or a rollout function (model, scenario) -> Trajectory. A second run reuses successful
+    rollouts. Raises ConfigError, RolloutError, BudgetExceeded, and LlmError for an account that accepts no calls.
     """
-    app = as_target(target, model, reward)
-    settings = settings_for(app, options)
-    chosen = checked_scenarios(scenarios, "scenarios")
-    named = await _resolved(as_candidates(candidates), app)
-    baseline = settings.baseline or named[0].name
+    return await _compared(options)
+
+
+async def _compared(options: CompareArguments) -> ComparisonReport:
+    app = as_target(options.target, options.model, options.reward)
+    options = limited(options, app)
+    chosen = checked_scenarios(options.scenarios, "scenarios")
+    named = await _resolved(as_candidates(options.candidates), app)
+    baseline = options.baseline or named[0].name
     if baseline not in [candidate.name for candidate in named]:
         raise ConfigError(
             f"baseline: {baseline!r} is no candidate; they are {', '.join(candidate.name for candidate in named)}"
         )
-    settings.output.mkdir(parents=True, exist_ok=True)
-    rows = settings.output / ROWS
-    if settings.fresh:
+    options.output.mkdir(parents=True, exist_ok=True)
+    rows = options.output / ROWS
+    if options.fresh:
         rows.unlink(missing_ok=True)
-    judge = settings.judge or app.own_judge()
-    if settings.judge is not None and len(named) < 2:
+    judge = options.judge or app.own_judge()
+    if options.judge is not None and len(named) < 2:
         raise ConfigError("candidates: a judge compares rollouts of at least two, got one")
     llms = {candidate.name: candidate.llm for candidate in named if candidate.llm is not None}
-    with budget(settings.max_cost) as spending, Gateway(llms) as gateway:
+    with budget(options.max_cost) as spending, Gateway(llms) as gateway:
         stage = RolloutStage(
             target=app,
             scenarios=chosen,
-            settings=settings,
+            options=options,
             journal=Journal(rows),
             gateway=gateway,
-            run=settings.run or _run_id(chosen, app),
-            app=app_hash(settings.app_file),
+            run=options.run or _run_id(chosen, app),
+            app=app_hash(options.app_file),
             judged=judge is not None,
         )
         scored = [await _scored(stage, candidate) for candidate in named]
         warnings = await _warnings(stage, scored)
-        wins = [] if judge is None else await _win_rates(scored, judge, baseline, settings.seed, warnings)
+        wins = [] if judge is None else await _win_rates(scored, judge, baseline, options.seed, warnings)
     comparison = _comparison(stage, scored, baseline, wins, warnings, spending.lines())
     await show_to_sinks(stage, scored, comparison)
-    write_report(comparison, settings.output)
+    write_report(comparison, options.output)
     return comparison
 
 
-def settings_for(app: ComparableTarget, options: CompareOptions) -> CompareSettings:
-    """Build the settings, with the app's limit as the default concurrency. Raises ConfigError."""
+def limited(options: CompareArguments, app: ComparableTarget) -> CompareArguments:
+    """The options, with the app's limit as the default concurrency. Raises ConfigError."""
     most = app.max_concurrency()
-    if most is not None:
-        options = {"concurrency": most, **options}
-    settings = CompareSettings.parse(**options)
-    if most is not None and settings.concurrency > most:
-        raise ConfigError(f"concurrency: the app runs {most} rollout at a time, got {settings.concurrency!r}")
-    return settings
+    if most is None:
+        return options
+    if "concurrency" not in options.passed:
+        return replace(options, concurrency=most)
+    if options.concurrency > most:
+        raise ConfigError(f"concurrency: the app runs {most} rollout at a time, got {options.concurrency!r}")
+    return options
 
 
 async def _win_rates(
@@ -175,7 +179,7 @@ async def _scored(stage: RolloutStage, candidate: Candidate) -> Scored:
     """Run and evaluate one candidate, and log the result with the server."""
     rows = await stage.rows(candidate)
     groups = grouped(rows, stage.scenarios)
-    evaluation = summarise(groups, {candidate.name: candidate.step or 0}, stage.settings.temperature)
+    evaluation = summarise(groups, {candidate.name: candidate.step or 0}, stage.options.temperature)
     scored = Scored(candidate, rows, evaluation)
     own = stage.target.own_models()
     if own:
@@ -191,12 +195,12 @@ async def _scored(stage: RolloutStage, candidate: Candidate) -> Scored:
 
 async def _warnings(stage: RolloutStage, scored: Sequence[Scored]) -> list[str]:
     """Warnings about limits of the comparison: contamination, failures, truncated answers, unknown prices."""
-    settings, warnings = stage.settings, list[str]()
+    options, warnings = stage.options, list[str]()
     recorded: set[str] = set()
     own = stage.target.own_models()
     if own and any(item.candidate.trained and item.candidate.step for item in scored):
         recorded = await trained_ids(await own[0].api(), [model.name for model in own])
-    warnings += contamination_warnings(stage.scenarios, settings.trained_on, recorded)
+    warnings += contamination_warnings(stage.scenarios, options.trained_on, recorded)
     older = sum(row.app != stage.app for item in scored for row in item.rows)
     if older:
         warnings.append(
@@ -211,14 +215,14 @@ async def _warnings(stage: RolloutStage, scored: Sequence[Scored]) -> list[str]:
         if cut:
             warnings.append(
                 f"{item.candidate.name}: {counted(cut, 'answer')} reached the limit of tokens (max_completion_tokens="
-                f"{settings.max_completion_tokens}, or the app's own)"
+                f"{options.max_completion_tokens}, or the app's own)"
             )
         if not item.candidate.trained and any(call.cost is None for row in item.rows for call in row.calls):
             warnings.append(
                 f"{item.candidate.name}: its price is unknown; give prompt_price= and completion_price= in USD per million "
                 "tokens"
             )
-    if settings.gpu_price is None and any(item.candidate.trained for item in scored):
+    if options.gpu_price is None and any(item.candidate.trained for item in scored):
         warnings.append(
             "the cost of trained steps is unknown without gpu_price= (--gpu-price), USD per hour of the machine"
         )
@@ -233,17 +237,17 @@ def _comparison(
     warnings: Sequence[str],
     spending: Sequence[str],
 ) -> ComparisonReport:
-    settings = stage.settings
-    measure, values = scenario_values(scored, settings.success_at)
+    options = stage.options
+    measure, values = scenario_values(scored, options.success_at)
     by_name = {item.candidate.name: own for item, own in zip(scored, values, strict=True)}
     results = tuple(
         candidate_result(
             item,
             by_name[item.candidate.name],
             None if item.candidate.name == baseline else by_name[baseline],
-            success_at=settings.success_at,
-            gpu_price=settings.gpu_price,
-            seed=settings.seed,
+            success_at=options.success_at,
+            gpu_price=options.gpu_price,
+            seed=options.seed,
         )
         for item in scored
     )
@@ -263,20 +267,20 @@ def _comparison(
 
 def _settings(stage: RolloutStage, scored: Sequence[Scored]) -> dict[str, Json]:
     """The settings that produced the numbers, for the report."""
-    settings = stage.settings
+    options = stage.options
     package = sys.modules[__name__.partition(".")[0]]
     return {
         "scenarios": len(stage.scenarios),
         "scenarios_hash": _scenarios_hash(stage.scenarios),
         "app_hash": stage.app,
-        "rollouts": settings.rollouts,
-        "temperature": settings.temperature,
-        "max_completion_tokens": settings.max_completion_tokens,
-        "concurrency": settings.concurrency,
-        "success_at": settings.success_at,
-        "judge": None if not stage.judged else repr(settings.judge or stage.target.own_judge()),
-        "gpu_price": settings.gpu_price,
-        "seed": settings.seed,
+        "rollouts": options.rollouts,
+        "temperature": options.temperature,
+        "max_completion_tokens": options.max_completion_tokens,
+        "concurrency": options.concurrency,
+        "success_at": options.success_at,
+        "judge": None if not stage.judged else repr(options.judge or stage.target.own_judge()),
+        "gpu_price": options.gpu_price,
+        "seed": options.seed,
         "candidates": {item.candidate.name: item.candidate.fingerprint for item in scored},
         "models": [f"{model.name} on {model.base_model}" for model in stage.target.own_models()],
         "offbook": package.__version__,
@@ -309,7 +313,7 @@ async def show_to_sinks(stage: RolloutStage, scored: Sequence[Scored], compariso
 
     Sinks read the rollouts from the server. Without a trained model there is no server, which is logged.
     """
-    sinks = resolve_sinks(stage.settings.sinks)
+    sinks = resolve_sinks(stage.options.sinks)
     own = stage.target.own_models()
     if not sinks:
         return

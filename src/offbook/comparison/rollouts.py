@@ -41,7 +41,7 @@ from .journal import (
     MeasuredCall,
     content_hash,
 )
-from .options import CompareSettings
+from .options import CompareOptions
 from .targets import ComparableTarget
 
 SPLIT = "compare"
@@ -50,11 +50,11 @@ SPLIT = "compare"
 
 @dataclass(frozen=True)
 class RolloutStage:
-    """The settings and resources that the rollouts of all candidates share."""
+    """The options and resources that the rollouts of all candidates share."""
 
     target: ComparableTarget
     scenarios: Sequence[object]
-    settings: CompareSettings
+    options: CompareOptions
     journal: Journal
     gateway: Gateway
     run: str
@@ -66,7 +66,7 @@ class RolloutStage:
 
         Raises an error that every rollout would have, and RolloutError if the app never called the candidate.
         """
-        slots = asyncio.Semaphore(self.settings.concurrency)
+        slots = asyncio.Semaphore(self.options.concurrency)
         models = self._models(candidate)
 
         async def one(scenario: object, index: int) -> ComparedRollout:
@@ -80,12 +80,12 @@ class RolloutStage:
             await self._save(candidate, row)
             return row
 
-        limits = (at_temperature(self.settings.temperature), completions_limited(self.settings.max_completion_tokens))
+        limits = (at_temperature(self.options.temperature), completions_limited(self.options.max_completion_tokens))
         with limits[0], limits[1]:
             tasks = [
                 asyncio.create_task(one(scenario, index))
                 for scenario in self.scenarios
-                for index in range(self.settings.rollouts)
+                for index in range(self.options.rollouts)
             ]
             try:
                 rows = await asyncio.gather(*tasks)
@@ -115,17 +115,17 @@ class RolloutStage:
 
     def _fingerprint(self, candidate: Candidate, scenario: object) -> str:
         """Hash of everything that the candidate's rollouts of a scenario depend on."""
-        settings = self.settings
+        options = self.options
         own = [f"{model.name} {model.base_model}" for model in self.target.own_models()] if candidate.trained else []
         parts = (candidate.fingerprint, *own, scenario_id(scenario), content_hash(scenario))
-        sampled = (str(settings.temperature), str(settings.max_completion_tokens), str(self.judged))
+        sampled = (str(options.temperature), str(options.max_completion_tokens), str(self.judged))
         return hashlib.sha256("\n".join([*parts, *sampled]).encode()).hexdigest()[:24]
 
     async def _run(
         self, candidate: Candidate, models: Sequence[Model[Any]], scenario: object, index: int, fingerprint: str
     ) -> ComparedRollout:
         """Run one rollout. Its exception is stored, unless every rollout would have it."""
-        own, timeout = Trajectory(), self.settings.timeout
+        own, timeout = Trajectory(), self.options.timeout
         limit = asyncio.timeout(timeout)
         try:
             async with limit:

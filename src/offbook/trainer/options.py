@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields
-from typing import TypedDict, Unpack, cast
+from dataclasses import dataclass
+from typing import cast
 
 from pydantic import TypeAdapter, ValidationError
 
 from offbook.base.alerts import AlertLimits
 from offbook.base.config import TrainConfig
 from offbook.base.errors import ConfigError
-from offbook.base.option_names import check_options
+from offbook.base.options import RunOptions, option
 from offbook.base.types import PlaceName, Trajectory
 from offbook.base.user_values import as_list
 from offbook.client.rollouts.dataset import unpadded
@@ -34,99 +34,70 @@ AlertFunction = Callable[[Alert], object]
 
 _PLACE: TypeAdapter[str] = TypeAdapter(PlaceName)
 
-LEAST = {  # option -> its minimum
-    "group_size": 2,
-    "scenarios_per_step": 1,
-    "concurrency": 1,
-    "patience": 1,
-    "eval_every": 0,
-    "retries": 0,
-    "max_completion_tokens": 1,
-}
 
+@dataclass(frozen=True, kw_only=True)
+class RolloutOptions(RunOptions):
+    """The options that trainings, evaluations and comparisons share. Raises ConfigError for an invalid value."""
 
-class TrainerOptions(TypedDict, total=False):
-    """The options of a Trainer; their defaults and meanings are those of `RunOptions`."""
-
-    reward: RewardFunction | None
-    judge: Judge | None
-    eval: Iterable[object] | None
-    eval_every: int
-    group_size: int
-    scenarios_per_step: int
-    concurrency: int
-    timeout: float
-    retries: int
-    max_completion_tokens: int
-    config: TrainConfig | Schedule
-    patience: int
-    target_reward: float
-    max_cost: float | None
-    seed: int
-    run: str | None
-    sinks: Sequence[str | TraceSink]
-    alert_limits: AlertLimits
-    on_alert: AlertFunction | None
-    progress: TrainerProgress | None
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """The validated options of a Trainer. Raises ConfigError for an invalid value."""
-
-    reward: RewardFunction | None = None  # None: the rollout sets it
-    judge: Judge | None = None  # scores every group after its rollouts
-    eval: Iterable[object] | None = None  # scenarios for greedy evaluations before and after training
-    eval_every: int = 0  # evaluate also after every `eval_every` steps; 0: only before and after
-    group_size: int = 8  # rollouts per scenario
-    scenarios_per_step: int = 4
-    concurrency: int = 32  # rollouts that run at the same time
-    timeout: float = 300.0  # seconds per rollout
-    retries: int = 0  # repetitions of a failed rollout
-    max_completion_tokens: int = MAX_COMPLETION_TOKENS  # per call, unless the agent sets a smaller limit
-    config: TrainConfig | Schedule = field(default_factory=TrainConfig)  # the learner's options, or a schedule of them
-    patience: int = 10  # the run stops after this many consecutive iterations without training
-    target_reward: float = 1.0  # a run that stops so counts as solved if its mean reward is at least this
-    max_cost: float | None = None  # budget for other LLMs (judges, for example) in USD; then the run ends
-    seed: int = 0  # of the order of scenarios
-    run: str | None = None  # the run's name in the server's lists; None: a new one per train() and evaluate()
-    sinks: Sequence[str | TraceSink] = ()  # trace sinks: names such as "langfuse", or objects
-    alert_limits: AlertLimits = field(default_factory=AlertLimits)  # limits of metrics that cause alerts
-    on_alert: AlertFunction | None = None  # called with every alert
-    progress: TrainerProgress | None = None  # None: a live table in a terminal, else plain lines
-
-    @classmethod
-    def parse(cls, **options: Unpack[TrainerOptions]) -> RunOptions:
-        """The options. Raises ConfigError for an unknown option or an invalid value."""
-        check_options("Trainer", options, [option.name for option in fields(cls)])
-        return cls(**options)
+    judge: Judge | None = option(None, "scores every group after its rollouts")
+    concurrency: int = option(32, "rollouts that run at the same time", least=1)
+    timeout: float = option(300.0, "seconds per rollout")
+    max_completion_tokens: int = option(
+        MAX_COMPLETION_TOKENS, "limit per answer in tokens, unless the agent sets a smaller one", least=1
+    )
+    max_cost: float | None = option(None, "USD to spend on other LLMs, such as judges; the run ends there")
+    run: str | None = option(None, "name of the run in the server's lists; None: a new one")
+    sinks: Sequence[str | TraceSink] = option((), "trace sinks: names such as langfuse, or objects")
 
     def __post_init__(self) -> None:
-        for name, bound in LEAST.items():
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < bound:
-                raise ConfigError(f"{name}: a whole number of at least {bound} is needed, got {value!r}")
+        super().__post_init__()
         if not (is_number(self.timeout) and self.timeout > 0):
             raise ConfigError(f"timeout: seconds above 0 are needed, got {self.timeout!r}")
-        if not (is_number(self.target_reward) and math.isfinite(self.target_reward)):
-            raise ConfigError(f"target_reward: a finite number is needed, got {self.target_reward!r}")
         if self.max_cost is not None:
             check_max_cost(self.max_cost)
         if self.run is not None:
             check_place("run", self.run)
+        if self.judge is not None:
+            check_judge(self.judge)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerOptions(RolloutOptions):
+    """The options of a Trainer. Raises ConfigError for an invalid value."""
+
+    reward: RewardFunction | None = option(None, "(scenario, trajectory) -> reward; None: the rollout sets it")
+    eval: Iterable[object] | None = option(None, "scenarios to evaluate on, greedily, before and after training")
+    eval_every: int = option(0, "steps between evaluations; 0: only before and after training", least=0)
+    group_size: int = option(8, "rollouts per scenario", least=2)
+    scenarios_per_step: int = option(4, "scenarios per step", least=1)
+    retries: int = option(0, "repetitions of a failed rollout", least=0)
+    config: TrainConfig | Schedule = option(TrainConfig(), "options of the learner, or a schedule of them")
+    patience: int = option(10, "iterations in a row without training after which the run stops", least=1)
+    target_reward: float = option(1.0, "mean reward from which a run that stops so counts as solved")
+    seed: int = option(0, "random seed of the order of scenarios")
+    alert_limits: AlertLimits = option(AlertLimits(), "limits of metrics that cause alerts")
+    on_alert: AlertFunction | None = option(None, "called with every alert")
+    progress: TrainerProgress | None = option(None, "None: a live table in a terminal, else plain lines")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (is_number(self.target_reward) and math.isfinite(self.target_reward)):
+            raise ConfigError(f"target_reward: a finite number is needed, got {self.target_reward!r}")
         if self.eval is not None:  # settings() counts them and the trainer runs them: a generator is read once
             object.__setattr__(self, "eval", as_list(unpadded(self.eval), "eval"))
-        if self.eval_every and self.eval is None:
-            raise ConfigError(f"eval_every={self.eval_every!r} needs scenarios to evaluate on: pass eval= too")
+        self.check_evaluations()
         if self.reward is not None and not callable(self.reward):
             raise ConfigError(
                 f"reward: a function (scenario, trajectory) -> number is needed, got {type(self.reward).__name__} "
                 f"{self.reward!r}"
             )
-        if self.judge is not None:
-            check_judge(self.judge)
         check_alerts(self.alert_limits, self.on_alert)
         check_config(self.config)
+
+    def check_evaluations(self) -> None:
+        """Raise ConfigError for evaluations that have no scenarios."""
+        if self.eval_every and self.eval is None:
+            raise ConfigError(f"eval_every={self.eval_every!r} needs scenarios to evaluate on: pass eval= too")
 
     def config_of(self, step: int) -> TrainConfig:
         """The learner's options for step number `step`. Raises ConfigError if a schedule returns no TrainConfig."""
@@ -139,6 +110,21 @@ class RunOptions:
                 "TrainConfig"
             )
         return config
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions(TrainerOptions):
+    """The options of a training of a wrapped app."""
+
+    steps: int = option(50, "total number of steps; a second run resumes", least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions(TrainerOptions):
+    """The options of an evaluation of a wrapped app."""
+
+    temperature: float | None = option(0.0, "sampling temperature; 0: greedy, None: the agent's own")
+    rollouts: int = option(1, "rollouts per scenario", least=1)
 
 
 def check_alerts(limits: object, on_alert: object) -> None:

@@ -18,7 +18,7 @@ from offbook.llms.ledger import Spending
 
 from .evaluate import Evaluation, mean
 from .models import ModelStep, StepOutcome
-from .options import RunOptions
+from .options import TrainerOptions
 from .progress import Doing, TrainerProgress
 from .report import Iteration, Stopped, verdict
 
@@ -114,7 +114,7 @@ class Run:
     `steps`: the target; `started` and `current`: the models' steps at the start and now. `under_way`: batches whose
     update runs or waits, oldest first. When an update ends, `current` advances and its batch leaves `under_way`."""
 
-    options: RunOptions
+    options: TrainerOptions
     steps: int
     started: Steps
     current: Steps

@@ -51,7 +51,7 @@ from offbook.tracing.sink_registry import resolve_sinks
 
 from .evaluate import Evaluation
 from .models import Models, StepOutcome, save_rollouts
-from .options import RunOptions
+from .options import TrainerOptions
 from .report import Iteration
 
 logger = logging.getLogger("offbook")
@@ -60,7 +60,7 @@ logger = logging.getLogger("offbook")
 class SinkPublisher:
     """The trace sinks of a Trainer. Without sinks, only alerts are computed."""
 
-    def __init__(self, models: Models, options: RunOptions) -> None:
+    def __init__(self, models: Models, options: TrainerOptions) -> None:
         self._models = models
         self._options = options
         self._sinks: list[TraceSink] = resolve_sinks(options.sinks)
@@ -148,10 +148,10 @@ def _ids(groups: Sequence[TrajectoryGroup]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(group.place.group for group in groups if group.place.group is not None))
 
 
-def settings(options: RunOptions, models: Models) -> dict[str, Json]:
+def settings(options: TrainerOptions, models: Models) -> dict[str, Json]:
     """The options of a run as JSON. Functions and objects are replaced by their names."""
     left_out = ("sinks", "progress", "eval", "on_alert", "run")
-    names = [option.name for option in fields(options) if option.name not in left_out]
+    names = [option.name for option in fields(TrainerOptions) if option.name not in left_out]
     values: dict[str, Json] = {name: _plain(getattr(options, name)) for name in names}
     named = [{"name": model.name, "project": model.project, "base_model": model.base_model} for model in models]
     evaluated = len(list(options.eval or ()))

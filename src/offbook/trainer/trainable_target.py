@@ -4,40 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol, Unpack, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from offbook.base.errors import ConfigError
 from offbook.base.module_objects import load_object
-from offbook.client.model import TrainableModel
 
 from .evaluate import Evaluation
-from .options import TrainerOptions
 from .report import TrainReport
-
-
-class TargetOptions(TrainerOptions, total=False):
-    """Options of a Trainer, and the model for a target that was wrapped without one."""
-
-    model: TrainableModel
 
 
 @runtime_checkable
 class TrainableTarget(Protocol):
     """The interface that the commands `train` and `eval` need; the objects that `trainable` returns have it."""
 
-    def train(self, scenarios: Sequence[object], *, steps: int = 50, **options: Unpack[TargetOptions]) -> TrainReport:
-        """See `Trainer.train`."""
+    def train(self, scenarios: Sequence[object], **options: Any) -> TrainReport:
+        """See `Trainer.train`; the options are those of `TrainOptions`."""
         ...
 
-    def evaluate(
-        self,
-        scenarios: Sequence[object],
-        *,
-        temperature: float | None = 0.0,
-        rollouts: int = 1,
-        **options: Unpack[TargetOptions],
-    ) -> Evaluation:
-        """See `Trainer.evaluate`."""
+    def evaluate(self, scenarios: Sequence[object], **options: Any) -> Evaluation:
+        """See `Trainer.evaluate`; the options are those of `EvaluateOptions`."""
         ...
 
 

@@ -6,11 +6,13 @@ import inspect
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Unpack, overload
+from typing import Any, overload
 
 from offbook.base.errors import BudgetExceeded, ConfigError, RolloutError
 from offbook.base.option_names import names_checked
+from offbook.base.options import takes
 from offbook.base.sync_calls import run_sync
 from offbook.base.text import counted
 from offbook.base.types import RolloutPlace, Trajectory, TrajectoryGroup
@@ -52,7 +54,7 @@ from .models import (
     steps_of,
     train_each,
 )
-from .options import RunOptions, TrainerOptions, check_evaluation, check_place
+from .options import TrainerOptions, check_evaluation, check_place
 from .progress import make_progress
 from .report import ModelReport, Stopped, TrainReport, make_iteration
 from .run import RolloutBatch, Run, Steps, run_name
@@ -68,43 +70,53 @@ TeamRolloutFunction = Callable[[tuple[TrainableModel, ...], Any], Awaitable[Traj
 AnyRollout = Callable[[Any, Any], Awaitable[Trajectory]]
 
 
+@dataclass(frozen=True)
+class TrainerArguments(TrainerOptions):
+    """The arguments of a Trainer."""
+
+    model: TrainableModel | Sequence[TrainableModel]
+    rollout: AnyRollout
+    scenarios: Iterable[object]
+
+
+@dataclass(frozen=True)
+class OneModel(TrainerArguments):
+    """The arguments of a Trainer of one model."""
+
+    model: TrainableModel
+    rollout: RolloutFunction
+
+
+@dataclass(frozen=True)
+class SeveralModels(TrainerArguments):
+    """The arguments of a Trainer of several models."""
+
+    model: Sequence[TrainableModel]
+    rollout: TeamRolloutFunction
+
+
 class Trainer:
     """Trains one or several models on rollouts of `scenarios`. Several models play different roles in the same
-    rollouts, and every model learns from its own calls. For the options see `RunOptions`; raises ConfigError."""
+    rollouts, and every model learns from its own calls. For the options see `TrainerOptions`; raises ConfigError."""
 
     @overload
-    def __init__(
-        self,
-        model: TrainableModel,
-        rollout: RolloutFunction,
-        scenarios: Iterable[object],
-        **options: Unpack[TrainerOptions],
-    ) -> None: ...
+    @takes(OneModel, "Trainer")
+    def __init__(self, options: OneModel) -> None: ...
 
     @overload
-    def __init__(
-        self,
-        model: Sequence[TrainableModel],
-        rollout: TeamRolloutFunction,
-        scenarios: Iterable[object],
-        **options: Unpack[TrainerOptions],
-    ) -> None: ...
+    @takes(SeveralModels, "Trainer")
+    def __init__(self, options: SeveralModels) -> None: ...
 
-    def __init__(
-        self,
-        model: TrainableModel | Sequence[TrainableModel],
-        rollout: AnyRollout,
-        scenarios: Iterable[object],
-        **options: Unpack[TrainerOptions],
-    ) -> None:
-        self.models = checked_models(model)
+    @takes(TrainerArguments, "Trainer")
+    def __init__(self, options: TrainerArguments) -> None:
+        self.models = checked_models(options.model)
         self.model = self.models[0]
-        self.options = RunOptions.parse(**options)
-        self._rollout = rollout
-        self._rollout_argument = model if isinstance(model, TrainableModel) else self.models
-        self.scenarios = checked_scenarios(scenarios, "scenarios")
-        self._eval = checked_scenarios(self.options.eval, "eval") if self.options.eval is not None else []
-        self._publisher = SinkPublisher(self.models, self.options)
+        self.options = options
+        self._rollout = options.rollout
+        self._rollout_argument = options.model if isinstance(options.model, TrainableModel) else self.models
+        self.scenarios = checked_scenarios(options.scenarios, "scenarios")
+        self._eval = checked_scenarios(options.eval, "eval") if options.eval is not None else []
+        self._publisher = SinkPublisher(self.models, options)
 
     @names_checked("Trainer.train")
     def train(self, steps: int) -> TrainReport:

@@ -42,7 +42,7 @@ async def test_too_few_are_topped_up_doubles_dropped_too_many_cut(
         made = await generated(endpoint.url, 5, monkeypatch)
         last = endpoint.requests[-1].messages[-1]["content"]
     assert [each.task for each in made] == ["a", "b", "c", "d", "e"]  # type: ignore[attr-defined]
-    assert "Write exactly 3 tasks" in last and '[\n"a",\n"b"\n]' in last and "the same task as another (1)" in last
+    assert "Write exactly 3 tasks" in last and '[\n"a",\n"b"\n]' in last and "the same task as another (2)" in last
     assert "2/5:   5" in capsys.readouterr().out
 
 

@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 
 from pydantic import BaseModel
 
+from offbook.base.backoff import backoff_seconds
 from offbook.base.errors import LlmError
 
 from .answer import Answer, ChatAnswer, Tokens
@@ -246,4 +247,4 @@ def wait_before(attempt: int, retry_after: float | None) -> float:
     """
     if retry_after is not None:
         return retry_after + random.uniform(0, FIRST_WAIT / 4)
-    return random.uniform(0, min(LONGEST_WAIT, FIRST_WAIT * 2 ** (attempt - 1)))
+    return random.uniform(0, backoff_seconds(attempt, FIRST_WAIT, LONGEST_WAIT))

@@ -11,11 +11,11 @@ import logging
 import os
 import shutil
 import tarfile
-import time
 from pathlib import Path, PurePosixPath
 
 import httpx
 
+from offbook.base.backoff import Backoff
 from offbook.base.errors import ConfigError, OffbookError, ServerError
 from offbook.base.wire import ArchiveRequest, ArchiveState, ExportFormat
 
@@ -119,7 +119,7 @@ async def _fetch(api: Api, archive: ArchiveState, part: Path) -> None:
 
     A broken connection is reopened. Raises UnreachableError when RETRY_SECONDS pass without a new byte.
     """
-    deadline, pause = time.monotonic() + RETRY_SECONDS, 0.1
+    backoff = Backoff(RETRY_SECONDS)
     if _size(part) > archive.size:
         part.unlink()
     with Bar("download") as bar:
@@ -130,11 +130,9 @@ async def _fetch(api: Api, archive: ArchiveState, part: Path) -> None:
             except httpx.TransportError as error:
                 api.alive()
                 if _size(part) > have:
-                    deadline, pause = time.monotonic() + RETRY_SECONDS, 0.1
-                elif time.monotonic() + pause > deadline:
+                    backoff.progress()
+                if not await backoff.wait():
                     raise unreachable(api.url, error) from error
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, 2.0)
 
 
 async def _append(api: Api, archive: ArchiveState, part: Path, have: int, bar: Bar) -> None:

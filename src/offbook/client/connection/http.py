@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -12,6 +11,7 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from offbook.base.backoff import Backoff
 from offbook.base.config import Name
 from offbook.base.errors import ConfigError, ServerError, UnreachableError
 from offbook.base.types import Json
@@ -209,20 +209,19 @@ class Api:
         """Send a request. With `repeat`, send it again while nothing answers. Raises UnreachableError, ServerError."""
         content = body.model_dump_json().encode() if body is not None else None
         headers = {"content-type": "application/json"} if content else {}
-        deadline, pause = time.monotonic() + (RETRY_SECONDS if self.answered else FIRST_SECONDS), 0.1
+        backoff = Backoff(RETRY_SECONDS if self.answered else FIRST_SECONDS)
         while True:
             wait = httpx.Timeout(
-                timeout or TIMEOUT_SECONDS, connect=max(min(self.connect_seconds, deadline - time.monotonic()), 0.5)
+                timeout or TIMEOUT_SECONDS,
+                connect=max(min(self.connect_seconds, backoff.deadline - time.monotonic()), 0.5),
             )
             try:
                 answer = await self.http.request(method, path, content=content, headers=headers, timeout=wait)
                 self.answered = True
             except httpx.TransportError as error:
                 self.alive()
-                if not repeat or time.monotonic() + pause > deadline:
+                if not repeat or not await backoff.wait():
                     raise unreachable(self.url, error) from error
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, 2.0)
                 continue
             if not answer.is_success:
                 raise server_error(self.url, answer)

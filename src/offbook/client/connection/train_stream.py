@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import NoReturn
@@ -11,6 +10,7 @@ from typing import NoReturn
 import httpx
 from pydantic import ValidationError
 
+from offbook.base.backoff import Backoff
 from offbook.base.errors import (
     BackendError,
     ServerError,
@@ -56,14 +56,14 @@ async def train(
 async def _until_result(
     api: Api, request: TrainRequest, on_event: Callable[[TrainEvent], None], lost_after: float
 ) -> TrainResult:
-    contact, pause = time.monotonic(), 0.1
+    backoff = Backoff(lost_after, longest=5.0)
     seen: set[str] = set()  # a resumed stream repeats its events from the start
     while True:
         broken: httpx.TransportError | ServerError
         try:
             async with aclosing(_events(api, request)) as events:
                 async for event in events:
-                    contact, pause = time.monotonic(), 0.1
+                    backoff.progress()
                     if event is None:
                         continue
                     if event.kind == "result" and event.result is not None:
@@ -84,10 +84,8 @@ async def _until_result(
             api.alive()
         except BackendError as ended:
             raise BackendError(f"{ended}\n{_send_again(request)}") from ended
-        if time.monotonic() - contact > lost_after:
+        if not await backoff.wait():
             _give_up(api, request, broken)
-        await asyncio.sleep(pause)
-        pause = min(2 * pause, 5.0)
 
 
 async def _events(api: Api, request: TrainRequest) -> AsyncGenerator[TrainEvent | None]:

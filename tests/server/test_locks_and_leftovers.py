@@ -15,8 +15,7 @@ from offbook.base.config import EngineOptions, LoraOptions
 from offbook.base.errors import ConfigError, StoreError
 from offbook.base.wire import GroupRecord, TrainRequest, TrainStatus
 from offbook.engine.protocol import Failed, TrainCommand
-from offbook.server import serving
-from offbook.server.directory_lock import DirectoryLock
+from offbook.server.directory_lock import DirectoryLock, sweep
 from offbook.server.models.base_model import BaseModelPath
 from offbook.server.serving import _local, listen, url_of  # pyright: ignore[reportPrivateUsage]
 from offbook.server.training import learner_client, queue
@@ -67,7 +66,7 @@ def test_half_made_things_are_swept_at_the_start_and_nothing_else_is(tmp_path: P
     files = [model / ".state.json.ab.part", tmp_path / "server.json.part"]
     for file in (*files, model / "state.json"):
         file.write_text("{}")
-    assert serving.sweep(tmp_path) == 6
+    assert sweep(tmp_path) == 6
     assert all(folder.is_dir() for folder in kept) and (model / "state.json").exists()
     assert not any(path.exists() for path in (*left, *files, model.parent / ".fork-n"))
 

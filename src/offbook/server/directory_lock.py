@@ -1,5 +1,5 @@
-"""Takes a server's directory: only its account reads prompts, weights and keys there, one server at a time locks it, and
-`server.json` tells clients on this machine where it is."""
+"""Takes a server's directory: only its account reads prompts, weights and keys there, one server at a time locks it, what a
+crash left is deleted, and `server.json` tells clients on this machine where the server is."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import fcntl
 import json
 import logging
 import os
+import shutil
 from pathlib import Path
 from typing import IO
 
@@ -129,3 +130,33 @@ class DirectoryLock:
         self._file.truncate()
         self._file.write(json.dumps(facts))
         self._file.flush()
+
+
+LEFTOVERS = (
+    "*.part",
+    "exports/.*",
+    "*/models/.fork-*",
+    "*/models/*/.*.part",
+    "*/models/*/checkpoints/.scratch-*",
+    "*/models/*/checkpoints/.deleting-*",
+    "jobs/*/*.part",
+)
+"""Patterns of unfinished forks, exports, checkpoints and files, and of unfinished deletions.
+
+Unfinished exports to folders outside the directory stay, since their paths are not recorded.
+"""
+
+
+def sweep(root: Path) -> int:
+    """Delete the leftovers in the directory `root` and return their number. Those that cannot be deleted are logged."""
+    swept = 0
+    for pattern in LEFTOVERS:
+        for path in root.glob(pattern):
+            try:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            except OSError as error:
+                logger.warning("%s is left over from a crash and cannot be removed: %s", path, error)
+                continue
+            swept += 1
+            logger.info("Removed %s, left over from a crash", path)
+    return swept

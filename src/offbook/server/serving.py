@@ -10,12 +10,10 @@ import gc
 import logging
 import os
 import resource
-import shutil
 import signal
 import socket
 from collections.abc import Generator
 from functools import partial
-from pathlib import Path
 from typing import cast
 
 import psutil
@@ -28,7 +26,7 @@ from offbook.base.http_access import is_loopback
 
 from .calls.call_marks import CALL_MARKS
 from .calls.recorder import Recorder
-from .directory_lock import DirectoryLock, make_private
+from .directory_lock import DirectoryLock, make_private, sweep
 from .http import app
 from .http.auth import Guard, Key, KeyFile, key_for
 from .http.bounded_protocol import BoundedProtocol, ConnectionLimiter, ConnectionLimits
@@ -47,36 +45,6 @@ from .training.queue import TrainQueue
 from .training.runner import MemoryCheck, TrainRunner
 
 logger = logging.getLogger(__name__)
-
-
-LEFTOVERS = (
-    "*.part",
-    "exports/.*",
-    "*/models/.fork-*",
-    "*/models/*/.*.part",
-    "*/models/*/checkpoints/.scratch-*",
-    "*/models/*/checkpoints/.deleting-*",
-    "jobs/*/*.part",
-)
-"""Patterns of unfinished forks, exports, checkpoints and files, and of unfinished deletions.
-
-Unfinished exports to folders outside the directory stay, since their paths are not recorded.
-"""
-
-
-def sweep(root: Path) -> int:
-    """Delete the leftovers in the directory `root` and return their number. Those that cannot be deleted are logged."""
-    swept = 0
-    for pattern in LEFTOVERS:
-        for path in root.glob(pattern):
-            try:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-            except OSError as error:
-                logger.warning("%s is left over from a crash and cannot be removed: %s", path, error)
-                continue
-            swept += 1
-            logger.info("Removed %s, left over from a crash", path)
-    return swept
 
 
 END_SECONDS = 120

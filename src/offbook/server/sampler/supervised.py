@@ -7,7 +7,6 @@ import asyncio
 import logging
 import re
 import time
-from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -30,66 +29,11 @@ R = TypeVar("R")
 """Type of an answer."""
 
 
-class SamplerLink(ABC):
-    """Sends requests to one sampler.
-
-    A request waits for the sampler and is sent again once if the connection breaks.
-    """
-
-    served_name = SERVED_NAME
-    """The sampler's own name for the base."""
-    has_others = False
-    """Set by a pool with other samplers: when this one is gone, requests fail at once, and the pool resends them."""
-
-    def __init__(self) -> None:
-        self.connection: SamplerConnection | None = None
-
-    @property
-    @abstractmethod
-    def state(self) -> SamplerState:
-        """The sampler's state. "ok": it answers."""
-
-    @abstractmethod
-    async def ready(self) -> None:
-        """Wait until the sampler answers. Raises EngineError with the reason if it cannot be started or reached."""
-
-    @abstractmethod
-    async def explain(self, error: Exception) -> str:
-        """Why a connection broke, in words. If the sampler is gone, `state` is no longer "ok" when this returns."""
-
-    @abstractmethod
-    async def restart(self) -> None:
-        """Restart the sampler if it is a child of this process; otherwise do nothing."""
-
-    async def send(self, request: Callable[[SamplerConnection], Awaitable[R]]) -> R:
-        """The answer to a request. Raises EngineError if there is no sampler, or the connection breaks twice."""
-        for attempt in (1, 2):
-            await self.ready()
-            connection = self.connection
-            assert connection is not None, "ready() connects"
-            try:
-                return await request(connection)
-            except (*BROKEN, RuntimeError) as error:
-                if isinstance(error, RuntimeError) and not connection.closed:
-                    raise
-                reason = await self.explain(error)
-                if self.has_others and self.state != "ok":
-                    raise EngineError(reason) from error
-                if attempt == 2:
-                    raise EngineError(f"The call was tried twice: {reason}") from error
-                logger.warning("Retrying a call: %s", reason)
-        raise AssertionError("unreachable")
-
-    async def command(self, path: str, body: Mapping[str, str] | None = None) -> httpx.Response:
-        """POST to a control route of the sampler. Returns the response, whatever its status. Raises EngineError."""
-        return await self.send(lambda connection: connection.control.post(path, json=body))
-
-
 class SamplerClient:
     """Sends calls to one sampler. A call is retried once if the sampler dies while it runs."""
 
-    def __init__(self, link: SamplerLink) -> None:
-        self._link = link
+    def __init__(self, sampler: SupervisedSampler) -> None:
+        self._sampler = sampler
         self._changed = asyncio.Condition()
         self._awake = True
         self._in_flight = 0
@@ -113,7 +57,7 @@ class SamplerClient:
                 client.done(response)
 
         async with self._turn():
-            return await self._link.send(whole)
+            return await self._sampler.send(whole)
 
     @asynccontextmanager
     async def stream(self, payload: Mapping[str, Json]) -> AsyncGenerator[aiohttp.ClientResponse]:
@@ -124,18 +68,18 @@ class SamplerClient:
             return connection.calls, await connection.calls.open(body)
 
         async with self._turn():
-            client, response = await self._link.send(opened)
+            client, response = await self._sampler.send(opened)
             try:
                 yield response
             except aiohttp.ClientError as error:
-                raise EngineError(await self._link.explain(error)) from error
+                raise EngineError(await self._sampler.explain(error)) from error
             finally:
                 client.done(response)
 
     @asynccontextmanager
     async def asleep(self, *, keep_weights: bool = False) -> AsyncGenerator[None]:
         """Free the GPU inside the block; see `SamplerCalls.asleep`."""
-        await self._link.ready()
+        await self._sampler.ready()
         async with self._changed:
             self._awake = False
             await self._changed.wait_for(lambda: not self._in_flight)
@@ -152,8 +96,8 @@ class SamplerClient:
 
     async def queue_seconds(self) -> float | None:
         """Mean time in vLLM's queue since the last reading; see `SamplerCalls.queue_seconds`."""
-        connection = self._link.connection
-        if self._link.state != "ok" or connection is None:
+        connection = self._sampler.connection
+        if self._sampler.state != "ok" or connection is None:
             return None
         try:
             text = (await connection.control.get("/metrics", timeout=10.0)).text
@@ -198,16 +142,16 @@ class SamplerClient:
             await self._command("/wake_up")
         except EngineError as error:
             logger.error("The sampler did not wake up; restarting it: %s", error)
-            await self._link.restart()
+            await self._sampler.restart()
 
     async def _command(self, path: str) -> None:
-        response = await self._link.command(path)
+        response = await self._sampler.command(path)
         if response.is_error:
             raise EngineError(f"The sampler refused {path}: {reason_of(response)}")
 
     def _body(self, payload: Mapping[str, Json]) -> bytes:
-        if payload["model"] == SERVED_NAME != self._link.served_name:
-            payload = {**payload, "model": self._link.served_name}
+        if payload["model"] == SERVED_NAME != self._sampler.served_name:
+            payload = {**payload, "model": self._sampler.served_name}
         return orjson.dumps(payload)
 
 
@@ -223,8 +167,8 @@ UNLOAD = "/v1/unload_lora_adapter"
 class LoadedAdapters:
     """The adapters of one sampler by name. A sampler that was restarted loads all of them again."""
 
-    def __init__(self, link: SamplerLink) -> None:
-        self._link = link
+    def __init__(self, sampler: SupervisedSampler) -> None:
+        self._sampler = sampler
         self._folders: dict[str, Path] = {}
 
     @property
@@ -244,7 +188,7 @@ class LoadedAdapters:
         """Load a LoRA folder under the name `adapter`; a loaded name is left as it is. Raises EngineError."""
         if adapter in self._folders:
             return
-        response = await self._link.command(LOAD, _lora(adapter, folder))
+        response = await self._sampler.command(LOAD, _lora(adapter, folder))
         if _rejected(response):
             raise EngineError(f"The sampler could not load {adapter} from {folder}: {reason_of(response)}")
         self._folders[adapter] = folder
@@ -253,7 +197,7 @@ class LoadedAdapters:
         """Unload an adapter; an unknown name is ignored. Raises EngineError."""
         if self._folders.pop(adapter, None) is None:
             return
-        response = await self._link.command(UNLOAD, {"lora_name": adapter})
+        response = await self._sampler.command(UNLOAD, {"lora_name": adapter})
         if response.is_error and response.status_code != 404:
             raise EngineError(f"The sampler could not unload {adapter}: {reason_of(response)}")
 
@@ -284,14 +228,22 @@ RETRY_SECONDS = 15.0
 """A call that arrives this long after a failed start triggers another start. Earlier calls get the error."""
 
 
-class SupervisedSampler(SamplerLink):
-    """A supervised sampler. Subclasses start it (`_launch`) and watch it (`_until_dead`): `child_sampler.py`, `running_sampler.py`."""
+class SupervisedSampler:
+    """A supervised sampler. Subclasses start it (`_launch`) and watch it (`_until_dead`): `child_sampler.py`, `running_sampler.py`.
+
+    A request waits for the sampler and is sent again once if the connection breaks.
+    """
+
+    served_name = SERVED_NAME
+    """The sampler's own name for the base."""
+    has_others = False
+    """Set by a pool with other samplers: when this one is gone, requests fail at once, and the pool resends them."""
 
     max_starts = 3
     """Failed starts in a row after which waiting calls get the error."""
 
     def __init__(self) -> None:
-        super().__init__()
+        self.connection: SamplerConnection | None = None
         self.calls = SamplerClient(self)
         self.adapters = LoadedAdapters(self)
         self._supervisor: asyncio.Task[None] | None = None
@@ -346,11 +298,34 @@ class SupervisedSampler(SamplerLink):
         """Kill the sampler if it is a child of this process; here, do nothing."""
 
     async def explain(self, error: Exception) -> str:
-        """Why a call's connection broke. Subclasses also find out whether the sampler is gone."""
+        """Why a connection broke, in words. In a subclass, `state` is no longer "ok" afterwards if the sampler is gone."""
         return f"the connection to the sampler broke: {error_text(error)}"
 
     async def restart(self) -> None:
         """Restart the sampler if it is a child of this process; here, do nothing."""
+
+    async def send(self, request: Callable[[SamplerConnection], Awaitable[R]]) -> R:
+        """The answer to a request. Raises EngineError if there is no sampler, or the connection breaks twice."""
+        for attempt in (1, 2):
+            await self.ready()
+            connection = self.connection
+            assert connection is not None, "ready() connects"
+            try:
+                return await request(connection)
+            except (*BROKEN, RuntimeError) as error:
+                if isinstance(error, RuntimeError) and not connection.closed:
+                    raise
+                reason = await self.explain(error)
+                if self.has_others and self.state != "ok":
+                    raise EngineError(reason) from error
+                if attempt == 2:
+                    raise EngineError(f"The call was tried twice: {reason}") from error
+                logger.warning("Retrying a call: %s", reason)
+        raise AssertionError("unreachable")
+
+    async def command(self, path: str, body: Mapping[str, str] | None = None) -> httpx.Response:
+        """POST to a control route of the sampler. Returns the response, whatever its status. Raises EngineError."""
+        return await self.send(lambda connection: connection.control.post(path, json=body))
 
     async def _launch(self) -> None:
         """Start or reach the sampler, and load its adapters. Raises EngineError."""

@@ -29,7 +29,6 @@ class DatasetItem:
     input: Json
     expected: Json
     metadata: Mapping[str, Json]
-    source_trace: str | None
 
 
 def save_dataset(
@@ -74,7 +73,6 @@ def _stored(item: Mapping[str, Json]) -> DatasetItem:
         item.get("input"),
         expected,
         cast(Mapping[str, Json], metadata) if isinstance(metadata, Mapping) else {},
-        cast("str | None", item.get("sourceTraceId")),
     )
 
 

@@ -15,10 +15,16 @@ mlflow = pytest.importorskip("mlflow", reason="pip install -r requirements/test.
 pytest.importorskip("alembic", reason="pip install -r requirements/test.txt")
 
 
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A database that the tests share: making its tables takes longer than all of them."""
+    return f"sqlite:///{tmp_path_factory.mktemp('mlflow') / 'mlflow.db'}"
+
+
 @pytest.fixture
-def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def client(database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.chdir(tmp_path)  # artifacts go to ./mlruns
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", database)
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     return mlflow.MlflowClient()
 

@@ -36,11 +36,9 @@ class MlflowSink(TraceSink):
 
     def __init__(self, experiment: str | None = None, *, checkpoints: bool = True) -> None:
         self._experiment = experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "offbook"
-        self.checkpoint_files, self._runs, self._url = (
-            checkpoints,
-            dict[str, str](),
-            os.environ.get("MLFLOW_TRACKING_URI", ""),
-        )
+        self.checkpoint_files = checkpoints
+        self._runs: dict[str, str] = {}
+        self._url = os.environ.get("MLFLOW_TRACKING_URI", "")
         try:
             self._client: Any = MlflowClient()
         except MlflowException as error:

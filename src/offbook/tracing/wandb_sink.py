@@ -50,7 +50,6 @@ class WandbSink(TraceSink):
         self._project = project or os.environ.get("WANDB_PROJECT") or PROJECT
         self._samples = samples
         self.checkpoint_files = checkpoints
-        self._checkpoints = checkpoints
         self._open: Any = None
         self._id = ""
 
@@ -93,7 +92,7 @@ class WandbSink(TraceSink):
         self._log(event.run, event.step, {f"train/{name}": value for name, value in event.metrics.items()})
 
     def checkpoint_saved(self, event: CheckpointSaved) -> None:
-        if not self._checkpoints:
+        if not self.checkpoint_files:
             return
         run = self._run(event.run)
         name = re.sub(r"[^A-Za-z0-9_.-]", "-", event.model)

@@ -122,7 +122,7 @@ class Learner:
         """Adds the gradient of sum(coefficient x logprob) to the adapter's, row by row."""
         self.base.config._attn_implementation = DENSE if way.attention == DENSE else attention.NAME
         for row in made.rows:
-            weight = coefficients[torch.from_numpy(row.target_ids).to(self.device)]
+            weight = coefficients[torch.from_numpy(row.target_numbers).to(self.device)]
             (self._logprobs(row, way, targets) * weight).sum().backward()
 
     def _logprobs(self, row: ComputeRow, way: Way, targets: TargetSettings) -> Tensor:
@@ -140,7 +140,7 @@ class Learner:
             hidden.flatten(0, 1),
             row.target_predictors,
             targets,
-            row.target_ids,
+            row.target_numbers,
             self.base.get_output_embeddings(),
             chunk=512,
             head_trains=False,

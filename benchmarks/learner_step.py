@@ -130,7 +130,7 @@ class Ours:
         start = self._clock()
         for row in made.rows:
             logprobs, _, _ = self.policy.row_logprobs(row, targets)
-            weight = coefficients[torch.from_numpy(row.target_ids)]
+            weight = coefficients[torch.from_numpy(row.target_numbers)]
             (-(logprobs - logprobs.detach()).exp() * weight).sum().backward()
         torch.nn.utils.clip_grad_norm_(self.policy.trainable_parameters().values(), 1.0)
         self._optimizer.step()

@@ -44,7 +44,7 @@ def test_a_tree_holds_each_distinct_prefix_once_and_each_target_where_it_was_sam
     assert sorted(paths) == sorted(prefixes)
     assert tree.positions.tolist() == [len(prefix) - 1 for prefix in paths]
     expected = [tuple(p + c[: j + 1]) for p, c in calls for j in range(len(c))]
-    assert tree.target_id.tolist() == list(range(len(expected)))
+    assert tree.target_number.tolist() == list(range(len(expected)))
     assert [paths[node] for node in tree.target_node] == expected
     assert [paths[node] for node in tree.target_predictor] == [prefix[:-1] for prefix in expected]
 
@@ -117,7 +117,7 @@ def test_interleaved_sub_agents_give_two_branches_and_not_six_rows() -> None:
 def test_a_completion_sampled_twice_is_computed_once_and_trained_twice() -> None:
     tree = build_tree([row([1, 2], [3, 4], 0), row([1, 2], [3, 4], 2)])
     assert len(tree) == 4
-    assert tree.target_id.tolist() == [0, 1, 2, 3]
+    assert tree.target_number.tolist() == [0, 1, 2, 3]
     assert tree.target_node.tolist() == [2, 3, 2, 3]
 
 

@@ -77,8 +77,6 @@ class TokenHead(BaseModel):
     applied: bool
     request_id: str
     loss: str
-    clip_low: float
-    clip_high: float
     updates: int
     created_at: float
     calls: tuple[TrainedCall, ...]

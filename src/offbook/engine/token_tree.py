@@ -72,7 +72,7 @@ class TokenTree:
     subtree_end: Ints  # [T], the first token after the subtree
     target_node: Ints  # [N], the node of the target's token
     target_predictor: Ints  # [N], the node whose logits predict it
-    target_id: Ints  # [N], its number in the step
+    target_number: Ints  # [N], its number in the step
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -104,7 +104,7 @@ def build_tree(samples: Sequence[Sample]) -> TokenTree:
     path = np.zeros(size, np.int64)  # node of the current sample at each depth
     subtree_end = np.zeros(total, np.int64)
     before = np.zeros(0, np.int64)
-    nodes, predictors, ids = _Growing(), _Growing(), _Growing()
+    nodes, predictors, numbers = _Growing(), _Growing(), _Growing()
     count = 0
     for i in order:
         sample = samples[i]
@@ -123,19 +123,19 @@ def build_tree(samples: Sequence[Sample]) -> TokenTree:
         count += fresh
         nodes.add(path[prompt : len(sequence)].copy())
         predictors.add(path[prompt - 1 : len(sequence) - 1].copy() if len(sample.completion_ids) else path[:0])
-        ids.add(np.arange(sample.offset, sample.offset + len(sample.completion_ids)))
+        numbers.add(np.arange(sample.offset, sample.offset + len(sample.completion_ids)))
         before = sequence
     subtree_end[path[: len(before)]] = count
-    target_id = ids.joined()
-    by_id = np.argsort(target_id, kind="stable")
+    target_number = numbers.joined()
+    by_number = np.argsort(target_number, kind="stable")
     return TokenTree(
         token_ids=tokens.joined(),
         positions=positions.joined(),
         parents=parents.joined(),
         subtree_end=subtree_end[:count],
-        target_node=nodes.joined()[by_id],
-        target_predictor=predictors.joined()[by_id],
-        target_id=target_id[by_id],
+        target_node=nodes.joined()[by_number],
+        target_predictor=predictors.joined()[by_number],
+        target_number=target_number[by_number],
     )
 
 

@@ -45,7 +45,7 @@ def logprobs(policy: Policy, layout: LayoutName, *, adapter: bool = True) -> tor
     ones = np.ones(len(ids))
     settings = TargetSettings(ids, ones, ones, np.zeros(len(ids), np.int64), np.zeros(len(ids)))
     parts = [
-        (row.target_ids, policy.row_logprobs(row, settings, adapter=adapter)[0])
+        (row.target_numbers, policy.row_logprobs(row, settings, adapter=adapter)[0])
         for row in plan(calls, layout, 4096, policy.shape).rows
     ]
     order = np.argsort(np.concatenate([ids for ids, _ in parts]))

@@ -87,7 +87,7 @@ def computed(
     total = [torch.zeros_like(value) for value in parameters]
     for row in plan(rows, layout, row_tokens, policy.shape).rows if planned is None else planned:
         values, _, _ = policy.row_logprobs(row, targets, logits_chunk=chunk)
-        at = torch.from_numpy(row.target_ids)
+        at = torch.from_numpy(row.target_numbers)
         assert torch.isnan(logprobs[at]).all(), "a target was computed twice"
         logprobs[at] = values.detach().double()
         for part, grad in zip(total, torch.autograd.grad((values * weights[at]).sum(), parameters), strict=True):
@@ -174,7 +174,7 @@ def test_the_order_of_the_calls_changes_nothing(policies: Policies, made: Calls,
     first, second = (plan(order, "tree", 30, policy.shape) for order in (rows, shuffled))
     for a, b in zip(first.rows, second.rows, strict=True):
         assert a.token_ids.tolist() == b.token_ids.tolist()
-        assert sorted(a.target_ids.tolist()) == sorted(b.target_ids.tolist())
+        assert sorted(a.target_numbers.tolist()) == sorted(b.target_numbers.tolist())
 
 
 @settings(max_examples=40, deadline=None)

@@ -45,7 +45,7 @@ def distribution(
     policy: Policy, chosen: TargetSettings, layout: LayoutName = "tree"
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     parts = [
-        (row.target_ids, policy.row_logprobs(row, chosen))
+        (row.target_numbers, policy.row_logprobs(row, chosen))
         for row in plan(every_token(), layout, 4096, policy.shape).rows
     ]
     ids = np.concatenate([ids for ids, _ in parts])
@@ -138,7 +138,7 @@ def test_without_the_adapter_the_base_answers(base) -> None:
     (row,) = plan(every_token(), "tree", 4096, policy.shape).rows
     with torch.no_grad():
         plain, _, _ = policy.row_logprobs(row, chosen, adapter=False)
-    torch.testing.assert_close(plain, before[torch.from_numpy(row.target_ids)], rtol=0, atol=0)
+    torch.testing.assert_close(plain, before[torch.from_numpy(row.target_numbers)], rtol=0, atol=0)
     assert all(value.requires_grad for value in policy.trainable_parameters().values())
     assert policy.trainable_parameters()
 
@@ -256,7 +256,7 @@ def test_a_sliding_window_is_kept_on_every_layout(tmp_path: Path, layout: Layout
     reference = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
     with torch.no_grad():
         expected = reference(input_ids=torch.from_numpy(PROMPT.astype(np.int64))[None]).logits[0, -1].log_softmax(-1)
-    torch.testing.assert_close(logprobs, expected[torch.from_numpy(row.target_ids)], rtol=0, atol=1e-5)
+    torch.testing.assert_close(logprobs, expected[torch.from_numpy(row.target_numbers)], rtol=0, atol=1e-5)
 
 
 def test_target_modules_that_match_nothing_are_refused(base) -> None:

@@ -142,7 +142,10 @@ def test_halves_are_smaller_and_hold_each_target_once(policies: Policies, layout
             assert row.forest is None and len(row.lengths) == 1
             continue
         assert all(part.tokens < row.tokens for part in split)
-        assert np.sort(np.concatenate([part.target_ids for part in split])).tolist() == np.sort(row.target_ids).tolist()
+        assert (
+            np.sort(np.concatenate([part.target_numbers for part in split])).tolist()
+            == np.sort(row.target_numbers).tolist()
+        )
 
 
 def test_one_chain_of_tokens_cannot_be_split(policies: Policies) -> None:

@@ -139,7 +139,7 @@ def measure(policy: Any, layout: str, recompute: Callable[..., Any] | None = Non
     for row in layouts.plan(calls, layout, 4096, shape or policy.shape).rows:  # type: ignore[arg-type]
         assert shape is None or (row.forest is not None and (row.forest.segments.parent < 0).all()), "not packed"
         values, _, _ = policy.row_logprobs(row, targets)
-        at = torch.from_numpy(row.target_ids)
+        at = torch.from_numpy(row.target_numbers)
         result[at] = values.detach().double()
         (values.double() * torch.linspace(-1, 1, len(result))[at]).sum().backward()
     if recompute is not None:

@@ -32,8 +32,6 @@ def make_token_file(
         applied=totals.updates > 0,
         request_id=command.request_id,
         loss=job.config.loss,
-        clip_low=job.config.epsilon,
-        clip_high=job.config.upper_clip,
         updates=totals.updates,
         created_at=time.time(),
         calls=_calls(batch, tree, runs),

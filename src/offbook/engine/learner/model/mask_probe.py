@@ -126,7 +126,7 @@ def _logprobs(
     for row in plan(samples, layout, ROW_TOKENS, policy.shape).rows:
         with torch.no_grad():
             values, _, _ = policy.row_logprobs(row, targets, adapter=adapter)
-        result[torch.from_numpy(row.target_ids)] = values.double().cpu()
+        result[torch.from_numpy(row.target_numbers)] = values.double().cpu()
     return result
 
 
@@ -141,7 +141,7 @@ def _gradient(
         value.grad = None
     try:
         for row in plan(samples, layout, ROW_TOKENS, policy.shape).rows:
-            index = torch.from_numpy(row.target_ids)
+            index = torch.from_numpy(row.target_numbers)
             with torch.enable_grad():
                 values, _, _ = policy.row_logprobs(row, targets)
                 (values * weights[index].to(values)).sum().backward()  # reentrant recomputation knows no autograd.grad

@@ -237,7 +237,7 @@ class Policy:
         self, row: ComputeRow, settings: TargetSettings, *, adapter: bool = True, logits_chunk: int = 512
     ) -> tuple[Tensor, Tensor, Tensor]:
         """logprobs (nats), entropy (nats, detached) and kept (bool) of the row's n targets, each [n], in the order of
-        `row.target_ids`, under their calls' sampling settings. Logprobs are differentiable unless grad is disabled.
+        `row.target_numbers`, under their calls' sampling settings. Logprobs are differentiable unless grad is disabled.
 
         kept is False for a token outside the top-k, top-p or min-p set; its logprob is 0 and has no gradient.
         `adapter=False`: the values under the base. The adapter's dropout is active only if grad is enabled.
@@ -271,7 +271,7 @@ class Policy:
             hidden,
             row.target_predictors,
             settings,
-            row.target_ids,
+            row.target_numbers,
             self._head,
             chunk=chunk,
             head_trains=any(value.requires_grad for value in self._head.parameters()),

@@ -62,7 +62,7 @@ class ComputeRow:
     >>> [row] = plan(samples, "tree", row_tokens=64, shape=shape).rows
     >>> row.token_ids.tolist(), row.positions.tolist()
     ([[1, 2, 3, 4, 5]], [[0, 1, 2, 3, 2]])
-    >>> row.target_ids.tolist(), row.target_predictors.tolist()
+    >>> row.target_numbers.tolist(), row.target_predictors.tolist()
     ([0, 1, 2], [1, 2, 1])
     >>> [row] = plan(samples, "call_rows", row_tokens=64, shape=shape).rows  # both calls in one batch, padded with 0
     >>> row.token_ids.tolist(), row.target_predictors.tolist()
@@ -73,7 +73,7 @@ class ComputeRow:
     positions: Ints  # int64 [B, L], position embeddings' input: depth in the tree
     lengths: Ints  # int64 [B], without padding
     target_predictors: Ints  # int64 [R], flat index b * L + t of the token whose logits predict the target
-    target_ids: Ints  # int64 [R], the target's number in the step
+    target_numbers: Ints  # int64 [R], the target's number in the step
     forest: Forest | None = None  # None: causal attention
 
     @property
@@ -124,7 +124,7 @@ def plan(
     """
     samples = [sample for sample in samples if len(sample.completion_ids)]
     tree = build_tree(samples)
-    if len(np.unique(tree.target_id)) != len(tree.target_id):
+    if len(np.unique(tree.target_number)) != len(tree.target_number):
         raise ConfigError("calls overlap in their target numbers: give each call an offset of its own")
     forest_tokens = min(row_tokens, shape.longest_row or row_tokens)
     makers: dict[Chosen, Callable[[], tuple[ComputeRow, ...]]] = {
@@ -147,7 +147,7 @@ def plan(
 
 def _estimate(rows: Sequence[ComputeRow], shape: ModelShape) -> Estimate:
     tokens = sum(row.tokens for row in rows)
-    logits = sum(len(row.target_ids) for row in rows) * 4.0 * shape.head
+    logits = sum(len(row.target_numbers) for row in rows) * 4.0 * shape.head
     pairs = sum(_pairs(row) for row in rows)
     cost = logits
     for row in rows:
@@ -174,7 +174,7 @@ class _Path:
 
     token_ids: Ints
     predictors: Ints
-    target_ids: Ints
+    target_numbers: Ints
 
 
 def _call_paths(samples: Sequence[Sample]) -> list[_Path]:
@@ -207,7 +207,7 @@ def _leaf_paths(tree: TokenTree) -> list[_Path]:
         targets = by_owner[bounds[i] : bounds[i + 1]]
         nodes = np.append(_ancestors(tree, int(leaf)), leaf)
         paths.append(
-            _Path(tree.token_ids[nodes], tree.positions[tree.target_predictor[targets]], tree.target_id[targets])
+            _Path(tree.token_ids[nodes], tree.positions[tree.target_predictor[targets]], tree.target_number[targets])
         )
     return paths
 
@@ -251,7 +251,7 @@ def _padded(batch: Sequence[_Path]) -> ComputeRow:
         positions=np.tile(np.arange(longest), (len(batch), 1)),
         lengths=lengths,
         target_predictors=np.concatenate([b * longest + path.predictors for b, path in enumerate(batch)]),
-        target_ids=np.concatenate([path.target_ids for path in batch]),
+        target_numbers=np.concatenate([path.target_numbers for path in batch]),
     )
 
 
@@ -281,7 +281,7 @@ def _chains(paths: Sequence[_Path], shape: ModelShape) -> ComputeRow:
         positions=runs.positions[None],
         lengths=np.array([ends[-1]], np.int64),
         target_predictors=np.concatenate([path.predictors + start for path, start in zip(paths, starts, strict=True)]),
-        target_ids=np.concatenate([path.target_ids for path in paths]),
+        target_numbers=np.concatenate([path.target_numbers for path in paths]),
         forest=Forest(runs, pieces, subtree_end),
     )
 
@@ -304,7 +304,7 @@ def _tree_rows(tree: TokenTree, row_tokens: int, shape: ModelShape) -> Iterator[
             positions=positions[None],
             lengths=np.array([len(keep)], np.int64),
             target_predictors=np.searchsorted(keep, tree.target_predictor[targets]),
-            target_ids=tree.target_id[targets],
+            target_numbers=tree.target_number[targets],
             forest=Forest(runs, pieces, subtree_end),
         )
 

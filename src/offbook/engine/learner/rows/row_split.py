@@ -91,7 +91,7 @@ def _batch(row: ComputeRow, start: int, end: int) -> ComputeRow:
         positions=row.positions[start:end, :longest],
         lengths=row.lengths[start:end],
         target_predictors=(owner[inside] - start) * longest + place[inside],
-        target_ids=row.target_ids[inside],
+        target_numbers=row.target_numbers[inside],
     )
 
 
@@ -122,7 +122,7 @@ def _part(row: ComputeRow, forest: Forest, keep: Ints, repeated: int, shape: Mod
         positions=positions[None],
         lengths=np.array([len(keep)], np.int64),
         target_predictors=np.searchsorted(keep, row.target_predictors[own]),
-        target_ids=row.target_ids[own],
+        target_numbers=row.target_numbers[own],
         forest=Forest(runs, cut(runs, shape.piece_pairs) if forest.pieces else (), subtree_end),
     )
 

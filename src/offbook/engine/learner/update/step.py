@@ -7,7 +7,6 @@ base (adapter off, for the KL term). A loss turns logprobs into one coefficient 
 backward pass of a row is that of `sum(coefficient * logprob)`, so the gradient of a minibatch is the sum over its rows.
 
 Suffixes of tensors: _N all targets of the step, _M those of a minibatch, _R those of a row, _K the kept ones of a row.
-`ids` are numbers of targets in the step (0..N-1), not token ids.
 """
 
 from __future__ import annotations
@@ -84,11 +83,11 @@ class Scores:
         zeros_N = torch.zeros(size, dtype=torch.float64)
         return cls(zeros_N, zeros_N.clone(), torch.zeros(size, dtype=torch.bool))
 
-    def put(self, ids_R: Tensor, logprobs_R: Tensor, entropy_R: Tensor, kept_R: Tensor) -> None:
+    def put(self, target_numbers_R: Tensor, logprobs_R: Tensor, entropy_R: Tensor, kept_R: Tensor) -> None:
         """Store a row's values under its target numbers."""
-        self.logprobs[ids_R] = logprobs_R.detach().cpu().double()
-        self.entropy[ids_R] = entropy_R.detach().cpu().double()
-        self.kept[ids_R] = kept_R.cpu()
+        self.logprobs[target_numbers_R] = logprobs_R.detach().cpu().double()
+        self.entropy[target_numbers_R] = entropy_R.detach().cpu().double()
+        self.kept[target_numbers_R] = kept_R.cpu()
 
 
 @dataclass(frozen=True)
@@ -105,11 +104,11 @@ class LastUpdate:
         zeros_N = torch.zeros(size, dtype=torch.float64)
         return cls(zeros_N, zeros_N.clone(), torch.zeros(size, dtype=torch.bool))
 
-    def put(self, ids_K: Tensor, logprobs_K: Tensor, output: LossOutput) -> None:
+    def put(self, target_numbers_K: Tensor, logprobs_K: Tensor, output: LossOutput) -> None:
         """Store the coefficients and logprobs of these targets."""
-        self.coefficients[ids_K] = output.coefficients
-        self.logprobs[ids_K] = logprobs_K
-        self.clipped[ids_K] |= output.clipped
+        self.coefficients[target_numbers_K] = output.coefficients
+        self.logprobs[target_numbers_K] = logprobs_K
+        self.clipped[target_numbers_K] |= output.clipped
 
 
 @dataclass
@@ -123,7 +122,6 @@ class StepTotals:
     last: LastUpdate
     losses: list[float] = field(default_factory=list[float])
     grad_norms: list[float] = field(default_factory=list[float])
-    base_scored: bool = False
     kl_sum: float = 0.0  # sum of k3 to the base
     kl_counted: int = 0  # targets in `kl_sum`
     clipped: int = 0  # of `ratios`: those that the clip affected
@@ -278,7 +276,7 @@ class Step:
                     scores_R = self._policy.row_logprobs(
                         row, self._batch.settings, adapter=adapter, logits_chunk=self._config.logits_chunk
                     )
-                    into.put(torch.from_numpy(row.target_ids), *scores_R)
+                    into.put(torch.from_numpy(row.target_numbers), *scores_R)
                 break
             except torch.OutOfMemoryError as error:
                 self._split.after(error)
@@ -291,22 +289,21 @@ class Step:
         if self._config.kl_coef == 0:
             return None
         scores = Scores.empty(len(self._batch))
-        totals.base_scored = True
         with totals.timed("base_logprobs"):
             self._score_rows(totals.plans, scores, None, adapter=False)
         return torch.where(scores.kept & ~self._constrained, scores.logprobs, torch.nan)
 
-    def _targets(self, ids_K: Tensor, old_K: Tensor, current_K: Tensor) -> Targets:
+    def _targets(self, target_numbers_K: Tensor, old_K: Tensor, current_K: Tensor) -> Targets:
         """The inputs of a loss. A constrained call was sampled from another distribution than the learner's, whose ratio
         would say nothing: it is 1, and never clipped."""
-        importance_K = importance_weights(old_K, self._sampler[ids_K], self._config.importance_cap)
+        importance_K = importance_weights(old_K, self._sampler[target_numbers_K], self._config.importance_cap)
         return Targets(
-            torch.where(self._constrained[ids_K], current_K, old_K),
-            self._advantages[ids_K],
-            self._inverse_divisors[ids_K],
+            torch.where(self._constrained[target_numbers_K], current_K, old_K),
+            self._advantages[target_numbers_K],
+            self._inverse_divisors[target_numbers_K],
             importance_K,
-            self._sequence[ids_K],
-            None if self._base is None else self._base[ids_K],
+            self._sequence[target_numbers_K],
+            None if self._base is None else self._base[target_numbers_K],
         )
 
     def _sequence_loss(self, minibatch: LayoutPlan, totals: StepTotals) -> _SequenceLoss:
@@ -317,15 +314,15 @@ class Step:
         if totals.updates:
             scores = Scores.empty(len(self._batch))
             self._score_rows((minibatch,), scores, None)
-        ids_M = torch.cat([torch.from_numpy(row.target_ids) for row in minibatch.rows]).sort().values
-        ids_M = ids_M[totals.old.kept[ids_M] & scores.kept[ids_M]]
-        current_M = scores.logprobs[ids_M]
-        targets = self._targets(ids_M, totals.old.logprobs[ids_M], current_M)
+        target_numbers_M = torch.cat([torch.from_numpy(row.target_numbers) for row in minibatch.rows]).sort().values
+        target_numbers_M = target_numbers_M[totals.old.kept[target_numbers_M] & scores.kept[target_numbers_M]]
+        current_M = scores.logprobs[target_numbers_M]
+        targets = self._targets(target_numbers_M, totals.old.logprobs[target_numbers_M], current_M)
         output = self._loss(current_M, targets, self._clip)
         coefficients_N = torch.zeros(len(self._batch), dtype=torch.float64)
-        coefficients_N[ids_M] = output.coefficients
-        totals.last.put(ids_M, current_M, output)
-        self._count_targets(ids_M, targets, output, totals)
+        coefficients_N[target_numbers_M] = output.coefficients
+        totals.last.put(target_numbers_M, current_M, output)
+        self._count_targets(target_numbers_M, targets, output, totals)
         return _SequenceLoss(output.value, coefficients_N)
 
     def _backward_row(
@@ -335,32 +332,32 @@ class Step:
 
         `one_pass`: the step is a single update, so these logprobs are also the old policy's. A target enters the loss
         if its token is in the kept set of both the old and the current policy."""
-        ids_R = torch.from_numpy(row.target_ids)
+        target_numbers_R = torch.from_numpy(row.target_numbers)
         logprobs_R, entropy_R, kept_R = self._policy.row_logprobs(
             row, self._batch.settings, logits_chunk=self._config.logits_chunk
         )
         if one_pass:
-            totals.old.put(ids_R, logprobs_R, entropy_R, kept_R)
-        index_K = (kept_R.cpu() & totals.old.kept[ids_R]).nonzero()[:, 0]
-        ids_K = ids_R[index_K]
-        if not len(ids_K):
+            totals.old.put(target_numbers_R, logprobs_R, entropy_R, kept_R)
+        index_K = (kept_R.cpu() & totals.old.kept[target_numbers_R]).nonzero()[:, 0]
+        target_numbers_K = target_numbers_R[index_K]
+        if not len(target_numbers_K):
             return 0.0
         logprobs_K = logprobs_R[index_K.to(logprobs_R.device)]
         if precomputed is not None:
-            coefficients_K, value = precomputed.coefficients[ids_K], 0.0
+            coefficients_K, value = precomputed.coefficients[target_numbers_K], 0.0
         else:
             current_K = logprobs_K.detach().cpu().double()
-            targets = self._targets(ids_K, totals.old.logprobs[ids_K], current_K)
+            targets = self._targets(target_numbers_K, totals.old.logprobs[target_numbers_K], current_K)
             output = self._loss(current_K, targets, self._clip)
-            totals.last.put(ids_K, current_K, output)
-            self._count_targets(ids_K, targets, output, totals)
+            totals.last.put(target_numbers_K, current_K, output)
+            self._count_targets(target_numbers_K, targets, output, totals)
             coefficients_K, value = output.coefficients, float(output.value)
         scale = 1.0 if self._scale is None else self._scale.value
         (logprobs_K * (coefficients_K * scale).to(logprobs_K)).sum().backward()
         return value
 
-    def _count_targets(self, ids: Tensor, targets: Targets, output: LossOutput, totals: StepTotals) -> None:
-        free = ~self._constrained[ids]
+    def _count_targets(self, target_numbers: Tensor, targets: Targets, output: LossOutput, totals: StepTotals) -> None:
+        free = ~self._constrained[target_numbers]
         totals.entered += len(free)
         totals.ratios += int(free.sum())
         totals.clipped += int((output.clipped & free).sum())

@@ -83,17 +83,23 @@ class Sampling(Frozen):
     min_p: float = 0.0
 
 
-class CallOutput(Frozen):
-    """One choice of a call. `logprobs[i]` is the logprob of `token_ids[i]` in nats: NaN if the engine gave none (null
-    in JSON). `parse_failure`: tools were offered, and the text looks like a tool call but does not parse as one."""
+class OutputFields(Frozen):
+    """What a choice of a call says with its tokens (`CallOutput`) and without them (`OutputTrace`). `parse_failure`: tools
+    were offered, and the text looks like a tool call but does not parse as one."""
 
     index: int
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
     message: Message
     finish_reason: str | None
     status: CallStatus = CallStatus.COMPLETE
     parse_failure: bool = False
+
+
+class CallOutput(OutputFields):
+    """One choice of a call. `logprobs[i]` is the logprob of `token_ids[i]` in nats: NaN if the engine gave none (null
+    in JSON)."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
 
     @field_validator("logprobs", mode="before")
     @classmethod
@@ -121,8 +127,8 @@ class CallOrigin(Frozen):
     unused: bool = False  # the app discarded the output (a retry, a repeated node); set at the rollout's end
 
 
-class Call(Frozen):
-    """One model call as the server recorded it: the messages, and the exact token ids that training uses."""
+class CallFields(Frozen):
+    """What a call says with its tokens (`Call`) and without them (`CallTrace`)."""
 
     id: str
     trajectory_id: str
@@ -131,11 +137,8 @@ class Call(Frozen):
     status: CallStatus
     sampling: Sampling
     constrained: str | None = None  # why the logprobs are not those of the policy alone (a grammar, a penalty, ...)
-    allowed_texts: tuple[str, ...] = ()  # the answer had to be one of these, and nothing else constrained it
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] | None
-    prompt_ids: tuple[int, ...]
-    outputs: tuple[CallOutput, ...]
     origin: CallOrigin | None = None
     error: str | None = None
     late: bool = False  # recorded after its trajectory was sealed; never trained
@@ -144,39 +147,27 @@ class Call(Frozen):
     first_token_at: float | None = None  # unix seconds; None: the call was not streamed
 
 
-class OutputTrace(Frozen):
+class Call(CallFields):
+    """One model call as the server recorded it: the messages, and the exact token ids that training uses."""
+
+    allowed_texts: tuple[str, ...] = ()  # the answer had to be one of these, and nothing else constrained it
+    prompt_ids: tuple[int, ...]
+    outputs: tuple[CallOutput, ...]
+
+
+class OutputTrace(OutputFields):
     """One choice of a call, with a token count instead of token ids. Logprobs are in nats; None: not recorded."""
 
-    index: int
-    message: Message
-    finish_reason: str | None
-    status: CallStatus
-    parse_failure: bool
     tokens: int
     logprob_mean: float | None
     logprob_min: float | None
 
 
-class CallTrace(Frozen):
+class CallTrace(CallFields):
     """A call without its token arrays, for trace sinks: recorded by the server, or answered by another LLM."""
 
-    id: str
-    trajectory_id: str
-    model: str
-    step: int
-    status: CallStatus
-    sampling: Sampling
-    constrained: str | None
-    messages: tuple[Message, ...]
-    tools: tuple[Tool, ...] | None
     prompt_tokens: int
     outputs: tuple[OutputTrace, ...]
-    origin: CallOrigin | None
-    error: str | None
-    late: bool = False
-    started_at: float
-    ended_at: float
-    first_token_at: float | None = None  # unix seconds; None: the call was not streamed
     cost: float | None = None  # USD; None: unknown
 
 

@@ -6,9 +6,11 @@ from collections.abc import AsyncIterator, Sequence
 
 from offbook.base.types import (
     Call,
+    CallFields,
     CallOutput,
     CallTrace,
     Message,
+    OutputFields,
     RenderedHistory,
 )
 from offbook.base.wire import RolloutTrace, TrajectoryQuery
@@ -100,17 +102,7 @@ def question_and_answer(rollout: RolloutTrace) -> tuple[tuple[Message, ...], Mes
 
 def _without_tokens(call: CallTrace) -> Call:
     outputs = tuple(
-        CallOutput(
-            index=output.index,
-            token_ids=(),
-            logprobs=(),
-            message=output.message,
-            finish_reason=output.finish_reason,
-            status=output.status,
-            parse_failure=output.parse_failure,
-        )
+        CallOutput(token_ids=(), logprobs=(), **{name: getattr(output, name) for name in OutputFields.model_fields})
         for output in call.outputs
     )
-    left_out = {"outputs", "prompt_tokens", "cost"}
-    own = {name: getattr(call, name) for name in CallTrace.model_fields.keys() - left_out}
-    return Call(**own, prompt_ids=(), outputs=outputs)
+    return Call(prompt_ids=(), outputs=outputs, **{name: getattr(call, name) for name in CallFields.model_fields})

@@ -98,25 +98,26 @@ def output_rows(call: Call) -> list[OutputRow]:
 
 def call_of(row: Row[Json], outputs: Iterable[Row[Json]]) -> Call:
     """Build a call from its row and rows of its choices. The choices are sorted by index."""
-    body = orjson.loads(row.body)
-    failures = frozenset[int](body.pop("parse_failures"))
+    fields, failures = _fields_of(row)
     return Call(
-        id=row.id,
-        trajectory_id=row.trajectory_id,
-        model=row.model,
-        step=row.step,
-        status=CallStatus(row.status),
-        late=row.late,
-        started_at=row.started_at,
-        ended_at=row.ended_at,
         prompt_ids=unpack_ids(row.prompt_ids),
         outputs=tuple(
             sorted(
                 (output_of(output, output.choice in failures) for output in outputs), key=lambda output: output.index
             )
         ),
-        **body,
+        **fields,
     )
+
+
+def _fields_of(row: Row[Json]) -> tuple[dict[str, Json], frozenset[int]]:
+    """What the row says without its tokens, and the choices that are parse failures."""
+    body: dict[str, Json] = orjson.loads(row.body)
+    failures = frozenset[int](body.pop("parse_failures"))
+    columns = {
+        name: getattr(row, name) for name in ("id", "trajectory_id", "model", "step", "late", "started_at", "ended_at")
+    }
+    return {**columns, "status": CallStatus(row.status), **body}, failures
 
 
 def output_of(row: Row[Json], parse_failure: bool) -> CallOutput:
@@ -134,24 +135,15 @@ def output_of(row: Row[Json], parse_failure: bool) -> CallOutput:
 
 def call_trace_of(row: Row[Json], outputs: Iterable[Row[Json]]) -> CallTrace:
     """Build a call without token ids. The rows have `prompt_bytes` and `token_bytes`, the lengths of the blobs."""
-    body = orjson.loads(row.body)
-    failures = frozenset[int](body.pop("parse_failures"))
-    body.pop("allowed_texts", None)
+    fields, failures = _fields_of(row)
+    fields.pop("allowed_texts", None)
     return CallTrace(
-        id=row.id,
-        trajectory_id=row.trajectory_id,
-        model=row.model,
-        step=row.step,
-        status=CallStatus(row.status),
-        late=row.late,
-        started_at=row.started_at,
-        ended_at=row.ended_at,
         prompt_tokens=(row.prompt_bytes or 0) // 4,
         outputs=tuple(
             output_trace_of(output, output.choice in failures)
             for output in sorted(outputs, key=lambda output: output.choice)
         ),
-        **body,
+        **fields,
     )
 
 

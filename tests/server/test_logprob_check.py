@@ -118,9 +118,11 @@ def test_a_server_says_in_health_and_doctor_how_far_sampler_and_learner_differ(t
 
 
 async def test_a_sampler_that_hangs_leaves_calls_alone_and_is_named_after_the_time_limit(
-    gateway: Gateway, learner: LearnerClient, monkeypatch: pytest.MonkeyPatch
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logprob_check, "SECONDS", 3.0)
+    learner = Absent()
+    learner.state = "ready"  # the sampler hangs before anything is asked of it
     services = replace(gateway.services, learner=learner)
     gateway.sampler.completions.append(ScriptedCompletion(gates={0: asyncio.Event()}))
     check = asyncio.create_task(check_logprobs(services))

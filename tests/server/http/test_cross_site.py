@@ -6,6 +6,8 @@ import asyncio
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
 
 import httpx
 import openai
@@ -15,16 +17,24 @@ import offbook
 from offbook.base.errors import ConfigError
 from offbook.base.http_access import cross_site_refusal as refusal
 from offbook.server.arguments import parse
-from tests.server.servers import RunningServer, chat_body
+from offbook.server.http import app
+from offbook.server.http.auth import Guard
+from offbook.testing import Action, ScriptedServer, scripted_server
+from tests.fakes.gateway import Gateway
+from tests.server.servers import chat_body
 
 HERE = {"host": "127.0.0.1:8000"}
 JSON = {"content-type": "application/json", "content-length": "2"}
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    folder = tmp_path_factory.mktemp("pages") / "dir"
-    with RunningServer(folder, "--inference-only", "--allow-origin", "http://localhost:3000") as running:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cross-site")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[ScriptedServer]:
+    with scripted_server(lambda _: Action("hi"), folder) as running:
         yield running
 
 
@@ -83,7 +93,7 @@ def test_an_origin_that_no_browser_sends_is_an_error_that_names_the_flag(value: 
         parse(["--allow-origin", value])
 
 
-def test_a_forms_post_changes_no_reward_and_seals_no_rollout(server: RunningServer) -> None:
+def test_a_forms_post_changes_no_reward_and_seals_no_rollout(server: ScriptedServer) -> None:
     body = json.dumps({"trajectories": [{"id": "traj-x", "reward": 1.0}]})
     for headers in (
         {"content-type": "text/plain", "origin": "https://evil.example", "sec-fetch-site": "cross-site"},
@@ -98,7 +108,7 @@ def test_a_forms_post_changes_no_reward_and_seals_no_rollout(server: RunningServ
     assert httpx.get(server.url + "/api/trajectories").json()["trajectories"] == []
 
 
-def test_the_openai_sdk_and_ours_pass(server: RunningServer) -> None:
+def test_the_openai_sdk_and_ours_pass(server: ScriptedServer) -> None:
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
     assert client.chat.completions.create(**chat_body()).choices
 
@@ -110,20 +120,25 @@ def test_the_openai_sdk_and_ours_pass(server: RunningServer) -> None:
     assert asyncio.run(state()) == {"a": 1}
 
 
-def test_an_allowed_origin_gets_the_headers_that_its_browser_asks_for(server: RunningServer) -> None:
+async def test_an_allowed_origin_gets_the_headers_that_its_browser_asks_for(gateway: Gateway) -> None:
+    allowed = replace(
+        gateway.services,
+        options=gateway.services.options.model_copy(update={"allow_origin": ("http://localhost:3000",)}),
+    )
+    transport = httpx.ASGITransport(app.build(allowed, Guard(None)))
     asked = {"origin": "http://localhost:3000", "access-control-request-method": "POST"}
-    answer = httpx.options(f"{server.url}/v1/chat/completions", headers=asked)
-    assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, "http://localhost:3000")
-    foreign = httpx.options(f"{server.url}/v1/chat/completions", headers=asked | {"origin": "https://evil.example"})
-    assert "access-control-allow-origin" not in foreign.headers
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        answer = await client.options("/v1/chat/completions", headers=asked)
+        assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, "http://localhost:3000")
+        foreign = await client.options("/v1/chat/completions", headers=asked | {"origin": "https://evil.example"})
+        assert "access-control-allow-origin" not in foreign.headers
 
 
-def test_state_written_by_many_at_once_is_one_of_theirs_whole(server: RunningServer) -> None:
+def test_state_written_by_many_at_once_is_one_of_theirs_whole(server: ScriptedServer, folder: Path) -> None:
     url = f"{server.url}/api/models/policy/state"
     states = [{"writer": number, "text": "x" * 2000} for number in range(64)]
     with ThreadPoolExecutor(32) as pool:
         written = list(pool.map(lambda state: httpx.put(url, json={"value": state}, timeout=60).status_code, states))
     assert set(written) == {200}
     assert httpx.get(url).json()["value"] in states
-    folder = next(server.folder.glob("*/models/policy"))
-    assert not list(folder.glob(".*.part"))
+    assert not list(next(folder.glob("*/models/policy")).glob(".*.part"))

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from offbook.base.config import MAX_TEMPERATURE
-from offbook.base.types import Json
+from offbook.base.types import Json, Sampling
 
 Object = dict[str, Json]
 Id = Annotated[str, Field(min_length=1, max_length=200)]
@@ -119,19 +119,13 @@ class Named(BaseModel):
     trajectory_id: Id
 
 
-class ChatFields(BaseModel):
-    """A chat completion request. Fields of OpenAI's or vLLM's API that are not listed here are rejected."""
+class SampledFields(BaseModel):
+    """The fields that every engine implements. None, or null: the default of OpenAI's API."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
-    model: str = Field(min_length=1)
-    messages: list[ChatMessage] = Field(min_length=1)
-    tools: list[ChatTool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    response_format: ResponseFormat | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
     n: int | None = Field(None, ge=1, le=128)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     stop: str | list[str] | None = None
@@ -144,17 +138,59 @@ class ChatFields(BaseModel):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     return_token_ids: bool | None = None
-    offbook: Named | None = None
-    art: Named | None = None
-
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, ge=0.01)
+    min_tokens: int | None = Field(None, ge=0)
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: Object | None = None
+    include_reasoning: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+
+    @property
+    def choices(self) -> int:
+        """The number of choices, `n`."""
+        return self.n or 1
+
+    @property
+    def sampling(self) -> Sampling:
+        """The sampling settings, those that are left out off, regardless of the base model's generation_config."""
+        return Sampling(
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            top_k=max(self.top_k or 0, 0),
+            min_p=self.min_p or 0.0,
+        )
+
+
+class _Conversation(_Checked):
+    """What is said, and the form of the answer."""
+
+    model: str = Field(min_length=1)
+    messages: list[ChatMessage] = Field(min_length=1)
+    tools: list[ChatTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedToolChoice | None = None
+    response_format: ResponseFormat | None = None
+    stream_options: StreamOptions | None = None
+
+
+class ChatFields(SampledFields, _Conversation):
+    """A chat completion request. Fields of OpenAI's or vLLM's API that are not listed here are rejected."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    offbook: Named | None = None
+    art: Named | None = None
+
     length_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     bad_words: list[str] | None = None
     allowed_token_ids: list[int] | None = None
-    min_tokens: int | None = Field(None, ge=0)
     structured_outputs: Object | None = None
     guided_json: str | Object | None = None
     guided_regex: str | None = None
@@ -167,25 +203,16 @@ class ChatFields(BaseModel):
     use_beam_search: bool | None = None
     vllm_xargs: Object | None = None
 
-    stop_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
     prompt_logprobs: int | None = None
     echo: bool | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
     documents: list[Object] | None = None
     chat_template: str | None = None
-    chat_template_kwargs: Object | None = None
     mm_processor_kwargs: Object | None = None
     media_io_kwargs: Object | None = None
     reasoning_effort: str | None = None
-    include_reasoning: bool | None = None
-    return_tokens_as_token_ids: bool | None = None
     priority: int | None = None
     request_id: str | None = None
     cache_salt: str | None = None

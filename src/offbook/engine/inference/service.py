@@ -138,18 +138,18 @@ class SamplingService:
                 param="messages",
             )
         settings = self._settings(request, len(prompt_ids))
-        masks = await self._shape_compiler.masks(shape, request.n) if shape else []
+        masks = await self._shape_compiler.masks(shape, request.choices) if shape else []
         return [
             Generation(
                 prompt_ids,
                 settings if request.seed is None else _seeded(settings, request.seed, index),
                 self.runner.eos,
                 adapter,
-                streamed=request.stream,
+                streamed=bool(request.stream),
                 mask=masks[index] if masks else None,
                 stop_detector=self._stop_detector(request),
             )
-            for index in range(request.n)
+            for index in range(request.choices)
         ]
 
     def writer(self, request: ChatCompletionRequest, prompt_ids: tuple[int, ...]) -> AnswerWriter:
@@ -208,34 +208,35 @@ class SamplingService:
                 code=TOO_LONG,
             )
         max_tokens = requested or limit - prompt
-        if request.min_tokens > max_tokens:
+        min_tokens, stop_token_ids, sampling = request.min_tokens or 0, request.stop_token_ids or [], request.sampling
+        if min_tokens > max_tokens:
             raise DialectError(
-                f"min_tokens {request.min_tokens} is more than {field} {max_tokens}: lower it", param="min_tokens"
+                f"min_tokens {min_tokens} is more than {field} {max_tokens}: lower it", param="min_tokens"
             )
-        for name, ids in (("stop_token_ids", request.stop_token_ids), ("logit_bias", list(request.logit_bias))):
+        for name, ids in (("stop_token_ids", stop_token_ids), ("logit_bias", list(request.logit_bias))):
             if invalid := [token for token in ids if not 0 <= token < vocabulary]:
                 raise DialectError(f"{name}: {invalid} are not tokens: use ids from 0 to {vocabulary - 1}", param=name)
         return Settings(
             max_tokens=max_tokens,
-            temperature=request.temperature,
-            top_p=request.top_p,
-            top_k=max(request.top_k, 0),
-            min_p=request.min_p,
-            min_tokens=request.min_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            min_tokens=min_tokens,
             stop=request.stops,
-            stop_token_ids=tuple(request.stop_token_ids),
-            ignore_eos=request.ignore_eos,
-            presence_penalty=request.presence_penalty,
-            frequency_penalty=request.frequency_penalty,
-            repetition_penalty=request.repetition_penalty,
+            stop_token_ids=tuple(stop_token_ids),
+            ignore_eos=bool(request.ignore_eos),
+            presence_penalty=request.presence_penalty or 0.0,
+            frequency_penalty=request.frequency_penalty or 0.0,
+            repetition_penalty=request.repetition_penalty or 1.0,
             logit_bias=tuple(request.logit_bias.items()),
-            top_logprobs=request.top_logprobs,
+            top_logprobs=request.top_logprobs or 0,
         )
 
     def _stop_detector(self, request: ChatCompletionRequest) -> StopDetector | None:
         if not request.stops:
             return None
-        return StopDetector(self.decoder, request.stops, skip_special=request.skip_special_tokens)
+        return StopDetector(self.decoder, request.stops, skip_special=request.skips_special)
 
 
 def _seeded(settings: Settings, seed: int, index: int) -> Settings:

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeVar, cast
+from typing import cast
 
 import orjson
 from pydantic import ValidationError
@@ -44,8 +44,6 @@ from ...engine.protocol import FLAT_LOGPROBS
 from ..errors import ApiError, bad_request, shortened
 from ..sampler.answer_limits import AnswerLimits
 from ..sampler.sampler import Quirks
-
-V = TypeVar("V")
 
 LENGTHS = frozenset({"max_tokens", "max_completion_tokens"})
 _MAX_KEY = 300
@@ -118,7 +116,7 @@ class ChatRequest:
     @property
     def choices(self) -> int:
         """The number of requested choices, `n`."""
-        return self.fields.n or 1
+        return self.fields.choices
 
     @property
     def recorded(self) -> bool:
@@ -166,18 +164,9 @@ class ChatRequest:
 
     @cached_property
     def sampling(self) -> Sampling:
-        """The sampling settings as sent. A temperature that engines treat as greedy is 0.
-
-        Settings that the request leaves out are off, regardless of the base model's generation_config.
-        """
-        fields = self.fields
-        temperature = _or(fields.temperature, 1.0)
-        return Sampling(
-            temperature=temperature if temperature >= GREEDY_BELOW else 0.0,
-            top_p=_or(fields.top_p, 1.0),
-            top_k=max(_or(fields.top_k, 0), 0),
-            min_p=_or(fields.min_p, 0.0),
-        )
+        """The sampling settings as sent. A temperature that engines treat as greedy is 0."""
+        sampling = self.fields.sampling
+        return sampling if sampling.temperature >= GREEDY_BELOW else sampling.model_copy(update={"temperature": 0.0})
 
     @cached_property
     def constrained(self) -> str | None:
@@ -217,7 +206,7 @@ class ChatRequest:
         vLLM's tool parsers do not all find the same calls then.
         """
         sent = {name: value for name, value in self.body.items() if name not in OURS and name not in WITHOUT_EFFECT}
-        sent |= {"model": adapter, "repetition_penalty": _or(self.fields.repetition_penalty, 1.0)}
+        sent |= {"model": adapter, "repetition_penalty": self.fields.repetition_penalty or 1.0}
         sent |= dict(self.sampling)
         guided = {name: sent.pop(old) for old, name in GUIDED.items() if sent.get(old) is not None}
         if guided:
@@ -346,7 +335,3 @@ def _fit(headers: Mapping[str, str]) -> bool:
     if value not in (None, "fit"):
         raise ApiError(400, f"{LENGTH_HEADER} must be fit, got {shortened(value)}", LENGTH_HEADER, "invalid_value")
     return value is not None
-
-
-def _or(value: V | None, default: V) -> V:
-    return default if value is None else value

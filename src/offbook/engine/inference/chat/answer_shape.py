@@ -60,7 +60,7 @@ def shape_of(request: ChatCompletionRequest) -> AnswerShape | None:
         raise DialectError(f"min_tokens and ignore_eos cannot be combined with {param}", param=param)
     if texts:
         _check_size(TEXTS_PARAM, texts)
-        return AnswerShape({}, False, None, request.parallel_tool_calls, tuple(texts))
+        return AnswerShape({}, False, None, request.most_calls is None, tuple(texts))
     schema: Json = {"type": "object"}
     if kind == "json_schema":
         schema = response_format.json_schema.schema_ if response_format and response_format.json_schema else None
@@ -69,7 +69,7 @@ def shape_of(request: ChatCompletionRequest) -> AnswerShape | None:
     free = _named(request.tools or []) if not tools and request.tool_choice in (None, "auto") else {}
     _check_size(TOOLS_PARAM, list((tools or free).values()))
     _check_size(SCHEMA_PARAM, schema)
-    return AnswerShape(tools or free, bool(tools), None if tools else schema, request.parallel_tool_calls)
+    return AnswerShape(tools or free, bool(tools), None if tools else schema, request.most_calls is None)
 
 
 class ShapeCompiler:

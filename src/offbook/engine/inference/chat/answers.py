@@ -40,11 +40,11 @@ class ChoiceReader:
         self._request = request
         self._decoder = decoder
         self._thoughts = thoughts
-        self._stream = TextStream(decoder, skip_special=request.skip_special_tokens)
-        self._cutter = StopCutter(request.stops, include=request.include_stop_str_in_output)
+        self._stream = TextStream(decoder, skip_special=request.skips_special)
+        self._cutter = StopCutter(request.stops, include=bool(request.include_stop_str_in_output))
         parsing = bool(request.tools) and request.tool_choice != "none"
         call_format = HERMES if request.shaped else calls  # grammars use hermes' format for every model family
-        self._parser = call_format.parser(None if request.parallel_tool_calls else 1) if parsing else None
+        self._parser = call_format.parser(request.most_calls) if parsing else None
 
     @property
     def called(self) -> bool:
@@ -86,7 +86,7 @@ class ChoiceReader:
         if update.finish == "stop" and stop is None:
             shown = shown[:-1]  # the end token has no text
         if update.finish and not self._request.stream and not self._request.stops:
-            return self._decoder.decode(shown, skip_special=self._request.skip_special_tokens)
+            return self._decoder.decode(shown, skip_special=self._request.skips_special)
         if not update.finish:
             return self._cutter.push("".join(map(self._stream.push, shown)))
         before, last = shown[:-1], shown[-1:]
@@ -115,10 +115,10 @@ class AnswerWriter:
         inside = thinks and not request.shaped and _opens_thought(decoder.decode(prompt_ids[-_OPENING_TOKENS:]))
         self._readers = [
             ChoiceReader(request, decoder, calls, ThoughtSplitter(inside=inside) if thinks else None)
-            for _ in range(request.n)
+            for _ in range(request.choices)
         ]
         self._new_id = calls.new_id
-        self._calls = [0] * request.n
+        self._calls = [0] * request.choices
         self._sampled = 0
 
     def whole(self, updates: Sequence[Update]) -> dict[str, Json]:
@@ -169,7 +169,7 @@ class AnswerWriter:
 
     def _thought(self, pieces: Pieces) -> str:
         """The thought in the pieces; empty if the request excludes it."""
-        shown = self._request.include_reasoning
+        shown = self._request.include_reasoning is not False
         return "".join(piece.text for piece in pieces if isinstance(piece, Thought)) if shown else ""
 
     def _facts(self, index: int, update: Update, content: dict[str, Json]) -> dict[str, Json]:

@@ -10,6 +10,7 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError, field_validator
 
 from offbook.base.types import Json, Message, Tool
+from offbook.openai_dialect.chat_fields import NamedTool, SampledFields
 from offbook.openai_dialect.errors import error_body
 
 BAD_REQUEST = "BadRequestError"
@@ -101,60 +102,18 @@ class StructuredOutputs(Part):
     choice: list[Annotated[str, Field(min_length=1)]] = Field(min_length=1)
 
 
-class ToolChoiceFunction(Part):
-    """The name of a tool."""
-
-    name: str
-
-
-class NamedToolChoice(Part):
-    """A tool choice that forces one tool."""
-
-    type: Literal["function"]
-    function: ToolChoiceFunction
-
-
-class ChatCompletionRequest(BaseModel):
+class ChatCompletionRequest(SampledFields):
     """The body of POST /v1/chat/completions."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: str
     messages: list[Message] = Field(min_length=1)
     tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
-    parallel_tool_calls: bool = True
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     response_format: AnswerFormat | None = None
-    include_reasoning: bool = True
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     structured_outputs: StructuredOutputs | None = None
-    chat_template_kwargs: dict[str, Json] = Field(default_factory=dict)
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-
-    n: int = Field(1, ge=1, le=256)
-    max_tokens: int | None = Field(None, ge=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
-    min_tokens: int = Field(0, ge=0)
-    temperature: FiniteFloat = Field(1.0, ge=0, le=1e6)
-    top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(0, ge=-1)
-    min_p: float = Field(0.0, ge=0, le=1)
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] = Field(default_factory=list[int])
-    include_stop_str_in_output: bool = False
-    skip_special_tokens: bool = True
-    ignore_eos: bool = False
-    presence_penalty: float = Field(0.0, ge=-2, le=2)
-    frequency_penalty: float = Field(0.0, ge=-2, le=2)
-    repetition_penalty: float = Field(1.0, ge=0.01, le=10)
+    repetition_penalty: float | None = Field(None, ge=0.01, le=10)
     logit_bias: dict[int, Annotated[FiniteFloat, Field(ge=-100, le=100)]] = Field(default_factory=dict[int, float])
-    logprobs: bool = False
-    top_logprobs: int = Field(0, ge=0, le=20)
-    return_token_ids: bool = False
-    return_tokens_as_token_ids: bool = False
-    stream: bool = False
     stream_options: StreamingOptions | None = None
 
     @field_validator("stop")
@@ -169,6 +128,16 @@ class ChatCompletionRequest(BaseModel):
         """Whether a grammar restricts the answer from its first token."""
         free = self.response_format is None or self.response_format.type == "text"
         return not free or self.tool_choice not in (None, "auto", "none")
+
+    @property
+    def most_calls(self) -> int | None:
+        """How many tool calls the answer may have; None for no limit."""
+        return 1 if self.parallel_tool_calls is False else None
+
+    @property
+    def skips_special(self) -> bool:
+        """Whether special tokens leave no text."""
+        return self.skip_special_tokens is not False
 
     @property
     def stops(self) -> tuple[str, ...]:

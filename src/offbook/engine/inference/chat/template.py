@@ -105,12 +105,13 @@ class ChatRenderer:
         the context.
         """
         options = {
-            "add_generation_prompt": request.add_generation_prompt and not request.continue_final_message,
-            "continue_final_message": request.continue_final_message,
+            "add_generation_prompt": request.add_generation_prompt is not False and not request.continue_final_message,
+            "continue_final_message": bool(request.continue_final_message),
         }
-        if reserved := _RESERVED & request.chat_template_kwargs.keys():
+        variables = request.chat_template_kwargs or {}
+        if reserved := _RESERVED & variables.keys():
             raise DialectError(f"chat_template_kwargs may not set {sorted(reserved)}", param="chat_template_kwargs")
-        options |= self._effort(request) | request.chat_template_kwargs
+        options |= self._effort(request) | variables
         key = json.dumps([request.messages, request.tools or None, options])
         with self._lock:
             if key in self._prompts:

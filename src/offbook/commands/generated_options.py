@@ -72,9 +72,11 @@ def with_options(
         generated = [item.parameter() for model in models for item in fields_of(model) if item.name not in left_out]
 
         @functools.wraps(function)
-        def command(**words: Any) -> None:
+        def command(*args: Any, **words: Any) -> None:
             options = {item.name: words.pop(item.name, None) for item in generated}
-            function(**words, **{taken.name: {name: value for name, value in options.items() if value is not None}})
+            function(
+                *args, **words, **{taken.name: {name: value for name, value in options.items() if value is not None}}
+            )
 
         ordered = sorted([*named, *generated], key=lambda parameter: parameter.default is not parameter.empty)
         keywords = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in ordered]

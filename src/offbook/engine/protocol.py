@@ -12,11 +12,11 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, TypeAdapter, ValidationInfo
 from safetensors.numpy import load_file, save  # pyright: ignore[reportUnknownVariableType]  # safetensors leaves the paths it takes open
 
 from offbook.base.config import EngineName, LoraOptions, TrainConfig
@@ -157,6 +157,29 @@ EVENTS: TypeAdapter[Event] = TypeAdapter(Event)
 # ---- jobs
 
 
+class _Unread:
+    """An array of `tokens.safetensors` that is read from its start, one sample after the other."""
+
+    def __init__(self, values: NDArray[Any]) -> None:
+        self._values = values
+        self._start = 0
+
+    def take(self, count: int) -> NDArray[Any]:
+        """The next `count` values."""
+        self._start += count
+        return self._values[self._start - count : self._start]
+
+
+def _taken(count: object, info: ValidationInfo[dict[str, _Unread]]) -> NDArray[Any]:
+    if not isinstance(count, int) or info.field_name is None:
+        raise ValueError(f"the length of an array is {count!r}")
+    return info.context[info.field_name].take(count)
+
+
+_BY_LENGTH = (PlainValidator(_taken), PlainSerializer(len, return_type=int))
+"""`job.json` has the length of an array; its values are in `tokens.safetensors`, under the name of the field."""
+
+
 @dataclass(frozen=True)
 class Sample:
     """One sampled completion: a choice of a recorded call. The learner calls it a call; most have one choice.
@@ -170,9 +193,9 @@ class Sample:
 
     call_id: str
     index: int
-    prompt_ids: NDArray[np.int32]
-    completion_ids: NDArray[np.int32]
-    logprobs: NDArray[np.float32]
+    prompt_ids: Annotated[NDArray[np.int32], *_BY_LENGTH]
+    completion_ids: Annotated[NDArray[np.int32], *_BY_LENGTH]
+    logprobs: Annotated[NDArray[np.float32], *_BY_LENGTH]
     sampling: Sampling
     step: int
     constrained: str | None = None
@@ -221,37 +244,8 @@ class TrainJob:
     config: TrainConfig
 
 
-class _SampleHead(Line):
-    call_id: str
-    index: int
-    prompt: int  # tokens
-    completion: int
-    sampling: Sampling
-    step: int
-    constrained: str | None
-    allowed_texts: tuple[str, ...]
-    tool_call: bool
-    parse_failure: bool
-    weight: float
-    unused: bool
-    earned_before: int
-
-
-class _TrajectoryHead(Line):
-    id: str
-    reward: float | None
-    failed: bool
-    left_out: int
-    samples: tuple[_SampleHead, ...]
-    histories: tuple[RenderedHistory, ...]
-    call_rewards: tuple[float, ...]
-
-
-class _JobHead(Line):
-    request_id: str
-    model: str
-    config: TrainConfig
-    groups: tuple[tuple[_TrajectoryHead, ...], ...]
+class _JobFile(Line):
+    job: TrainJob
 
 
 def write_job(folder: Path, job: TrainJob) -> None:
@@ -259,90 +253,21 @@ def write_job(folder: Path, job: TrainJob) -> None:
     folder.mkdir(parents=True)
     samples = [sample for group in job.groups for trajectory in group for sample in trajectory.samples]
     tokens = {
-        "prompts": _ids([sample.prompt_ids for sample in samples]),
-        "completions": _ids([sample.completion_ids for sample in samples]),
+        "prompt_ids": _ids([sample.prompt_ids for sample in samples]),
+        "completion_ids": _ids([sample.completion_ids for sample in samples]),
         "logprobs": _floats([sample.logprobs for sample in samples]),
     }
     (folder / "tokens.safetensors").write_bytes(save(tokens))  # save_file hides a full disk in an error of its own
-    head = _JobHead(
-        request_id=job.request_id,
-        model=job.model,
-        config=job.config,
-        groups=tuple(tuple(_head(trajectory) for trajectory in group) for group in job.groups),
-    )
     scratch = folder / "job.json.part"
-    scratch.write_text(head.model_dump_json(), encoding="utf-8")
+    scratch.write_text(_JobFile(job=job).model_dump_json(), encoding="utf-8")
     os.replace(scratch, folder / "job.json")
 
 
 def read_job(folder: Path) -> TrainJob:
     """The job that `write_job` wrote. Raises OSError, ValueError."""
-    head = _JobHead.model_validate(json.loads((folder / "job.json").read_text(encoding="utf-8")))
-    arrays = load_file(folder / "tokens.safetensors")
-    prompt_at = completion_at = 0
-    groups: list[tuple[JobTrajectory, ...]] = []
-    for group in head.groups:
-        trajectories: list[JobTrajectory] = []
-        for trajectory in group:
-            samples: list[Sample] = []
-            for item in trajectory.samples:
-                prompt_end, completion_end = prompt_at + item.prompt, completion_at + item.completion
-                samples.append(
-                    Sample(
-                        prompt_ids=arrays["prompts"][prompt_at:prompt_end],
-                        completion_ids=arrays["completions"][completion_at:completion_end],
-                        logprobs=arrays["logprobs"][completion_at:completion_end],
-                        **{name: getattr(item, name) for name in _KEPT},
-                    )
-                )
-                prompt_at, completion_at = prompt_end, completion_end
-            trajectories.append(
-                JobTrajectory(
-                    trajectory.id,
-                    trajectory.reward,
-                    tuple(samples),
-                    trajectory.histories,
-                    trajectory.failed,
-                    trajectory.left_out,
-                    trajectory.call_rewards,
-                )
-            )
-        groups.append(tuple(trajectories))
-    return TrainJob(head.request_id, head.model, tuple(groups), head.config)
-
-
-_KEPT = (
-    "call_id",
-    "index",
-    "sampling",
-    "step",
-    "constrained",
-    "allowed_texts",
-    "tool_call",
-    "parse_failure",
-    "weight",
-    "unused",
-    "earned_before",
-)
-
-
-def _head(trajectory: JobTrajectory) -> _TrajectoryHead:
-    return _TrajectoryHead(
-        id=trajectory.id,
-        reward=trajectory.reward,
-        failed=trajectory.failed,
-        left_out=trajectory.left_out,
-        call_rewards=trajectory.call_rewards,
-        histories=trajectory.histories,
-        samples=tuple(
-            _SampleHead(
-                prompt=len(sample.prompt_ids),
-                completion=len(sample.completion_ids),
-                **{name: getattr(sample, name) for name in _KEPT},
-            )
-            for sample in trajectory.samples
-        ),
-    )
+    arrays = {name: _Unread(values) for name, values in load_file(folder / "tokens.safetensors").items()}
+    head = json.loads((folder / "job.json").read_text(encoding="utf-8"))
+    return _JobFile.model_validate(head, context=arrays).job
 
 
 def _ids(arrays: Sequence[NDArray[np.int32]]) -> NDArray[np.int32]:

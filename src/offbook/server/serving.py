@@ -24,8 +24,8 @@ from offbook.base.config import ServerOptions
 from offbook.base.errors import ConfigError, EngineError, StoreError
 from offbook.base.http_access import is_loopback
 
-from .calls.call_marks import CALL_MARKS
 from .calls.recorder import Recorder
+from .calls.sampled_answer import CALL_MARKS
 from .directory_lock import DirectoryLock, make_private, sweep
 from .http import app
 from .http.auth import Guard, Key, KeyFile, key_for

@@ -27,7 +27,8 @@ from offbook.base.config import TrainConfig
 from offbook.base.types import Call, CallOutput, CallStatus, RolloutException, RolloutPlace, Sampling, TrainResult
 from offbook.base.wire import GroupRecord, LogRequest, TrainRequest, TrainStatus, TrajectoryRecord
 from offbook.server.http.auth import Guard
-from offbook.server.http.viewer import build_viewer, open_records
+from offbook.server.http.viewer import build_viewer
+from offbook.server.records.read_only import open_records
 from offbook.server.records.store import Store
 from offbook.server.views.dashboard_source import DashboardSource
 

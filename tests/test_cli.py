@@ -7,9 +7,8 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 import typer
@@ -20,7 +19,6 @@ from offbook.base.extras import install_command
 from offbook.base.types import new_id
 from offbook.commands import main as cli
 from offbook.commands.main import app, guarded
-from offbook.server.__main__ import main as server_main
 from offbook.trainer.trainable_target import load_target
 
 COMMAND = [sys.executable, "-c", "import sys; from offbook.commands.main import main; sys.argv[0] = 'offbook'; main()"]
@@ -96,7 +94,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         ("train app:plain --scenarios data.jsonl", "app:plain is of type function, which has no train()"),
         ("train app:Agent --scenarios data.jsonl", "app:Agent is the class Agent"),
         ("train app.py:agent --scenarios data.jsonl", "'app.py' is a file; name its module, app:agent"),
-        ("eval app:agent --scenarios data.jsonl --results none/out.json", "--results: none/out.json cannot be written"),
+        ("eval app:agent --scenarios data.jsonl --json none/out.json", "--json: none/out.json cannot be written"),
         ("eval app:agent --scenarios data.jsonl --temperature 101", "Invalid value for '--temperature'"),
         ("eval nowhere:agent --scenarios data.jsonl", "there is no module 'nowhere'"),
         ("checkpoints agent --dir .", "there is no model 'agent'"),
@@ -150,11 +148,11 @@ def test_a_budget_reaches_the_target_only_where_one_is_named(folder: Path, capsy
 
 
 def test_an_evaluation_is_one_line_and_a_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = "eval app:agent --scenarios data.jsonl --temperature 0.5 --rollouts 2 --retries 1 --results out.json"
+    words = "eval app:agent --scenarios data.jsonl --temperature 0.5 --rollouts 2 --retries 1 --json out.json"
     words += " --max-completion-tokens 99"
     assert called(words) == 0
     asked, line = capsys.readouterr().out.splitlines()
-    options = {"temperature": 0.5, "rollouts": 2, "timeout": 300.0, "retries": 1}
+    options = {"temperature": 0.5, "rollouts": 2, "concurrency": 32, "timeout": 300.0, "retries": 1}
     options["max_completion_tokens"] = 99
     assert json.loads(asked) == ["evaluate", 1, options]
     assert line == "step 3, sampled at temperature 0.5, 2 scenarios: success 50%, reward 0.250"
@@ -231,7 +229,7 @@ async def test_an_agent_is_trained_and_evaluated_from_the_shell(
     assert end == f"{name} is at step 1. The LoRA is in {lora}"
     assert len((tmp_path / "runs/rollouts.jsonl").read_text().splitlines()) == 2 + 4 + 2
     (tmp_path / "bad.csv").write_text("question\nwhat is the size of box 4821?\nno question\n")
-    done = offbook(f"eval {named.replace('data', 'bad')} --run second-look --results out.json", cwd=tmp_path)
+    done = offbook(f"eval {named.replace('data', 'bad')} --run second-look --json out.json", cwd=tmp_path)
     assert (done.returncode, json.loads((tmp_path / "out.json").read_text())["step"]) == (0, 1)
     assert "1 rollout failed: 1 x ValueError: no box" in done.stdout.splitlines()[0]
     assert "rollouts of the evaluation failed" not in done.stderr
@@ -270,16 +268,11 @@ def test_a_missing_extra_is_answered_with_the_command_that_installs_it(code: str
     ["serve", "ui", "runs", "show", "checkpoints", "export", "verify", "backup", "usage", "traces export", "doctor"],
 )
 def test_the_servers_directory_is_always_given_by_an_option_with_the_same_default(
-    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def run(words: Sequence[str]) -> NoReturn:
-        sys.exit(server_main(words))
-
-    monkeypatch.setattr("offbook.commands.serve.run_server", run)
-    monkeypatch.setattr("offbook.commands.maintenance.run_server", run)
     assert called(f"{command} --help") == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert re.search(r"--dir (<path>|DIR|TEXT) [^()\[]*[(\[]default: \S*\.offbook[)\]]", text), text
+    assert re.search(r"--dir <path> [^\[]*\[default: \./\.offbook\]", text), text
     assert not re.search(r"^.*(\[dir\]|\{dir\})", text)
 
 

@@ -75,7 +75,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "trainer",
     },
     "__main__": {"commands"},
-    "server.__main__": {"base", "commands", "server"},
+    "server.__main__": {"commands"},
     "engine.protocol": {"base"},
     "engine.checkpoint_files": {"base"},
     "engine.token_file": {"base", "engine.checkpoint_files"},

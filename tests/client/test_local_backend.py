@@ -17,7 +17,7 @@ import pytest
 
 import offbook
 from offbook.base.errors import BackendError, ConfigError
-from offbook.client.commands import list_checkpoints
+from offbook.commands.checkpoints import list_checkpoints
 
 OWNER = """
 import asyncio, json, sys

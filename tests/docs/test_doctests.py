@@ -32,7 +32,7 @@ CONVERSIONS = [
     "offbook.quickstart.run",  # a tool call -> its arguments
     "offbook.rewards.reward_result",  # a return value -> a reward
     "offbook.rewards.reward_parts",  # parts -> a reward
-    "offbook.server.arguments",  # argv -> options
+    "offbook.commands.serve",  # values of options -> ServerOptions
     "offbook.server.errors",  # an error -> an HTTP status
     "offbook.server.models.base_model",  # a base's name -> what an adapter names as its base
     "offbook.server.views.conversation",  # messages -> text

@@ -11,7 +11,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from offbook.server.arguments import parse
+import pytest
+
+from offbook.base.config import ServerOptions
+from offbook.commands import main, serve
 from tests.paths import ROOT
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text("utf-8")
@@ -43,10 +46,15 @@ def test_a_linter_has_nothing_to_say(require: Callable[[bool, str], None]) -> No
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_model_and_key_come_from_the_environment_and_the_server_takes_the_command(tmp_path: Path) -> None:
+def test_model_and_key_come_from_the_environment_and_the_server_takes_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     key, command, *words = served(tmp_path, MODEL="Qwen/Qwen2.5-7B-Instruct", API_KEY="a b$c")
     assert (key, command) == ("a b$c", "serve")
-    options = parse(words)
+    taken: list[ServerOptions] = []
+    monkeypatch.setattr(serve, "run_server", lambda options: taken.append(options) or 0)
+    assert main.run([command, *words]) == 0
+    [options] = taken
     assert (options.model, options.host, options.port) == ("Qwen/Qwen2.5-7B-Instruct", "0.0.0.0", 8000)
 
 

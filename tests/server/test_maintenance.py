@@ -13,7 +13,7 @@ import pytest
 from offbook.base.errors import ConfigError, StoreError
 from offbook.base.types import TrainResult
 from offbook.base.wire import TrainStatus
-from offbook.server.__main__ import main
+from offbook.commands.main import run as main
 from offbook.server.directory_lock import DirectoryLock
 from offbook.server.errors import ApiError
 from offbook.server.maintenance import backup, verify

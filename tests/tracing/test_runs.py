@@ -29,6 +29,7 @@ from offbook.base.errors import ConfigError
 from offbook.base.types import new_id
 from offbook.commands import main as cli
 from offbook.contracts import Alert, CheckpointSaved, EvaluationFinished, GroupsFinished, StepFinished
+from offbook.server.directory_records import DirectoryRecords
 from offbook.tracing.export import ExportError, export_run, read_records, run_events
 from offbook.tracing.jsonl import JsonlSink
 from offbook.trainer.progress import PlainProgress
@@ -127,7 +128,7 @@ def test_a_run_is_shown_live_and_an_export_from_the_records_lands_on_it(
     words = ["traces", "export", "--run", report.run, "--to", "langfuse", "--url", api.url]
     assert cli.guarded(lambda: cli.app(words, standalone_mode=False)) == 0
     assert {key for key in spans if key not in server.spans} <= {key for key in spans if key[0] not in server.traces()}
-    from_files = list(run_events(asyncio.run(read_records(local_backend.dir, report.run))))
+    from_files = list(run_events(asyncio.run(read_records(DirectoryRecords(local_backend.dir), report.run))))
     assert from_files == list(run_events(asyncio.run(read_records(api, report.run))))
     assert {type(event) for event in from_files} == {GroupsFinished, EvaluationFinished, StepFinished, CheckpointSaved}
     assert server.scores.keys() == scores.keys()
@@ -157,7 +158,7 @@ def test_an_export_says_what_a_server_did_not_take_and_an_unknown_run(
         export_run(api, run, [sink])
     export_run(api, run, [sink], say=lambda line: None)
     assert Counter(span.type for span in server.spans.values())["agent"] == 2
-    for source in (api, local_backend.dir):
+    for source in (api, DirectoryRecords(local_backend.dir)):
         with pytest.raises(ConfigError, match="has no rollout of a run 'nobody'"):
             export_run(source, "nobody", [sink])
 

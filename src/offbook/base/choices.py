@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
-from openai.types.chat import ChatCompletionMessageParam
-from openai.types.chat.chat_completion import Choice
 from pydantic import BaseModel
+
+if TYPE_CHECKING:  # importing openai takes half a second, and records have none of its objects
+    from openai.types.chat import ChatCompletionMessageParam
+    from openai.types.chat.chat_completion import Choice
 
 MARK = "offbook"
 """Field of a choice that identifies its recorded call: {trajectory_id, call_id, index, step}."""
@@ -15,17 +18,29 @@ OTHERS = "provider_specific_fields"
 """Where litellm keeps fields that OpenAI's format does not have, among them MARK."""
 
 
+def is_choice(item: object) -> TypeGuard[Choice]:
+    """Whether it is a choice of the SDK. False without an import of openai: nobody can have one yet."""
+    module = sys.modules.get("openai.types.chat.chat_completion")
+    return module is not None and isinstance(item, module.Choice)
+
+
+def _choice_of(fields: dict[str, Any]) -> Choice:
+    from openai.types.chat.chat_completion import Choice
+
+    return Choice.model_validate(fields)
+
+
 def as_choice(item: object) -> Choice | None:
     """An SDK choice: `item` itself, or a copy of litellm's `Choices`. None for anything else, such as a message.
 
     litellm is not imported: its choice is recognized by its fields."""
-    if isinstance(item, Choice):
+    if is_choice(item):
         return item
     if not isinstance(item, BaseModel) or not hasattr(item, "message") or not hasattr(item, "finish_reason"):
         return None
     fields: dict[str, Any] = item.model_dump(exclude_none=True)
     message = {name: value for name, value in fields["message"].items() if name != OTHERS}
-    return Choice.model_validate({**fields, "message": message})
+    return _choice_of({**fields, "message": message})
 
 
 def as_entry(item: object) -> Choice | dict[str, Any]:
@@ -37,7 +52,7 @@ def as_entry(item: object) -> Choice | dict[str, Any]:
     if not isinstance(item, dict):
         raise ValueError(f"a message is a dict, got {type(item).__name__} {item!r:.80}")
     message = cast(dict[str, Any], item)
-    return Choice.model_validate(message) if {"message", "finish_reason"} <= message.keys() else message
+    return _choice_of(message) if {"message", "finish_reason"} <= message.keys() else message
 
 
 def mark_of(choice: Choice) -> Mapping[str, object] | None:
@@ -51,6 +66,7 @@ def mark_of(choice: Choice) -> Mapping[str, object] | None:
 def as_message(item: object) -> ChatCompletionMessageParam:
     """A choice or message as a plain message. Reasoning and tool calls are kept; null fields are left out.
 
+    >>> from openai.types.chat.chat_completion import Choice
     >>> message = {"role": "assistant", "content": "Hello.", "refusal": None}
     >>> as_message(Choice.model_validate({"index": 0, "finish_reason": "stop", "message": message}))
     {'content': 'Hello.', 'role': 'assistant'}

@@ -402,3 +402,8 @@ class ServerOptions(Options):
 def default_dir() -> Path:
     """`OFFBOOK_DIR`, else `./.offbook`."""
     return Path(os.environ.get("OFFBOOK_DIR") or ".offbook").absolute()
+
+
+def server_folder(folder: Path | None) -> Path:
+    """A server's directory as an absolute path. None: the default."""
+    return (folder or default_dir()).expanduser().absolute()

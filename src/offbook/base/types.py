@@ -9,10 +9,8 @@ import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from enum import StrEnum
-from typing import Annotated, Any, Final, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, cast
 
-from openai.types.chat import ChatCompletionMessageParam
-from openai.types.chat.chat_completion import Choice
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -27,6 +25,7 @@ from .choices import (
     as_choice,
     as_entry,
     as_message,
+    is_choice,
     mark_of,
 )
 from .user_values import plain_text
@@ -37,7 +36,13 @@ Message: TypeAlias = dict[str, Json]
 """One chat message in OpenAI's shape."""
 Tool: TypeAlias = dict[str, Json]
 """One tool in OpenAI's shape: {"type": "function", "function": {...}}."""
-MessageOrChoice: TypeAlias = Choice | ChatCompletionMessageParam | Message
+if TYPE_CHECKING:
+    from openai.types.chat import ChatCompletionMessageParam
+    from openai.types.chat.chat_completion import Choice
+
+    MessageOrChoice: TypeAlias = Choice | ChatCompletionMessageParam | Message
+else:
+    MessageOrChoice: TypeAlias = Any
 Metric: TypeAlias = float | int | bool
 
 
@@ -264,7 +269,7 @@ class History(BaseModel):
 
     def call_refs(self) -> list[CallRef]:
         """The recorded calls that the choices carry, in order, without duplicates."""
-        refs = [call_ref(item) for item in self.entries() if isinstance(item, Choice)]
+        refs = [call_ref(item) for item in self.entries() if is_choice(item)]
         return list(dict.fromkeys(ref for ref in refs if ref is not None))
 
 
@@ -318,7 +323,7 @@ class Trajectory(History):
 
     def for_logging(self) -> dict[str, Json]:
         """Reward, metrics, metadata, logs and messages as JSON. Each message has a flag `trainable`: it was sampled."""
-        messages = [{**as_message(item), "trainable": isinstance(item, Choice)} for item in self.entries()]
+        messages = [{**as_message(item), "trainable": is_choice(item)} for item in self.entries()]
         return self.model_dump(include={"reward", "metrics", "metadata", "logs"}) | {"messages": messages}
 
     def finish(self) -> Trajectory:

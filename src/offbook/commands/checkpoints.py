@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast, get_args
 
 import typer
 
-from offbook.client.commands import convert_command, export_model, list_checkpoints
+from offbook.base.config import server_folder
+from offbook.base.errors import ConfigError
+from offbook.base.wire import CheckpointState, ExportFormat, ExportRequest
+from offbook.client.connection.download import download_export
+from offbook.client.connection.http import Api, checked_name
+from offbook.client.running_server import server_at
 
+from .lazy_import import imported
 from .options import Dir, Model, Server
+
+FORMATS: tuple[str, ...] = get_args(ExportFormat)
 
 
 def checkpoints(model: Model, url: Server = None, dir: Dir = None) -> None:
@@ -41,3 +51,47 @@ def export(
     typer.echo(written)
     if format == "gguf-ready":
         typer.echo(f"to convert it to one GGUF file: {convert_command(written)}", err=True)
+
+
+def list_checkpoints(model: str, url: str | None, folder: Path | None) -> list[CheckpointState]:
+    """The model's checkpoints, by step. `url=None`: of the server, or the files, in `folder`."""
+    api = server_at(url, folder)
+    if api is None:
+        stored = imported("offbook.server.stored_models", "server")
+        return stored.checkpoints_of(server_folder(folder), checked_name(model, "model"))
+    return asyncio.run(api.checkpoints(model))
+
+
+def export_model(model: str, output: Path, format: str, step: int | None, url: str | None, folder: Path | None) -> str:
+    """Write a step (None: the newest) to a new folder on this machine and return its path.
+
+    Raises ConfigError for an unknown format or a model at step 0, ServerError, BackendError.
+    """
+    if format not in FORMATS:
+        raise ConfigError(f"--format: {format!r} must be one of {', '.join(FORMATS)}")
+    chosen = cast(ExportFormat, format)
+    api = server_at(url, folder)
+    if api is None:
+        stored = imported("offbook.server.stored_models", "server")
+        return stored.export_checkpoint(
+            server_folder(folder), checked_name(model, "model"), step, chosen, str(output.absolute())
+        )
+
+    async def export(api: Api) -> str:
+        newest = (await api.model(model)).step
+        if newest == 0:
+            raise ConfigError(
+                f"model {model!r} is at step 0: nothing has been trained yet, so there is no LoRA to export; train a step first"
+            )
+        exported_step = newest if step is None else step
+        if url is not None:
+            return str(await download_export(api, model, exported_step, chosen, output))
+        request = ExportRequest(format=chosen, output=str(output.absolute()))
+        return (await api.export(model, exported_step, request)).path
+
+    return asyncio.run(export(api))
+
+
+def convert_command(folder: str) -> str:
+    """The shell command that converts a folder exported as `gguf-ready` to one GGUF file."""
+    return shlex.join(["python", "llama.cpp/convert_hf_to_gguf.py", folder, "--outfile", f"{folder}.gguf"])

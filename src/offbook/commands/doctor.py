@@ -11,11 +11,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from offbook.base.config import EngineOptions, MemoryLayout
+from offbook.base.config import EngineOptions, MemoryLayout, server_folder
 from offbook.base.devices import gpus
 from offbook.base.errors import ConfigError
 from offbook.base.types import Json
-from offbook.client.commands import server_folder
 from offbook.doctor.examine import Report, examine
 from offbook.doctor.packages import Check, Status
 from offbook.memory_plan.card import Card, parse_card

@@ -48,7 +48,7 @@ def with_options(
 
     The function's last parameter, a dict, receives field -> value. A field is missing there if the user did not write its
     option and it has no default of its own (None, or a text that is shown in place of one). A parameter of the function
-    with the field's name stands in place of the generated option, as `without` leaves a field out.
+    with the field's name stands in place of the generated option; `without` leaves fields out.
 
     A dataclass's field is an option if its metadata has a "meaning" with `help`, `least`, `most` and `default` (the shown
     text), and if a word can be its value (`WORDS`): functions, judges and sinks are left out. Each field of a pydantic
@@ -68,17 +68,17 @@ def with_options(
         *own, taken = inspect.signature(function).parameters.values()
         hints = get_type_hints(function, include_extras=True)
         named = [parameter.replace(annotation=hints[parameter.name]) for parameter in own]
-        left_out = {*without, *(parameter.name for parameter in own)}
-        generated = [item.parameter() for model in models for item in fields_of(model) if item.name not in left_out]
+        replaced = {parameter.name: parameter for parameter in named}
+        items = [item for model in models for item in fields_of(model) if item.name not in without]
+        generated = [item for item in items if item.name not in replaced]
+        options = [replaced.pop(item.name, None) or item.parameter() for item in items]
 
         @functools.wraps(function)
-        def command(*args: Any, **words: Any) -> None:
-            options = {item.name: words.pop(item.name, None) for item in generated}
-            function(
-                *args, **words, **{taken.name: {name: value for name, value in options.items() if value is not None}}
-            )
+        def command(**words: Any) -> None:
+            values = {item.name: words.pop(item.name, None) for item in generated}
+            function(**words, **{taken.name: {name: value for name, value in values.items() if value is not None}})
 
-        ordered = sorted([*named, *generated], key=lambda parameter: parameter.default is not parameter.empty)
+        ordered = sorted([*replaced.values(), *options], key=lambda parameter: parameter.default is not parameter.empty)
         keywords = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in ordered]
         command.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]  # read by typer
         command.__annotations__ = {parameter.name: parameter.annotation for parameter in keywords} | {"return": None}
@@ -109,8 +109,11 @@ def _of_dataclass(model: type[Any]) -> Iterator[OptionField]:
 
 def _of_pydantic(model: type[BaseModel]) -> Iterator[OptionField]:
     for name, field in model.model_fields.items():
+        kind: Any = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            continue  # pass it as a model of its own
         default = field.get_default(call_default_factory=True, validated_data={})
-        kind = _word_type(field.annotation)
+        kind = _word_type(kind)
         if kind is None:
             kind, default = str, None  # the model's own validator reads the text
         bounds = [(getattr(item, "ge", None), getattr(item, "le", None)) for item in field.metadata]

@@ -4,9 +4,8 @@ Exit codes: 0 done, 1 failed, 2 wrong input, 130 interrupted."""
 
 from __future__ import annotations
 
-import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import typer
@@ -14,6 +13,8 @@ from typer.core import TyperCommand
 
 from offbook import plugins
 from offbook.base.errors import ConfigError, OffbookError
+
+from .lazy_import import imported
 
 INTERRUPTED = 130
 PLUGGED: Final = "offbook.commands"
@@ -25,9 +26,9 @@ OWN: Final = {
     "compare": "compare:compare_command",
     "judge-check": "judge_check:judge_check",
     "serve": "serve:serve",
-    "ui": "serve:ui",
-    "runs": "serve:runs",
-    "show": "serve:show_records",
+    "ui": "ui:ui",
+    "runs": "runs:runs",
+    "show": "runs:show_records",
     "usage": "usage:usage",
     "traces": "traces:traces",
     "checkpoints": "checkpoints:checkpoints",
@@ -38,13 +39,8 @@ OWN: Final = {
 }
 """Command -> its module in this room, and the function or `typer.Typer` there."""
 
-PARSING: Final = ("serve", "ui", "runs", "show")
-ALL_TO_THE_COMMAND: Final[dict[str, Any]] = {
-    "allow_extra_args": True,
-    "ignore_unknown_options": True,
-    "help_option_names": [],
-}
-"""typer's settings for a command that parses its arguments itself."""
+MEANT_AS_FOLDERS: Final = ("ui", "runs", "show")
+"""Commands that are often given their directory as an argument: they take any, to say how it is given."""
 
 
 class LazyCommand(TyperCommand):
@@ -87,11 +83,11 @@ def loaded(name: str) -> typer.Typer:
             )
         return plugged
     module, _, attribute = OWN[name].partition(":")
-    command = getattr(importlib.import_module(f".{module}", __package__), attribute)
+    command = getattr(imported(f"{__package__}.{module}", "server"), attribute)
     if isinstance(command, typer.Typer):
         return command
     single = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-    single.command(name, context_settings=ALL_TO_THE_COMMAND if name in PARSING else None)(command)
+    single.command(name, context_settings={"allow_extra_args": name in MEANT_AS_FOLDERS})(command)
     return single
 
 
@@ -108,7 +104,15 @@ def main() -> None:
     """The console script."""
     if sys.argv[1:2] and sys.argv[1] not in OWN:  # only these words need the list of all installed packages
         add_plugged_commands()
-    sys.exit(guarded(app))
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(words: Sequence[str]) -> int:
+    """Run a command line and return its exit code."""
+    try:
+        return guarded(lambda: app(list(words)))
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
 
 
 def add_plugged_commands() -> None:

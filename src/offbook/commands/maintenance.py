@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-from offbook.client.commands import run_server, server_folder
+from offbook.base.config import server_folder
+from offbook.base.errors import ConfigError
+from offbook.server import maintenance
 
 from .options import Dir
 
@@ -19,11 +21,18 @@ def verify(
     """Check the records, models and checkpoints of a directory.
 
     Exits with code 1 if any is damaged. No server may run on the directory."""
-    run_server(["verify", "--dir", str(server_folder(dir)), *(["--repair"] if repair else [])])
+    raise typer.Exit(maintenance.verify(_existing(dir), repair=repair))
 
 
 def backup(output: Annotated[Path, typer.Option(help="new folder for the copy")], dir: Dir = None) -> None:
     """Copy the records, models and checkpoints of a directory.
 
     Its server may be running."""
-    run_server(["backup", "--dir", str(server_folder(dir)), "--output", str(output.expanduser().absolute())])
+    maintenance.backup(_existing(dir), output.expanduser().absolute())
+
+
+def _existing(folder: Path | None) -> Path:
+    place = server_folder(folder)
+    if not place.is_dir():
+        raise ConfigError(f"{place}: there is no such directory")
+    return place

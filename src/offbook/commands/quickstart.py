@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from offbook.base.config import EngineOptions
-from offbook.base.errors import MissingExtraError
 
+from .lazy_import import imported
 from .options import Results
 
 
@@ -19,7 +18,7 @@ def quickstart(
     steps: Annotated[
         int | None, typer.Option(min=1, help="total number of training steps  [default: enough for the full gain]")
     ] = None,
-    results: Results = None,
+    json: Results = None,
     output: Annotated[Path, typer.Option(help="folder for all files that it writes")] = Path("offbook-quickstart"),
     engine: Annotated[str, typer.Option(help="inference engine: auto, embedded or vllm")] = "auto",
     loader: Annotated[str, typer.Option(help="loader of the base for training: auto, peft or unsloth")] = "auto",
@@ -28,14 +27,4 @@ def quickstart(
 
     The agent answers questions from a SQLite database. Its success rate is printed before and after training."""
     engines = EngineOptions.parse(engine=engine, loader=loader)
-    part("offbook.quickstart.run", "langchain", "quickstart").main(seed, steps, output, results, engines)
-
-
-def part(module: str, package: str, extra: str) -> Any:
-    """Import a module that needs optional packages. Raises MissingExtraError if one is not installed."""
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] == "offbook":
-            raise
-        raise MissingExtraError(error.name or package, extra) from error
+    imported("offbook.quickstart.run", "quickstart").main(seed, steps, output, json, engines)

@@ -1,15 +1,17 @@
-"""`python -m offbook.server runs|show`: prints the runs of a directory, the steps of a run, or a rollout."""
+"""The commands `offbook runs` and `offbook show`: the runs of a directory, the steps of a run, or a rollout."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
-from collections.abc import Iterator, Sequence
+import json as json_format
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.console import Console, Group, RenderableType
 from rich.measure import Measurement
 from rich.panel import Panel
@@ -17,17 +19,15 @@ from rich.table import Table
 from rich.text import Text
 from sqlalchemy import Connection, select
 
-from offbook.base.config import default_dir
+from offbook.base.config import server_folder
 from offbook.base.errors import ConfigError
 from offbook.base.text import counted, printable
 from offbook.base.types import Call, Json, Message
 from offbook.base.wire import TrajectoryWithCalls
-from offbook.server.http.viewer import open_records
-from offbook.server.pages.export import rollout_document
+from offbook.server.records.read_only import open_records
 from offbook.server.records.tables import trajectories
 from offbook.server.views.dashboard_source import DashboardSource, RunOverview
 from offbook.server.views.numbers import DASH, ago, fixed, moment, number, percent, seconds
-from offbook.server.views.rollout_view import rollout_view
 from offbook.server.views.run_summary import facts_of, warnings_of
 from offbook.server.views.run_tables import (
     HEADINGS,
@@ -38,6 +38,9 @@ from offbook.server.views.run_tables import (
     run_name,
     step_lines,
 )
+
+from .lazy_import import imported
+from .options import Dir, StoreUrl, refuse_words
 
 _RUNS = 30
 """Runs that `runs` lists at most."""
@@ -55,31 +58,49 @@ _SUGGESTED = 2_000
 """Newest trajectories that are searched for a similar name."""
 
 
-def run_terminal(argv: Sequence[str]) -> int:
-    """Run `runs` or `show`, and return the exit code.
+def runs(
+    context: typer.Context,
+    json: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
+    dir: Dir = None,
+    store_url: StoreUrl = None,
+) -> None:
+    """List recorded runs, without a running server."""
+    refuse_words(context)
+    with opened(dir, store_url) as source:
+        asyncio.run(_runs(source, Console(highlight=False), as_json=json))
 
-    Raises ConfigError for an unknown folder or name, and StoreError.
-    """
-    arguments = _parse(argv)
-    folder: Path = (arguments.dir or default_dir()).expanduser().absolute()
-    records = open_records(folder, arguments.store_url)
+
+def show_records(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="name of a run, or id of a trajectory")],
+    html: Annotated[
+        Path | None, typer.Option(help="file to write the trajectory to, as one HTML page with its tokens")
+    ] = None,
+    dir: Dir = None,
+    store_url: StoreUrl = None,
+) -> None:
+    """Show the steps of a run, or the conversation of a trajectory."""
+    refuse_words(context)
+    with opened(dir, store_url) as source:
+        asyncio.run(_show(source, Console(highlight=False), name, html))
+
+
+@contextmanager
+def opened(folder: Path | None, store_url: str | None) -> Generator[DashboardSource]:
+    """The records of a directory. Raises ConfigError for a folder without any, StoreError."""
+    place = server_folder(folder)
+    records = open_records(place, store_url, briefly=True)
     try:
-        source = DashboardSource(records, folder)
-        console = Console(highlight=False)
-        if arguments.command == "runs":
-            asyncio.run(_runs(source, console, as_json=arguments.json))
-        else:
-            asyncio.run(_show(source, console, arguments.name, arguments.html))
+        yield DashboardSource(records, place)
     finally:
         records.close()
-    return 0
 
 
 async def _runs(source: DashboardSource, console: Console, *, as_json: bool) -> None:
     listed = await source.listed()
     lines = await lines_of(listed[:_RUNS], source)
     if as_json:
-        console.print_json(json.dumps([asdict(line) for line in lines]))
+        console.print_json(json_format.dumps([asdict(line) for line in lines]))
         return
     if not lines:
         console.print(f"No rollout has finished in {source.folder} yet.", markup=False)
@@ -165,11 +186,11 @@ async def _show(source: DashboardSource, console: Console, name: str, html: Path
 
 
 async def _write_html(source: DashboardSource, name: str, file: Path) -> None:
-    view = await rollout_view(source, name)
+    view = await imported("offbook.server.views.rollout_view", "server").rollout_view(source, name)
     if view is None:
         raise ConfigError(await _unknown(source, name))
     try:
-        file.write_text(rollout_document(view), "utf-8")
+        file.write_text(imported("offbook.server.pages.export", "server").rollout_document(view), "utf-8")
     except OSError as error:
         raise ConfigError(f"--html: {file} cannot be written: {error.strerror or error}") from error
 
@@ -275,29 +296,8 @@ def _call(position: int, call: Call, previous: Call | None) -> Iterator[Renderab
 def _message(message: Message, style: str) -> Text:
     """A message and its tool calls as text, with control characters escaped."""
     content: Json = message.get("content")
-    lines = [content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)] if content else []
+    lines = [content if isinstance(content, str) else json_format.dumps(content, ensure_ascii=False)] if content else []
     for tool in message.get("tool_calls") or ():
         function: dict[str, Json] = tool.get("function") or {}
         lines.append(f"{function.get('name')}({function.get('arguments')})")
     return Text(f"{message.get('role', '?')}: ", "bold").append(printable("\n".join(lines)), style or "not bold")
-
-
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="offbook", allow_abbrev=False)
-    commands = parser.add_subparsers(dest="command", required=True)
-    runs = commands.add_parser("runs", prog="offbook runs", description="List the runs of a server's directory.")
-    runs.add_argument("--json", action="store_true", help="as JSON")
-    show = commands.add_parser("show", prog="offbook show", description="Show a run's steps, or a rollout.")
-    show.add_argument("name", help="name of a run, or id of a trajectory")
-    show.add_argument(
-        "--html", type=Path, metavar="FILE", help="write the trajectory as one HTML file, with its tokens"
-    )
-    for command in (runs, show):
-        command.add_argument("--dir", type=Path, help="directory of the server (default: ./.offbook)")
-        command.add_argument("--store-url", help="SQLAlchemy URL of the records, if the server has one")
-    arguments, rest = parser.parse_known_args(argv)
-    if rest:
-        raise ConfigError(
-            f"{rest[0]!r} is no option here: see --help; a directory is given as --dir {rest[0].lstrip('-')}"
-        )
-    return arguments

@@ -1,27 +1,76 @@
-"""The commands `offbook serve`, `offbook ui`, `offbook runs` and `offbook show`."""
+"""The command `offbook serve`. Its options are the fields of ServerOptions and EngineOptions."""
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
 import typer
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
-from offbook.client.commands import run_server
+from offbook.base.config import EngineOptions, ServerOptions
+from offbook.base.errors import ConfigError, MissingExtraError
+
+from .generated_options import with_options
+from .lazy_import import imported
+from .options import KEY_VARIABLE
+
+NEEDED = ("fastapi", "jinja2", "orjson", "peft", "psutil", "sqlalchemy", "torch", "transformers", "uvicorn", "xgrammar")
+"""Packages that the server and its two children import. Checked first, since a child without one would just die."""
+Folder = Annotated[
+    Path | None, typer.Option(help=f"{ServerOptions.model_fields['dir'].description}  [default: ./.offbook]")
+]
+ApiKey = Annotated[
+    str | None, typer.Option(help=f"{ServerOptions.model_fields['api_key'].description}  [default: {KEY_VARIABLE}]")
+]
 
 
-def serve(context: typer.Context) -> None:
+@with_options(ServerOptions, EngineOptions)
+def serve(dir: Folder = None, api_key: ApiKey = None, options: dict[str, Any] = {}) -> None:  # noqa: B006  # the decorator passes it
     """Serve a model with OpenAI's API, record its calls, train it."""
-    run_server(context.args)
+    folder = None if dir is None else dir.expanduser().absolute()
+    chosen = server_options(options | {"dir": folder, "api_key": api_key or os.environ.get(KEY_VARIABLE) or None})
+    raise typer.Exit(run_server(chosen))
 
 
-def ui(context: typer.Context) -> None:
-    """Show recorded runs in a browser, without a running server."""
-    run_server(["ui", *context.args])
+def server_options(values: Mapping[str, object]) -> ServerOptions:
+    """The options from the values on the command line; None: not written. Raises ConfigError that names the option.
+
+    >>> options = server_options({"model": "tiny", "max_loras": 4})
+    >>> options.model, options.engine.max_loras
+    ('tiny', 4)
+    """
+    written = {name: value for name, value in values.items() if value is not None}
+    engine = {name: written.pop(name) for name in EngineOptions.model_fields if name in written}
+    try:
+        return ServerOptions.model_validate(written | {"engine": engine})
+    except ValidationError as error:
+        raise ConfigError("\n".join(_message(fault) for fault in error.errors(include_url=False))) from error
 
 
-def runs(context: typer.Context) -> None:
-    """List recorded runs, without a running server."""
-    run_server(["runs", *context.args])
+def run_server(options: ServerOptions) -> int:
+    """Serve until a signal ends it, and return the exit code. Raises ConfigError on Windows, MissingExtraError."""
+    if sys.platform == "win32":
+        raise ConfigError("The server needs Linux or macOS; on Windows run it inside WSL2 (`wsl --install`)")
+    for package in NEEDED:
+        if find_spec(package) is None:
+            raise MissingExtraError(package, "server")
+    return imported("offbook.server.serving", "server").run(options)
 
 
-def show_records(context: typer.Context) -> None:
-    """Show the steps of a run, or the conversation of a trajectory."""
-    run_server(["show", *context.args])
+def _message(fault: ErrorDetails) -> str:
+    """The message of a validation error, with the option in place of the field."""
+    field = fault["loc"][1:] if fault["loc"][:1] == ("engine",) else fault["loc"]
+    if not field:  # an error of several options, whose message may begin with `field: `
+        name, colon, rest = str(fault.get("ctx", {}).get("error", fault["msg"])).partition(": ")
+        return f"{_option(name)}{colon}{rest}" if name in EngineOptions.model_fields else name + colon + rest
+    return f"{_option(str(field[0]))}: {fault['msg']} (got {fault['input']!r})"
+
+
+def _option(field: str) -> str:
+    return "--" + field.replace("_", "-")

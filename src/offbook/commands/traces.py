@@ -6,8 +6,10 @@ from typing import Annotated
 
 import typer
 
-from offbook.tracing.export import export_traces
+from offbook.tracing.export import export_run
+from offbook.tracing.sink_registry import named_sinks, resolve_sinks
 
+from .directory import records_at
 from .options import Dir, Server
 
 traces = typer.Typer(
@@ -32,4 +34,5 @@ def export_run_traces(
     """Send a recorded run to trace sinks.
 
     A sink that has the run already keeps one copy."""
-    export_traces(run, to, url, dir, typer.echo)
+    sinks = resolve_sinks(named_sinks(to, "--to"))
+    export_run(records_at(url, dir), run, sinks, say=typer.echo)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from json import dumps
 from typing import Annotated
@@ -9,8 +10,11 @@ from typing import Annotated
 import typer
 
 from offbook.base.wire import TrajectoryQuery
-from offbook.tracing.usage import as_json, prices, server_usage, table
+from offbook.client.connection.http import Api
+from offbook.tracing.rollout_reader import PAGE, pages
+from offbook.tracing.usage import DAY, as_json, prices, table, usage_rows
 
+from .directory import records_at
 from .options import Dir, Server
 
 
@@ -30,5 +34,9 @@ def usage(
 
     Latency is the median (p50) and the 95th percentile (p95), in seconds."""
     priced = prices(price or ())
-    rows = server_usage(url, dir, TrajectoryQuery(model=model, run=run), days, time.time())
+    query = TrajectoryQuery(model=model, run=run, limit=PAGE)
+    records = records_at(url, dir)
+    rollouts = pages(records, query) if isinstance(records, Api) else records.rollouts(query)
+    since = 0.0 if days is None else time.time() - days * DAY
+    rows = asyncio.run(usage_rows(rollouts, since))
     typer.echo(dumps(as_json(rows, priced), indent=1) if json else "\n".join(table(rows, priced)))

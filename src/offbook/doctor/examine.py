@@ -25,7 +25,7 @@ from offbook.base.config import EngineOptions
 from offbook.base.extras import install_command
 from offbook.base.text import counted
 
-from ..client.commands import running_server
+from ..client.running_server import running_server
 from .packages import KNOWN, Check, Installed, package_checks
 
 SECONDS = 5.0

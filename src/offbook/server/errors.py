@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from fastapi.responses import JSONResponse
 from pydantic import ValidationError
+from starlette.responses import JSONResponse  # fastapi's is this one; `offbook runs` needs no web framework
 
 from offbook.base.errors import (
     ConfigError,

@@ -1,12 +1,11 @@
-"""`python -m offbook.server verify --dir DIR [--repair]` and `backup --dir DIR --output OUT`: checks or copies a server's directory."""
+"""Checks, repairs and copies a server's directory."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,24 +30,6 @@ class DirectoryPart:
 
     path: Path
     fault: str | None = None
-
-
-def run(argv: Sequence[str]) -> int:
-    """Run `verify` or `backup`, print the outcome, and return the exit code. Raises ConfigError, StoreError."""
-    parser = argparse.ArgumentParser(prog="python -m offbook.server", allow_abbrev=False)
-    commands = parser.add_subparsers(dest="command", required=True)
-    verify_words, backup_words = commands.add_parser("verify"), commands.add_parser("backup")
-    for command in (verify_words, backup_words):
-        command.add_argument("--dir", type=Path, required=True)
-    verify_words.add_argument("--repair", action="store_true")
-    backup_words.add_argument("--output", type=Path, required=True)
-    arguments = parser.parse_args(argv)
-    if not arguments.dir.is_dir():
-        raise ConfigError(f"{arguments.dir}: there is no such directory")
-    if arguments.command == "verify":
-        return verify(arguments.dir, repair=arguments.repair)
-    backup(arguments.dir, arguments.output)
-    return 0
 
 
 def verify(root: Path, *, repair: bool) -> int:

@@ -1,4 +1,4 @@
-"""`python -m offbook.server checkpoints|export`: the checkpoints of a server's directory, read without a server.
+"""The checkpoints of a server's directory, read and exported without a server.
 
 The directory is neither locked nor changed. A server may run on it, since checkpoint folders appear atomically.
 Imports no torch.
@@ -6,19 +6,15 @@ Imports no torch.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import logging
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
-
-from pydantic import TypeAdapter
 
 from offbook.base.errors import ConfigError, EngineError
-from offbook.base.wire import CheckpointState, ExportFormat, ExportResult
+from offbook.base.wire import CheckpointState, ExportFormat
 
 from ..engine import checkpoint_files
 from ..engine.checkpoint_files import Checkpoint
@@ -29,28 +25,30 @@ from .training.export_folders import new_folder, write_export
 
 logger = logging.getLogger(__name__)
 
-_STATES = TypeAdapter(list[CheckpointState])
+
+def checkpoints_of(root: Path, model: str) -> list[CheckpointState]:
+    """The checkpoints of a model, by step. Raises ConfigError for a model that is not there."""
+    folder, _ = find_model(root, model)
+    return checkpoint_states(folder)
 
 
-def answer(argv: Sequence[str]) -> str:
-    """Run a command and return its result as JSON: list[CheckpointState] for `checkpoints`, ExportResult for `export`.
+def export_checkpoint(root: Path, model: str, step: int | None, format: ExportFormat, output: str) -> str:
+    """Write a checkpoint (None: the newest) to the new folder `output` and return its path. Only a merge needs torch, in a
+    process of its own.
 
-    Raises ConfigError, EngineError, ApiError, OSError.
+    Raises ConfigError, EngineError, ApiError.
     """
-    arguments = _parse(argv)
-    folder, facts = find_model(arguments.dir, arguments.model)
-    if arguments.command == "checkpoints":
-        return _STATES.dump_json(checkpoint_states(folder)).decode()
+    folder, facts = find_model(root, model)
     checkpoints = {checkpoint.step: checkpoint for checkpoint in _whole(folder)}
     if not checkpoints:
         raise ConfigError(
             f"model {facts.name!r} is at step 0: nothing has been trained yet, so there is no LoRA to export"
         )
-    step = max(checkpoints) if arguments.step is None else arguments.step
-    if step not in checkpoints:
+    chosen = max(checkpoints) if step is None else step
+    if chosen not in checkpoints:
         steps = ", ".join(str(number) for number in sorted(checkpoints))
-        raise ConfigError(f"--step: model {facts.name!r} has no step {step}; it has {steps}")
-    return asyncio.run(_export(facts, checkpoints[step], arguments.format, arguments.output)).model_dump_json()
+        raise ConfigError(f"--step: model {facts.name!r} has no step {chosen}; it has {steps}")
+    return asyncio.run(_export(facts, checkpoints[chosen], format, output))
 
 
 def checkpoint_states(folder: Path) -> list[CheckpointState]:
@@ -71,7 +69,7 @@ def find_model(root: Path, name: str) -> tuple[Path, ModelFacts]:
     return models[name]
 
 
-async def _export(facts: ModelFacts, checkpoint: Checkpoint, format: ExportFormat, output: str) -> ExportResult:
+async def _export(facts: ModelFacts, checkpoint: Checkpoint, format: ExportFormat, output: str) -> str:
     folder = new_folder(output)
     base = find(facts.base_model).path if format != "peft" else checkpoint.path  # a peft export does not read the base
 
@@ -93,22 +91,8 @@ async def _export(facts: ModelFacts, checkpoint: Checkpoint, format: ExportForma
         await write_export(checkpoint, format, folder, base=base, reference=reference(facts.base_model), merge=merge)
     except OSError as error:
         raise ConfigError(f"--output: {folder} cannot be written: {error.strerror or error}") from error
-    return ExportResult(path=str(folder), format=format, step=checkpoint.step)
+    return str(folder)
 
 
 def _warn(path: Path, error: EngineError) -> None:
     logger.warning("Skipping checkpoint %s: %s", path.name, error)
-
-
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m offbook.server", allow_abbrev=False)
-    parser.add_argument("command", choices=("checkpoints", "export"))
-    parser.add_argument("model")
-    parser.add_argument("--dir", type=Path, required=True)
-    parser.add_argument("--output")
-    parser.add_argument("--format", choices=get_args(ExportFormat), default="peft")
-    parser.add_argument("--step", type=int)
-    arguments = parser.parse_args(argv)
-    if arguments.command == "export" and arguments.output is None:
-        parser.error("export needs --output")
-    return arguments

@@ -7,12 +7,10 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
-from offbook.base.config import default_dir
 from offbook.base.errors import ConfigError, OffbookError
 from offbook.base.text import counted
 from offbook.base.types import RolloutPlace
 from offbook.base.wire import ModelRecords, RolloutTrace, TrajectoryQuery
-from offbook.client.commands import directory_models, directory_rollouts, server_at
 from offbook.client.connection.http import Api
 from offbook.contracts import (
     CheckpointSaved,
@@ -25,8 +23,7 @@ from offbook.contracts import (
 
 from .delivery_notes import DeliveryNotes
 from .fanout import notes_folder, show, show_checkpoint, sink_name
-from .rollout_reader import PAGE, read_run
-from .sink_registry import named_sinks, resolve_sinks
+from .rollout_reader import PAGE, StoredRecords, read_run
 
 LOG_ONLY = "exception_rate"
 """Metric that `model.log` adds to those of an evaluation."""
@@ -47,7 +44,7 @@ class RunRecords:
     models: tuple[ModelRecords, ...]
 
 
-async def read_records(source: Api | Path, run: str) -> RunRecords:
+async def read_records(source: Api | StoredRecords, run: str) -> RunRecords:
     """Read all records of a run from a server, or from a directory on which none runs.
 
     Raises ConfigError if there is no rollout of it, ServerError, BackendError.
@@ -56,12 +53,12 @@ async def read_records(source: Api | Path, run: str) -> RunRecords:
         rollouts = await read_run([source], run)
     else:
         query = TrajectoryQuery(run=run, limit=PAGE)
-        rollouts = tuple([rollout async for rollout in directory_rollouts(source, query)][::-1])
+        rollouts = tuple([rollout async for rollout in source.rollouts(query)][::-1])
     if not rollouts:
-        where = source.url if isinstance(source, Api) else source
+        where = source.url if isinstance(source, Api) else source.place
         raise ConfigError(f"--run: {where} has no rollout of a run {run!r}; `offbook runs` lists the runs")
     names = {item.record.model for item in rollouts} | {call.model for item in rollouts for call in item.calls}
-    models = await _server_models(source, names) if isinstance(source, Api) else directory_models(source)
+    models = await _server_models(source, names) if isinstance(source, Api) else await source.models()
     own = sorted((model for model in models if model.name in names), key=lambda model: model.name)
     return RunRecords(run, rollouts, tuple(own))
 
@@ -140,7 +137,7 @@ def _evaluations(
 
 
 def export_run(
-    source: Api | Path,
+    source: Api | StoredRecords,
     run: str,
     sinks: Sequence[TraceSink],
     notes: Path | None = None,
@@ -166,12 +163,6 @@ def export_run(
         say(f"{name}: {counted(len(records.rollouts), 'rollout')} of run {run}")
     if failed:
         raise ExportError("; ".join(failed) + ". The same command again delivers the rest")
-
-
-def export_traces(run: str, to: str, url: str | None, folder: Path | None, say: Callable[[str], None]) -> None:
-    """Deliver a run from the records of a server, or of a directory without one, to sinks. Raises ConfigError, ExportError."""
-    sinks = resolve_sinks(named_sinks(to, "--to"))
-    export_run(server_at(url, folder) or (folder or default_dir()), run, sinks, say=say)
 
 
 def _deliver(records: RunRecords, sink: TraceSink, servers: Sequence[Api]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
 
 from offbook.base.types import (
     Call,
@@ -13,7 +14,7 @@ from offbook.base.types import (
     OutputFields,
     RenderedHistory,
 )
-from offbook.base.wire import RolloutTrace, TrajectoryQuery
+from offbook.base.wire import ModelRecords, RolloutTrace, TrajectoryQuery
 from offbook.client.connection.http import Api
 from offbook.client.rollouts.capture import histories_of
 
@@ -21,6 +22,20 @@ PAGE = 100
 """Rollouts per request."""
 GROUPS = 20
 """Groups per request."""
+
+
+class StoredRecords(Protocol):
+    """The records of a directory, read without a server."""
+
+    place: str
+
+    def rollouts(self, query: TrajectoryQuery) -> AsyncIterator[RolloutTrace]:
+        """All rollouts that match the query, the last finished first."""
+        ...
+
+    async def models(self) -> list[ModelRecords]:
+        """All models of the directory."""
+        ...
 
 
 async def read_groups(servers: Sequence[Api], groups: Sequence[str]) -> tuple[RolloutTrace, ...]:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import AsyncIterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 
 from offbook.base.errors import ConfigError
 from offbook.base.types import CallStatus
-from offbook.base.wire import RolloutTrace, TrajectoryQuery
-from offbook.client.commands import directory_rollouts, server_at
-
-from .rollout_reader import PAGE, pages
+from offbook.base.wire import RolloutTrace
 
 DAY = 86_400.0
 UNKNOWN = "-"
@@ -109,17 +104,6 @@ def table(rows: Sequence[UsageRow], prices: Mapping[str, TokenPrice]) -> list[st
             f"{'-' if cost is None else f'{cost:.4f}':>9}"
         )
     return lines
-
-
-def server_usage(
-    url: str | None, folder: Path | None, query: TrajectoryQuery, days: float | None, now: float
-) -> list[UsageRow]:
-    """The usage from the records of a server, or of a directory without one, of the last `days` (None: all)."""
-    since = 0.0 if days is None else now - days * DAY
-    query = query.model_copy(update={"limit": PAGE})
-    api = server_at(url, folder)
-    rollouts = directory_rollouts(folder, query) if api is None else pages(api, query)
-    return asyncio.run(usage_rows(rollouts, since))
 
 
 def prices(texts: Sequence[str]) -> dict[str, TokenPrice]:

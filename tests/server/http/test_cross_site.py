@@ -16,7 +16,7 @@ import pytest
 import offbook
 from offbook.base.errors import ConfigError
 from offbook.base.http_access import cross_site_refusal as refusal
-from offbook.server.arguments import parse
+from offbook.commands.serve import server_options
 from offbook.server.http import app
 from offbook.server.http.auth import Guard
 from offbook.testing import Action, ScriptedServer, scripted_server
@@ -90,7 +90,7 @@ def test_a_body_that_is_not_said_to_be_json_is_refused(kind: dict[str, str], bod
 @pytest.mark.parametrize("value", ["evil", "ftp://a", "http://a/path", "http://", "http://a, http://a"])
 def test_an_origin_that_no_browser_sends_is_an_error_that_names_the_flag(value: str) -> None:
     with pytest.raises(ConfigError, match="--allow-origin"):
-        parse(["--allow-origin", value])
+        server_options({"allow_origin": value})
 
 
 def test_a_forms_post_changes_no_reward_and_seals_no_rollout(server: ScriptedServer) -> None:

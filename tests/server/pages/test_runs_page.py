@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from offbook.base.types import TrainResult
 from offbook.base.wire import TrainStatus
-from offbook.commands.runs import run_terminal
+from offbook.commands.main import app
 from offbook.server.views.run_summary import trend
 from tests.fakes.gateway import Gateway
 
@@ -93,7 +94,7 @@ async def evaluated(
 def runs_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
     """What `offbook runs --json` prints."""
     capsys.readouterr()
-    run_terminal(["runs", "--dir", str(folder), "--json"])
+    app(["runs", "--dir", str(folder), "--json"], standalone_mode=False)
     return json.loads(capsys.readouterr().out)
 
 
@@ -110,7 +111,7 @@ async def test_an_evaluation_shows_its_mean_and_not_its_last_rollout(
         page = (await gateway.http.get(path)).text
         assert "1.000" not in page and ("0.268" in page or "0.269" in page), path
         assert "rollouts only" not in page
-    await asyncio.to_thread(run_terminal, ["show", "eval-1", "--dir", str(tmp_path)])
+    await asyncio.to_thread(partial(app, standalone_mode=False), ["show", "eval-1", "--dir", str(tmp_path)])
     shown = capsys.readouterr().out
     assert "1.000" not in shown and "Nothing was trained" not in shown
 
@@ -169,5 +170,5 @@ async def test_the_trend_is_the_same_in_the_list_on_the_runs_page_and_in_the_ter
         page = (await gateway.http.get(path)).text
         assert text in page and "<polyline" not in page.split("<table")[-1], "two points are no line"
     for words in (["runs", "--dir", str(tmp_path)], ["show", "first", "--dir", str(tmp_path)]):
-        await asyncio.to_thread(run_terminal, words)
+        await asyncio.to_thread(partial(app, standalone_mode=False), words)
         assert text in capsys.readouterr().out

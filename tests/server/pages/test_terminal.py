@@ -13,9 +13,9 @@ import sqlalchemy as sa
 from offbook.base.errors import ConfigError, StoreError
 from offbook.base.types import new_id
 from offbook.commands import main as cli
-from offbook.commands.runs import run_terminal
-from offbook.server.__main__ import main
-from offbook.server.http.viewer import open_records
+from offbook.commands.main import app
+from offbook.commands.main import run as main
+from offbook.server.records.read_only import open_records
 from offbook.server.records.tables import meta
 from tests.fakes.gateway import Gateway
 from tests.server.pages.test_runs_page import finish, record
@@ -68,7 +68,7 @@ async def test_a_tools_text_cannot_steer_the_terminal(
 async def test_an_unknown_name_names_the_nearest(folder: Path) -> None:
     for name, nearest in (("run-11", "'run-1'"), ("rollout", "'rollout-2', 'rollout-1'")):
         with pytest.raises(ConfigError, match=nearest):
-            await asyncio.to_thread(run_terminal, ["show", name, "--dir", str(folder)])
+            await asyncio.to_thread(partial(app, standalone_mode=False), ["show", name, "--dir", str(folder)])
 
 
 async def test_a_folder_that_is_no_servers_says_where_one_is(folder: Path, tmp_path: Path) -> None:

@@ -15,13 +15,12 @@ from fastapi import APIRouter, Query, Response
 from markupsafe import Markup
 
 import offbook
-from offbook.server.views.dashboard_source import SourceDep
 from offbook.server.views.group_view import GroupView
 from offbook.server.views.rollout_view import RolloutView
 from offbook.server.views.token_view import Colour
 
 from .group_page import crumbs_of_group, group_context, known_group, title_of
-from .rendering import HEADERS, STATIC, Crumb, environment
+from .rendering import HEADERS, STATIC, Crumb, SourceDep, environment
 from .rollout_page import crumbs_of, known_rollout, rollout_context
 
 router = APIRouter()

@@ -5,13 +5,13 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
-from offbook.server.views.dashboard_source import DashboardSource, SourceDep
+from offbook.server.views.dashboard_source import DashboardSource
 from offbook.server.views.group_view import SIDES, GroupView, group_view
 from offbook.server.views.page_urls import name_of, run_url, step_url
 from offbook.server.views.run_tables import run_name
 from offbook.server.views.token_view import diverging
 
-from .rendering import Crumb, UnknownPage, page
+from .rendering import Crumb, SourceDep, UnknownPage, page
 
 router = APIRouter()
 

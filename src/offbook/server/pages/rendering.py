@@ -6,14 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import jinja2
-from fastapi import Request
+from fastapi import Depends, Request
 from fastapi.responses import HTMLResponse
 
 from offbook.base.types import Json
 from offbook.server.views import numbers, page_urls
+from offbook.server.views.dashboard_source import DashboardSource
 
 FOLDER = Path(__file__).parent
 STATIC = FOLDER / "static"
@@ -110,3 +111,10 @@ def page(
     }
     text = environment().get_template(template).render(shown)
     return HTMLResponse(text, status, HEADERS)
+
+
+async def _source_of(request: Request) -> DashboardSource:
+    return request.app.state.dashboard
+
+
+SourceDep = Annotated[DashboardSource, Depends(_source_of)]

@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
-from offbook.server.views.dashboard_source import DashboardSource, SourceDep
+from offbook.server.views.dashboard_source import DashboardSource
 from offbook.server.views.page_urls import group_url, name_of, run_url, step_url
 from offbook.server.views.rollout_view import RolloutView, rollout_view
 from offbook.server.views.run_tables import run_name
@@ -16,7 +16,7 @@ from offbook.server.views.step_groups import group_lines
 from offbook.server.views.token_view import COLOURS, Colour, advantage_words
 
 from ...engine import checkpoint_files
-from .rendering import Crumb, UnknownPage, page
+from .rendering import Crumb, SourceDep, UnknownPage, page
 
 router = APIRouter()
 

@@ -10,13 +10,13 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse
 
 from offbook.base.types import Json
-from offbook.server.views.dashboard_source import DashboardSource, RunOverview, SourceDep
+from offbook.server.views.dashboard_source import DashboardSource, RunOverview
 from offbook.server.views.page_urls import name_of, run_url
 from offbook.server.views.run_charts import chart_json
 from offbook.server.views.run_summary import facts_of, status_of, warnings_of
 from offbook.server.views.run_tables import HEADINGS, STEPS_SHOWN, evaluation_lines, run_name, step_lines
 
-from .rendering import SAFE, Crumb, UnknownPage, page
+from .rendering import SAFE, Crumb, SourceDep, UnknownPage, page
 
 router = APIRouter()
 

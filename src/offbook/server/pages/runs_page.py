@@ -7,10 +7,9 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
-from offbook.server.views.dashboard_source import SourceDep
 from offbook.server.views.run_tables import lines_of
 
-from .rendering import Crumb, page
+from .rendering import Crumb, SourceDep, page
 
 router = APIRouter()
 

@@ -8,11 +8,10 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from offbook.server.views.dashboard_source import SourceDep
 from offbook.server.views.page_urls import search_url
 
 from ..records.search import RolloutFilter, search
-from .rendering import Crumb, page
+from .rendering import Crumb, SourceDep, page
 
 router = APIRouter()
 

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 from sqlalchemy import Connection
 
-from offbook.server.views.dashboard_source import RunOverview, SourceDep
+from offbook.server.views.dashboard_source import RunOverview
 from offbook.server.views.numbers import DASH, fixed, number, percent, seconds
 from offbook.server.views.page_urls import number_of, run_url, trajectory_url
 from offbook.server.views.run_index import TrainUpdate
@@ -20,7 +20,7 @@ from offbook.server.views.timeline import Timeline, timeline
 
 from ..records import overview
 from ..records.overview import CallTimes, RolloutRow
-from .rendering import Crumb, UnknownPage, page
+from .rendering import Crumb, SourceDep, UnknownPage, page
 from .run_page import known_run
 
 router = APIRouter()

@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 from sqlalchemy import Connection, Engine, inspect
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
-from offbook.base.errors import StoreError
+from offbook.base.errors import ConfigError, StoreError
 
 from .database import read_only_engine_at
 from .tables import check_schema
@@ -39,13 +39,17 @@ class ReadOnlyRecords:
         self._readers = ThreadPoolExecutor(_READERS, "offbook-read")
 
     @classmethod
-    def open(cls, url: str) -> ReadOnlyRecords:
-        """Open records at a SQLAlchemy URL.
+    def open(cls, url: str, *, briefly: bool = False) -> ReadOnlyRecords:
+        """Open records at a SQLAlchemy URL. `briefly`: for one look at them, which leaves no files beside SQLite records that no
+        server has open.
 
         Raises StoreError if there are none, the database is unreachable, belongs to another program, or has another schema.
         """
         engine, where = read_only_engine_at(url, _READERS)
         sqlite = engine.dialect.name == "sqlite"
+        if sqlite and briefly and not Path(f"{where}-wal").exists():
+            engine.dispose()
+            engine, where = read_only_engine_at(url, _READERS, immutable=True)
         if sqlite and not Path(where).is_file():
             engine.dispose()
             raise StoreError(f"there are no records at {where}: name the directory of a server that has run")
@@ -81,6 +85,24 @@ class ReadOnlyRecords:
                 return read(connection)
         except SQLAlchemyError as error:
             raise store_error(error, "read", self._where) from error
+
+
+def open_records(folder: Path, store_url: str | None = None, *, briefly: bool = False) -> ReadOnlyRecords:
+    """Open the records of a server's directory, as `ReadOnlyRecords.open`. Raises ConfigError if the folder has none, StoreError."""
+    if store_url is not None:
+        return ReadOnlyRecords.open(store_url, briefly=briefly)
+    file = folder / "records.db"
+    if not file.is_file():
+        raise ConfigError(_no_records(folder))
+    return ReadOnlyRecords.open(f"sqlite:///{file}", briefly=briefly)
+
+
+def _no_records(folder: Path) -> str:
+    if not folder.exists():
+        return f"there is no folder {folder}: give the directory of a server, as in --dir offbook-quickstart/server"
+    inside = sorted(path.parent for pattern in ("*/records.db", "*/*/records.db") for path in folder.glob(pattern))
+    hint = f"; there are records in {inside[0]}" if inside else ": it is not the directory of a server"
+    return f"{folder} has no records.db{hint}"
 
 
 def _check_schema(engine: Engine, where: str) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TypeVar
 
-from fastapi import Depends, Request
 from sqlalchemy import Connection
 
 from offbook.base.wire import TrajectoryWithCalls
@@ -186,10 +185,3 @@ class DashboardSource:
         model_folder = self.model_folder(model)
         path = checkpoint_files.path_of(model_folder[0] / "checkpoints", step) if model_folder is not None else None
         return path if path is not None and path.is_dir() else None
-
-
-async def _source_of(request: Request) -> DashboardSource:
-    return request.app.state.dashboard
-
-
-SourceDep = Annotated[DashboardSource, Depends(_source_of)]

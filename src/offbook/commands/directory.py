@@ -1,0 +1,23 @@
+"""The records that a command reads: those of a running server, or of a directory on which none runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from offbook.base.config import server_folder
+from offbook.client.connection.http import Api
+from offbook.client.running_server import server_at
+from offbook.tracing.rollout_reader import StoredRecords
+
+from .lazy_import import imported
+
+
+def records_at(url: str | None, folder: Path | None) -> Api | StoredRecords:
+    """The records of the server at `url`, else of the one that runs on the directory, else of the directory itself.
+
+    Raises MissingExtraError for a directory without the packages of the extra `server`.
+    """
+    api = server_at(url, folder)
+    if api is not None:
+        return api
+    return imported("offbook.server.directory_records", "server").DirectoryRecords(server_folder(folder))

@@ -7,6 +7,7 @@ import inspect
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import KW_ONLY, dataclass
 from itertools import islice
 from typing import TypeAlias, TypeVar, cast, overload
 
@@ -18,7 +19,7 @@ from offbook.base.errors import (
     ConfigError,
     RolloutError,
 )
-from offbook.base.option_names import names_checked
+from offbook.base.options import RunOptions, option, takes
 from offbook.base.types import (
     PendingRollout,
     RolloutException,
@@ -44,18 +45,74 @@ PendingGame: TypeAlias = Awaitable[Iterable[Trajectory]] | Callable[[], Awaitabl
 Result = TypeVar("Result")
 
 
-@names_checked("gather_trajectory_groups")
-async def gather_trajectory_groups(
-    groups: Iterable[PendingGroup],
-    *,
-    pbar_desc: str | None = "gather",
-    max_exceptions: float = 0,
-    max_metrics: int | None = None,
-    after_each: AfterEach | None = None,
-    concurrency: int | None = None,
-    timeout: float | None = None,
-    retries: int = 0,
-) -> list[TrajectoryGroup]:
+@dataclass(frozen=True, kw_only=True)
+class RolloutLimits(RunOptions):
+    """The options of running rollouts. Raises ConfigError for a value out of range."""
+
+    pbar_desc: str | None = option("gather", "label of the progress bar; None: no bar, and no line about failures")
+    max_exceptions: float = option(0, "failures above which it ends: a count; below 1, a fraction of all rollouts")
+    max_metrics: int | None = option(None, "metrics shown beside the progress bar", shown_default="all")
+    concurrency: int | None = option(None, "rollouts that run at the same time", shown_default="all")
+    timeout: float | None = option(None, "seconds per rollout", shown_default="no limit")
+    retries: int = option(0, "repetitions of a failed rollout, which must be a callable")
+
+    def __post_init__(self) -> None:
+        if self.max_exceptions < 0 or self.retries < 0 or (self.concurrency is not None and self.concurrency < 1):
+            raise ConfigError(
+                "max_exceptions and retries must be at least 0, concurrency at least 1 or None; got "
+                f"{self.max_exceptions!r}, {self.retries!r}, {self.concurrency!r}"
+            )
+        if self.timeout is not None and self.timeout <= 0:
+            raise ConfigError(f"timeout must be above 0 seconds or None, got {self.timeout!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatherOptions(RolloutLimits):
+    """The options of gathering groups."""
+
+    after_each: AfterEach | None = option(None, "replaces a finished group, splits it, or drops it by returning None")
+
+
+@dataclass(frozen=True)
+class GatherArguments(GatherOptions):
+    """Run the rollouts of every group and return the groups in order."""
+
+    groups: Iterable[PendingGroup]
+
+
+@dataclass(frozen=True)
+class BatchArguments(GatherOptions):
+    """Yield gathered batches of `batch_size` groups, in order."""
+
+    groups: Iterable[PendingGroup]
+    _: KW_ONLY
+    batch_size: int
+    prefetch: int = option(1, "batches that run while one is used")
+
+
+@dataclass(frozen=True)
+class RolloutArguments(RolloutLimits):
+    """Run rollouts and return the trajectories of those that succeeded, in order."""
+
+    rollouts: Iterable[PendingRollout]
+
+
+@dataclass(frozen=True)
+class GameArguments(RolloutLimits):
+    """Run rollouts of several players and return the trajectories of those that succeeded, in order."""
+
+    rollouts: Iterable[PendingGame]
+
+
+@dataclass(frozen=True)
+class AnyRolloutArguments(RolloutLimits):
+    """Run rollouts and return the results of those that succeeded, in order."""
+
+    rollouts: Iterable[PendingRollout] | Iterable[PendingGame]
+
+
+@takes(GatherArguments, "gather_trajectory_groups")
+async def gather_trajectory_groups(options: GatherArguments) -> list[TrajectoryGroup]:
     """Run the rollouts of every group and return the groups in order. Every group gets an id, every rollout its index.
 
     The exception of a failed rollout is appended to `group.exceptions`, and the other rollouts continue. More than
@@ -66,22 +123,22 @@ async def gather_trajectory_groups(
     too, unless `pbar_desc` is None. At most `concurrency` rollouts run at once, each for at most `timeout` seconds. A failed
     rollout is run again up to `retries` times, which requires a callable. Raises ConfigError for an option out of range.
     """
-    group_list = as_list(groups, "groups", "group")
+    group_list = as_list(options.groups, "groups", "group")
     for index, group in enumerate(group_list):
         if not isinstance(group, TrajectoryGroup | Awaitable):  # pyright: ignore[reportUnnecessaryIsInstance]  # user input
             raise ConfigError(f"groups[{index}] is a {type(group).__name__}; expected a TrajectoryGroup of rollouts")
     pending = [len(group.pending) if isinstance(group, TrajectoryGroup) else 0 for group in group_list]
-    runner = _Runner(sum(pending), pbar_desc, max_exceptions, max_metrics, concurrency, timeout, retries)
+    runner = _Runner(sum(pending), options)
     try:
         for group in group_list:
             if isinstance(group, TrajectoryGroup):
                 runner.adopt(group.pending)
         with runner.bar:
-            gathered = await _all([_group(group, runner, after_each) for group in group_list])
+            gathered = await _all([_group(group, runner, options.after_each) for group in group_list])
     finally:
         runner.close()
     runner.check_fraction()
-    runner.tell(pbar_desc)
+    runner.tell(options.pbar_desc)
     if runner.dropped:
         logger.warning(
             "after_each dropped %d of %d groups: it returned nothing for them", runner.dropped, len(group_list)
@@ -90,46 +147,19 @@ async def gather_trajectory_groups(
 
 
 @overload
-async def gather_trajectories(
-    rollouts: Iterable[PendingRollout],
-    *,
-    pbar_desc: str | None = "gather",
-    max_exceptions: float = 0,
-    max_metrics: int | None = None,
-    concurrency: int | None = None,
-    timeout: float | None = None,
-    retries: int = 0,
-) -> list[Trajectory]: ...
+@takes(RolloutArguments, "gather_trajectories")
+async def gather_trajectories(options: RolloutArguments) -> list[Trajectory]: ...
 @overload
-async def gather_trajectories(
-    rollouts: Iterable[PendingGame],
-    *,
-    pbar_desc: str | None = "gather",
-    max_exceptions: float = 0,
-    max_metrics: int | None = None,
-    concurrency: int | None = None,
-    timeout: float | None = None,
-    retries: int = 0,
-) -> list[list[Trajectory]]: ...
-@names_checked("gather_trajectories")
-async def gather_trajectories(
-    rollouts: Iterable[PendingRollout] | Iterable[PendingGame],
-    *,
-    pbar_desc: str | None = "gather",
-    max_exceptions: float = 0,
-    max_metrics: int | None = None,
-    concurrency: int | None = None,
-    timeout: float | None = None,
-    retries: int = 0,
-) -> list[Trajectory] | list[list[Trajectory]]:
+@takes(GameArguments, "gather_trajectories")
+async def gather_trajectories(options: GameArguments) -> list[list[Trajectory]]: ...
+@takes(AnyRolloutArguments, "gather_trajectories")
+async def gather_trajectories(options: AnyRolloutArguments) -> list[Trajectory] | list[list[Trajectory]]:
     """Run rollouts and return the results of those that succeeded, in order.
 
     A result is a trajectory, or the list of its players' trajectories. Options and errors as in `gather_trajectory_groups`.
     """
-    group = TrajectoryGroup(cast(Iterable[PendingRollout], rollouts))
-    runner = _Runner(
-        len(group.pending), pbar_desc, max_exceptions, max_metrics, concurrency, timeout, retries, several=True
-    )
+    group = TrajectoryGroup(cast(Iterable[PendingRollout], options.rollouts))
+    runner = _Runner(len(group.pending), options, several=True)
     try:
         runner.adopt(group.pending)
         with runner.bar:
@@ -137,44 +167,26 @@ async def gather_trajectories(
     finally:
         runner.close()
     runner.check_fraction()
-    runner.tell(pbar_desc)
+    runner.tell(options.pbar_desc)
     gathered = [result for result in results if not isinstance(result, RolloutException)]
     return cast(list[Trajectory], [*group.trajectories, *gathered])
 
 
-@names_checked("trajectory_group_batches")
-async def trajectory_group_batches(
-    groups: Iterable[PendingGroup],
-    *,
-    batch_size: int,
-    prefetch: int = 1,
-    pbar_desc: str | None = "gather",
-    max_exceptions: float = 0,
-    after_each: AfterEach | None = None,
-    concurrency: int | None = None,
-    timeout: float | None = None,
-    retries: int = 0,
-) -> AsyncGenerator[list[TrajectoryGroup]]:
+@takes(BatchArguments, "trajectory_group_batches")
+async def trajectory_group_batches(options: BatchArguments) -> AsyncGenerator[list[TrajectoryGroup]]:
     """Yield gathered batches of `batch_size` groups, in order. Up to `prefetch` further batches run in the meantime.
 
     `groups` is read lazily. `max_exceptions` and `concurrency` apply per batch. Closing the generator cancels what runs.
     """
+    batch_size, prefetch = options.batch_size, options.prefetch
     if batch_size < 1 or prefetch < 0:
         raise ConfigError(f"batch_size must be at least 1 and prefetch at least 0, got {batch_size!r} and {prefetch!r}")
-    source = iter(groups)
+    source = iter(options.groups)
     running: list[asyncio.Task[list[TrajectoryGroup]]] = []
     try:
         while True:
             while len(running) <= prefetch and (batch := list(islice(source, batch_size))):
-                gathering = gather_trajectory_groups(
-                    batch,
-                    pbar_desc=pbar_desc,
-                    max_exceptions=max_exceptions,
-                    after_each=after_each,
-                    concurrency=concurrency,
-                    timeout=timeout,
-                    retries=retries,
-                )
+                gathering = gather_trajectory_groups(batch, **options.passed_to(GatherOptions))
                 running.append(asyncio.create_task(gathering))
             if not running:
                 return
@@ -188,34 +200,16 @@ async def trajectory_group_batches(
 class _Runner:
     """Runs the rollouts of one gathering: limits, progress bar and the failures so far."""
 
-    def __init__(
-        self,
-        total: int,
-        pbar_desc: str | None,
-        max_exceptions: float,
-        max_metrics: int | None,
-        concurrency: int | None,
-        timeout: float | None,
-        retries: int,
-        *,
-        several: bool = False,
-    ) -> None:
-        """`several` allows a rollout to return the trajectories of several players. Raises ConfigError."""
-        if max_exceptions < 0 or retries < 0 or (concurrency is not None and concurrency < 1):
-            raise ConfigError(
-                "max_exceptions and retries must be at least 0, concurrency at least 1 or None; got "
-                f"{max_exceptions!r}, {retries!r}, {concurrency!r}"
-            )
-        if timeout is not None and timeout <= 0:
-            raise ConfigError(f"timeout must be above 0 seconds or None, got {timeout!r}")
-        self.bar = RolloutBar(pbar_desc, total or None, max_metrics)
+    def __init__(self, total: int, options: RolloutLimits, *, several: bool = False) -> None:
+        """`several` allows a rollout to return the trajectories of several players."""
+        self.bar = RolloutBar(options.pbar_desc, total or None, options.max_metrics)
         self._total = total
-        self._max_exceptions = max_exceptions
-        self._timeout = timeout
-        self._retries = retries
+        self._max_exceptions = options.max_exceptions
+        self._timeout = options.timeout
+        self._retries = options.retries
         self._several = several
         self._slots: AbstractAsyncContextManager[object] = (
-            nullcontext() if concurrency is None else asyncio.Semaphore(concurrency)
+            nullcontext() if options.concurrency is None else asyncio.Semaphore(options.concurrency)
         )
         self._adopted: list[PendingRollout] = []
         self._failures: list[RolloutException] = []

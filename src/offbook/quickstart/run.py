@@ -24,14 +24,14 @@ from rich.text import Text
 from offbook.base.config import EngineOptions, TrainConfig
 from offbook.base.errors import MissingExtraError
 from offbook.base.types import Json, Message
+from offbook.client.local import LocalBackend, shell_command
+from offbook.client.model import TrainableModel
+from offbook.contracts import GroupsFinished, TraceSink
 from offbook.tracing.rollout_reader import conversations
+from offbook.trainer.report import TrainReport
 from offbook_langgraph import trainable
 from offbook_langgraph.training.trainable import TrainableRunnable
 
-from ..client.local import LocalBackend, shell_command
-from ..client.model import TrainableModel
-from ..contracts import GroupsFinished, TraceSink
-from ..trainer.report import TrainReport
 from .desk import Desk, Request, reward
 
 try:

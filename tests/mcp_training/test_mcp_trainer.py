@@ -98,7 +98,7 @@ async def test_scenarios_come_from_a_file_and_a_changed_server_is_told(
         ({"scenarios": [told("a", ("order_status", {}), split="eval")]}, "none of 1 is for training"),
         ({"scenarios": [{"task": "a"}]}, "McpScenarios are needed, got dict"),
         ({"scenarios": "nowhere.jsonl"}, "there is no file .nowhere.jsonl."),
-        ({"max_turns": 0}, "max_turns: at least 1 is needed, got 0"),
+        ({"max_turns": 0}, "max_turns: a whole number of at least 1 is needed, got 0"),
         ({"group": 3}, "there is no option 'group'"),
     ],
 )

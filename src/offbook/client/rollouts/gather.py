@@ -51,7 +51,7 @@ class RolloutLimits(RunOptions):
 
     pbar_desc: str | None = option("gather", "label of the progress bar; None: no bar, and no line about failures")
     max_exceptions: float = option(0, "failures above which it ends: a count; below 1, a fraction of all rollouts")
-    max_metrics: int | None = option(None, "metrics shown beside the progress bar", shown_default="all")
+    max_metrics: int | None = option(None, "metrics shown beside the progress bar", shown_default="4")
     concurrency: int | None = option(None, "rollouts that run at the same time", shown_default="all")
     timeout: float | None = option(None, "seconds per rollout", shown_default="no limit")
     retries: int = option(0, "repetitions of a failed rollout, which must be a callable")

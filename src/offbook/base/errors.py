@@ -150,3 +150,7 @@ class OutOfMemory(EngineError, MemoryError):
 
 class StoreError(OffbookError, RuntimeError):
     """Records could not be written or read."""
+
+
+class NotFiniteError(OffbookError, ArithmeticError):
+    """A loss or gradient is NaN or infinite."""

@@ -20,7 +20,19 @@ from .generated_options import with_options
 from .lazy_import import imported
 from .options import KEY_VARIABLE
 
-NEEDED = ("fastapi", "jinja2", "orjson", "peft", "psutil", "sqlalchemy", "torch", "transformers", "uvicorn", "xgrammar")
+NEEDED = (
+    "fastapi",
+    "itsdangerous",
+    "jinja2",
+    "orjson",
+    "peft",
+    "psutil",
+    "sqlalchemy",
+    "torch",
+    "transformers",
+    "uvicorn",
+    "xgrammar",
+)
 """Packages that the server and its two children import. Checked first, since a child without one would just die."""
 Folder = Annotated[
     Path | None, typer.Option(help=f"{ServerOptions.model_fields['dir'].description}  [default: ./.offbook]")

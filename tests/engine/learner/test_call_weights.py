@@ -12,14 +12,13 @@ import torch
 from torch import Tensor
 
 from offbook.base.config import LoraOptions, LossName, TrainConfig
-from offbook.base.errors import TrainError
+from offbook.base.errors import NotFiniteError, TrainError
 from offbook.base.types import Sampling, TrainResult
 from offbook.engine.learner.learner import Learner
 from offbook.engine.learner.model.policy import Policy
 from offbook.engine.learner.targets.batch import TrainBatch
 from offbook.engine.learner.update.loss import LOSSES as FUNCTIONS
 from offbook.engine.learner.update.loss import Clip, Targets
-from offbook.engine.learner.update.step import NotFiniteError
 from offbook.engine.protocol import JobTrajectory, read_job
 from tests.engine.learner.jobs import command, random_groups, sample, write_toy_base
 from tests.engine.learner.test_invariance import LOSSES, VOCABULARY, batch_of, distance, gradients

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import offbook
 from offbook.base.config import LoraOptions, TrainConfig
+from offbook.base.errors import NotFiniteError
 from offbook.engine import checkpoint_files
 from offbook.engine.learner import checkpoints
 from offbook.engine.learner.learner import Learner
@@ -25,7 +26,7 @@ from offbook.engine.learner.update.loss_scale import (
     PATIENCE,
     LossScale,
 )
-from offbook.engine.learner.update.step import NotFiniteError, Step, StepTotals
+from offbook.engine.learner.update.step import Step, StepTotals
 from offbook.engine.precision import dtype_of
 from tests.engine.learner.jobs import command, random_groups, write_toy_base
 from tests.engine.learner.test_invariance import Shifting, batch_of, distance, gradients

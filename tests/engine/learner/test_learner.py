@@ -16,13 +16,12 @@ import torch
 from safetensors.torch import load_file
 
 from offbook.base.config import LoraOptions, TrainConfig
-from offbook.base.errors import ConfigError, TrainError
+from offbook.base.errors import ConfigError, NotFiniteError, TrainError
 from offbook.base.types import RenderedHistory, Sampling, TrainResult
 from offbook.engine.learner.failures import Memory, describe_failure
 from offbook.engine.learner.learner import Learner
 from offbook.engine.learner.model.policy import Policy
 from offbook.engine.learner.targets.render import render_history
-from offbook.engine.learner.update.step import NotFiniteError
 from offbook.engine.protocol import JobTrajectory, Progressed, TrainCommand, Warned
 from tests.engine.learner.jobs import LORA, command, random_groups, sample, write_toy_base
 

@@ -12,9 +12,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
-from offbook.base.errors import ConfigError, EngineError, TrainError
-
-from .update.step import NotFiniteError
+from offbook.base.errors import ConfigError, EngineError, NotFiniteError, TrainError
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed")

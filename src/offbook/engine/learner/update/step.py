@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from offbook.base.config import TrainConfig
-from offbook.base.errors import OffbookError
+from offbook.base.errors import NotFiniteError
 from offbook.engine.learner.rows.cost import ModelShape
 from offbook.engine.learner.rows.layouts import ComputeRow, LayoutPlan, plan
 from offbook.engine.learner.rows.row_split import RowSplit
@@ -44,10 +44,6 @@ Report = Callable[[str, int, int], None]
 
 HUGE = 1e6
 """If a step is not finite, the error names an advantage above this: rewards or weights have an unusual scale."""
-
-
-class NotFiniteError(OffbookError, ArithmeticError):
-    """A loss or gradient is NaN or infinite."""
 
 
 class RowPolicy(Protocol):

@@ -17,7 +17,7 @@ def run(seed: int, options: list[str]) -> dict[str, float]:
         results = Path(folder, "results.json")
         command = [sys.executable, "-m", "offbook", "quickstart", "--seed", str(seed), *options]
         began = time.monotonic()
-        subprocess.run([*command, "--output", str(Path(folder, "run")), "--json", str(results)], check=True)
+        subprocess.run([*command, "--output", str(Path(folder, "run")), "--results", str(results)], check=True)
         took = time.monotonic() - began
         found = json.loads(results.read_text(encoding="utf-8"))
     trained = sum(found["seconds"]["rollout"]) + sum(found["seconds"]["train"])

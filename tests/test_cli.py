@@ -94,7 +94,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         ("train app:plain --scenarios data.jsonl", "app:plain is of type function, which has no train()"),
         ("train app:Agent --scenarios data.jsonl", "app:Agent is the class Agent"),
         ("train app.py:agent --scenarios data.jsonl", "'app.py' is a file; name its module, app:agent"),
-        ("eval app:agent --scenarios data.jsonl --json none/out.json", "--json: none/out.json cannot be written"),
+        ("eval app:agent --scenarios data.jsonl --results none/out.json", "--results: none/out.json cannot be written"),
         ("eval app:agent --scenarios data.jsonl --temperature 101", "Invalid value for '--temperature'"),
         ("eval nowhere:agent --scenarios data.jsonl", "there is no module 'nowhere'"),
         ("checkpoints agent --dir .", "there is no model 'agent'"),
@@ -148,11 +148,11 @@ def test_a_budget_reaches_the_target_only_where_one_is_named(folder: Path, capsy
 
 
 def test_an_evaluation_is_one_line_and_a_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = "eval app:agent --scenarios data.jsonl --temperature 0.5 --rollouts 2 --retries 1 --json out.json"
+    words = "eval app:agent --scenarios data.jsonl --temperature 0.5 --rollouts 2 --retries 1 --results out.json"
     words += " --max-completion-tokens 99"
     assert called(words) == 0
     asked, line = capsys.readouterr().out.splitlines()
-    options = {"temperature": 0.5, "rollouts": 2, "concurrency": 32, "timeout": 300.0, "retries": 1}
+    options = {"temperature": 0.5, "rollouts": 2, "timeout": 300.0, "retries": 1}
     options["max_completion_tokens"] = 99
     assert json.loads(asked) == ["evaluate", 1, options]
     assert line == "step 3, sampled at temperature 0.5, 2 scenarios: success 50%, reward 0.250"
@@ -229,7 +229,7 @@ async def test_an_agent_is_trained_and_evaluated_from_the_shell(
     assert end == f"{name} is at step 1. The LoRA is in {lora}"
     assert len((tmp_path / "runs/rollouts.jsonl").read_text().splitlines()) == 2 + 4 + 2
     (tmp_path / "bad.csv").write_text("question\nwhat is the size of box 4821?\nno question\n")
-    done = offbook(f"eval {named.replace('data', 'bad')} --run second-look --json out.json", cwd=tmp_path)
+    done = offbook(f"eval {named.replace('data', 'bad')} --run second-look --results out.json", cwd=tmp_path)
     assert (done.returncode, json.loads((tmp_path / "out.json").read_text())["step"]) == (0, 1)
     assert "1 rollout failed: 1 x ValueError: no box" in done.stdout.splitlines()[0]
     assert "rollouts of the evaluation failed" not in done.stderr

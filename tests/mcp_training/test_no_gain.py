@@ -71,7 +71,7 @@ def test_what_was_never_and_always_solved_and_never_written_right_is_named() -> 
         '  never written right: size.unit (in 1 scenario, such as "centimetres" for "cm")',
         "  difficulty 3 opened after 1 iteration (success at 1: 12%)",
         "  not tried: 1 of difficulty 3",
-        "Easier scenarios may help (`offbook mcp scenarios TARGET --max-difficulty 1`), or a larger --base.",
+        "Easier scenarios may help (`offbook mcp scenarios TARGET --max-difficulty 1`), or a larger --base-model.",
     ]
 
 

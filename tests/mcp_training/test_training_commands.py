@@ -85,7 +85,7 @@ def test_without_scenarios_the_plan_tells_where_they_will_be_kept(called: Called
 def test_evaluation_prints_success_for_each_tool_and_writes_json(
     called: Called, server: ScriptedServer, tmp_path: Path
 ) -> None:
-    words = ["--scenarios", "s.jsonl", "--url", server.url, "--json", "found.json", "--model", "half"]
+    words = ["--scenarios", "s.jsonl", "--url", server.url, "--results", "found.json", "--model", "half"]
     words += ["--trace", "jsonl:shown"]
     code, page, complaint = called("eval", "orders:server", *words)
     assert code == 0, complaint
@@ -121,7 +121,7 @@ def test_failed_rollouts_are_named_once(
         ("eval orders:server --judge-api-base http://a", 2, "--judge-api-base needs --judge too"),
         ("train orders:server --trace wandb,nope", 2, "sinks: there is no sink 'nope'; there are jsonl:FOLDER"),
         ("train orders:nothing", 2, "target: orders has no 'nothing'"),
-        ("eval orders:server --json nowhere/a.json", 2, "--json: nowhere/a.json cannot be written"),
+        ("eval orders:server --results nowhere/a.json", 2, "--results: nowhere/a.json cannot be written"),
         ("train orders:server --learning-rate 7 --scenarios s.jsonl", 2, "learning_rate"),
     ],
 )

@@ -111,6 +111,6 @@ def test_the_quickstart_makes_one_step_and_a_second_run_goes_on(installed: Path,
 
 
 def quickstart(installed: Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    words = ["--steps", "1", "--seed", "3", "--json", "results.json", "--output", "desk"]
+    words = ["--steps", "1", "--seed", "3", "--results", "results.json", "--output", "desk"]
     command = [str(installed.parent / "offbook"), "quickstart", *words]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=900, check=False)

@@ -115,7 +115,7 @@ def test_the_command_prints_the_result_and_keeps_it(
             f"judge-check {file} --judge openai/judge --judge-api-base {endpoint.url} --rubric {tmp_path / 'rubric.md'}"
         )
         with pytest.raises(SystemExit) as end:
-            guarded(lambda: app([*words.split(), "--json", str(tmp_path / "out.json")]))
+            guarded(lambda: app([*words.split(), "--results", str(tmp_path / "out.json")]))
     assert end.value.code == 0 and "tau-b 1.00" in capsys.readouterr().out
     assert "- Count well." in endpoint.requests[0].messages[0]["content"]
     results = json.loads((tmp_path / "out.json").read_text())

@@ -13,14 +13,12 @@ from offbook import LocalBackend, RemoteBackend, TrainableModel
 from offbook.base.errors import ConfigError
 from offbook_mcp.connection.target import Target
 
-RunName = Annotated[
-    str | None, typer.Option("--run", help="name of the run in lists; default: what, when and the model's name")
-]
 ModelName = Annotated[str | None, typer.Option("--model", help="name of the model; default: the server's name")]
 BaseModel = Annotated[
     str | None,
     typer.Option(
-        "--base", help="base model: a Hugging Face name or a folder; default: the base of --url, else tiny-mcp (CPU)"
+        "--base-model",
+        help="base model: a Hugging Face name or a folder; default: the base of --url, else tiny-mcp (CPU)",
     ),
 ]
 ServerDir = Annotated[

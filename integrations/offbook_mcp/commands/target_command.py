@@ -52,7 +52,9 @@ def on_target(function: Callable[..., None], *, calls_tools: bool = True) -> Cal
             function(target_from(**described, decide=decide), **words)
 
     hints = get_type_hints(function, include_extras=True) | get_type_hints(_options, include_extras=True)
-    named = [parameter.replace(annotation=hints[parameter.name]) for parameter in (target, *own, *options)]
+    kind = inspect.Parameter.KEYWORD_ONLY
+    listed = (target, *own, *options)
+    named = [parameter.replace(annotation=hints[parameter.name], kind=kind) for parameter in listed]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in named} | {"return": None}
     command.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]  # read by typer
     return command

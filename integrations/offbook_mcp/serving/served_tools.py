@@ -26,6 +26,6 @@ def served_tools(toolset: Toolset, base_model: str, allow_writes: bool, say: Cal
     if most is not None and len(tools) > most:
         raise ConfigError(
             f"{base_model} reads at most {most} tools, the target offers {len(tools)}: choose some with --only TOOL "
-            "(repeat it), or take another --base"
+            "(repeat it), or take another --base-model"
         )
     return replace(toolset, tools=tools)

@@ -52,26 +52,35 @@ class MCPTrainerOptions(TrainerOptions):
     """The options of an MCPTrainer: those of a Trainer, except `reward` and `eval`, and its own."""
 
     group_size: int = option(GROUP_SIZE, "rollouts per scenario", least=2)
+    scenarios_per_step: int = option(4, "scenarios per step", least=1, shown_default="4; 8 for tiny-mcp and tiny")
+    concurrency: int = option(
+        32, "rollouts that run at the same time", least=1, shown_default="16 if the target is a command, else 32"
+    )
     seed: int = option(0, "random seed of scenarios and of their order")
-    max_turns: int = option(8, "model requests per rollout")
+    max_turns: int = option(8, "model requests per rollout", least=1)
     max_tools: int | None = option(
-        None, "tools shown to the model, the expected ones included; None: all, 8 for tiny-mcp and tiny"
+        None,
+        "tools shown to the model, the expected ones included",
+        least=1,
+        shown_default="all; 8 for tiny-mcp and tiny",
     )
     temperature: float = option(1.0, "sampling temperature of training rollouts")
     result_chars: int | None = option(
-        None, "characters of a tool's result that the model reads; None: the target's, 1,500 for tiny-mcp and tiny"
+        None,
+        "characters of a tool's result that the model reads",
+        shown_default="the target's limit; 1,500 for tiny-mcp and tiny",
     )
     curriculum: bool = option(True, "train on easier scenarios first")
     judge_all: bool = option(
         False, "make the judge's score half of every reward, not only of scenarios that cannot be executed"
     )
-    count: int = option(48, "number of scenarios to generate if there are none")
+    count: int = option(48, "number of scenarios to generate if there are none", least=1)
     llm: str | Llm | None = option(
         None, "LLM that writes scenarios, such as openai/gpt-4.1; None: generated from schemas and tool results"
     )
     allow_writes: bool = option(False, "let generated scenarios use tools that write or delete")
     probe: int = option(
-        0, "rollouts of each new scenario; one that all or none of them solve is set aside; 0: keep all"
+        0, "rollouts of each new scenario; one that all or none of them solve is set aside; 0: keep all", least=0
     )
     say: Callable[[str], None] = option(print, "called with a line of text per event")
 

@@ -85,7 +85,7 @@ class RunRecord:
         if waiting := [scenario.difficulty for name, scenario in self._scenarios.items() if name not in self._tried]:
             yield f"  not tried: {len(waiting)} of difficulty {', '.join(str(level) for level in sorted(set(waiting)))}"
         if len(never) > len(self._tried) / 2:
-            yield "Easier scenarios may help (`offbook mcp scenarios TARGET --max-difficulty 1`), or a larger --base."
+            yield "Easier scenarios may help (`offbook mcp scenarios TARGET --max-difficulty 1`), or a larger --base-model."
 
     def _by_tool(self, scenarios: Sequence[str]) -> str:
         counts = Counter(name for scenario in scenarios for name in self._scenarios[scenario].tools)

@@ -115,4 +115,8 @@ class takes(Generic[P, Taken]):  # a decorator
     def _listed(self) -> str:
         """The help text of every option, for `help()` and notebooks."""
         listed = fields(cast(Any, self._options)) if hasattr(self._options, "__dataclass_fields__") else ()
-        return "\n".join(f"{item.name}: {meaning.help}" for item in listed if (meaning := meaning_of(item)))
+        return "\n".join(
+            f"{item.name}: {meaning.help}" + (f"; default: {meaning.default}" if meaning.default else "")
+            for item in listed
+            if (meaning := meaning_of(item))
+        )

@@ -10,7 +10,6 @@ import typer
 
 from offbook.base.errors import ConfigError
 from offbook.client.model import TrainableModel
-from offbook.client.rollouts.sampling import MAX_COMPLETION_TOKENS
 from offbook.comparison.compare import compare
 from offbook.comparison.options import CompareOptions
 from offbook.comparison.report import result_lines
@@ -21,21 +20,8 @@ from offbook.tracing.sink_registry import named_sinks, resolve_sinks
 from offbook.trainer.judge_check import ruler_at
 from offbook.trainer.trainable_target import load_target
 
-from .options import (
-    MAX_COMPLETION_HELP,
-    BaseModel,
-    JudgeBase,
-    JudgeModel,
-    MaxCost,
-    ModelName,
-    RubricFile,
-    Scenarios,
-    SuccessAt,
-    Target,
-    Temperature,
-    Timeout,
-    Trace,
-)
+from .generated_options import with_options
+from .options import BaseModel, JudgeBase, JudgeModel, ModelName, RubricFile, Scenarios, Target, Trace
 
 Candidates = Annotated[
     list[str],
@@ -43,70 +29,37 @@ Candidates = Annotated[
         "--with", help="candidate: step:0, step:newest, openai/gpt-4.1 or openai/NAME?api_base=URL; repeatable"
     ),
 ]
-Baseline = Annotated[str | None, typer.Option(help="candidate to compare the others with  [default: the first]")]
-Rollouts = Annotated[int, typer.Option(min=1, help="rollouts per scenario and candidate")]
-GpuPrice = Annotated[float | None, typer.Option(min=0, help="USD per hour of the machine that serves trained steps")]
 TrainedOn = Annotated[
     Path | None, typer.Option(help="training scenarios; the report warns about those that are also compared on")
 ]
-Concurrency = Annotated[
-    int | None,
-    typer.Option(min=1, help="number of rollouts that run at the same time  [default: 32, or the app's limit]"),
-]
-MaxCompletion = Annotated[int, typer.Option(min=1, help=MAX_COMPLETION_HELP)]
-Output = Annotated[Path, typer.Option(help="folder for the report and the rollouts")]
-Fresh = Annotated[bool, typer.Option("--fresh", help="repeat all rollouts, also those that an earlier run completed")]
-Seed = Annotated[int, typer.Option(min=0, help="seed of shuffling and resampling")]
 
 
+@with_options(CompareOptions, without=["app_file"])
 def compare_command(
     target: Target,
     scenarios: Scenarios,
     candidates: Candidates,
-    baseline: Baseline = None,
-    rollouts: Rollouts = 1,
-    temperature: Temperature = 0.0,
-    success_at: SuccessAt = None,
     judge: JudgeModel = None,
     judge_api_base: JudgeBase = None,
     rubric: RubricFile = None,
-    gpu_price: GpuPrice = None,
-    max_cost: MaxCost = None,
     trained_on: TrainedOn = None,
-    concurrency: Concurrency = None,
-    timeout: Timeout = CompareOptions.timeout,
-    max_completion_tokens: MaxCompletion = MAX_COMPLETION_TOKENS,
-    output: Output = CompareOptions.output,
-    fresh: Fresh = False,
-    seed: Seed = 0,
     trace: Trace = None,
     model: ModelName = None,
     base_model: BaseModel = None,
+    *,
+    options: dict[str, Any],
 ) -> None:
     """Run an app with several models and report the differences.
 
     Each candidate answers in place of the app's own model. The report has charts."""
-    options: dict[str, Any] = {
-        "baseline": baseline,
-        "rollouts": rollouts,
-        "temperature": temperature,
-        "success_at": success_at,
-        "gpu_price": gpu_price,
-        "max_cost": max_cost,
-        "trained_on": None if trained_on is None else load_scenarios(trained_on),
-        "timeout": timeout,
-        "max_completion_tokens": max_completion_tokens,
-        "output": output,
-        "fresh": fresh,
-        "seed": seed,
-        "judge": _judge(judge, judge_api_base, rubric),
-        "sinks": resolve_sinks(named_sinks(trace, "--trace")) if trace is not None else (),
-    }
-    if concurrency is not None:
-        options["concurrency"] = concurrency
+    options["judge"] = _judge(judge, judge_api_base, rubric)
+    if trained_on is not None:
+        options["trained_on"] = load_scenarios(trained_on)
+    if trace is not None:
+        options["sinks"] = resolve_sinks(named_sinks(trace, "--trace"))
     loaded = load_scenarios(scenarios)
     app, options["app_file"] = _app(target, model, base_model)
-    typer.echo("\n".join(result_lines(compare(app, loaded, candidates, **options), output)))
+    typer.echo("\n".join(result_lines(compare(app, loaded, candidates, **options), options["output"])))
 
 
 def _judge(name: str | None, api_base: str | None, rubric: Path | None) -> Judge | None:

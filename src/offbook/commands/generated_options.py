@@ -74,9 +74,11 @@ def with_options(
         options = [replaced.pop(item.name, None) or item.parameter() for item in items]
 
         @functools.wraps(function)
-        def command(**words: Any) -> None:
+        def command(*args: Any, **words: Any) -> None:
             values = {item.name: words.pop(item.name, None) for item in generated}
-            function(**words, **{taken.name: {name: value for name, value in values.items() if value is not None}})
+            function(
+                *args, **words, **{taken.name: {name: value for name, value in values.items() if value is not None}}
+            )
 
         ordered = sorted([*replaced.values(), *options], key=lambda parameter: parameter.default is not parameter.empty)
         keywords = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in ordered]

@@ -21,14 +21,14 @@ def judge_check(
     judge_api_base: JudgeBase = None,
     rubric: RubricFile = None,
     reasoning: Annotated[bool, typer.Option("--reasoning", help="let it reason before it scores")] = False,
-    json: Results = None,
+    results: Results = None,
 ) -> None:
     """Compare a judge's ranking of rollouts with yours."""
     ranked = read_ranked(file)
     check = asyncio.run(check_judge_on(ranked, ruler_at(judge, judge_api_base, rubric, reasoning=reasoning)))
     typer.echo("\n".join(check.lines()))
-    if json is not None:
-        results = asdict(check) | {"tau": check.tau, "accuracy": check.accuracy}
-        json.write_text(dumps(results, indent=1) + "\n", encoding="utf-8")
+    if results is not None:
+        values = asdict(check) | {"tau": check.tau, "accuracy": check.accuracy}
+        results.write_text(dumps(values, indent=1) + "\n", encoding="utf-8")
     if not check.groups:
         raise typer.Exit(1)

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from offbook.base.config import MAX_TEMPERATURE
 from offbook.base.errors import ConfigError
 
 KEY_VARIABLE = "OFFBOOK_API_KEY"
@@ -20,21 +19,7 @@ Target = Annotated[
 Scenarios = Annotated[Path, typer.Option(help="JSONL or CSV file, or FOLDER[:SPLIT] of a saved Hugging Face dataset")]
 Model = Annotated[str, typer.Argument(help="name of the model, such as email-agent")]
 
-Temperature = Annotated[
-    float, typer.Option(min=0, max=MAX_TEMPERATURE, help="sampling temperature; 0 always takes the likeliest token")
-]
 SuccessAt = Annotated[float | None, typer.Option(help="least reward of a successful rollout")]
-Concurrency = Annotated[int, typer.Option(min=1, help="number of rollouts that run at the same time")]
-Timeout = Annotated[float, typer.Option(help="time limit of a rollout in seconds")]
-Retries = Annotated[int, typer.Option(min=0, help="number of times that a failed rollout is repeated")]
-MAX_COMPLETION_HELP = "most tokens per completion; a smaller limit of the app holds"
-Patience = Annotated[
-    int, typer.Option(min=1, help="the run ends after this many iterations in a row without a training signal")
-]
-TargetReward = Annotated[float, typer.Option(help="mean reward from which such an end counts as solved")]
-MaxCost = Annotated[
-    float | None, typer.Option(help="USD to spend on other LLMs, such as a judge; the command ends at this limit")
-]
 ModelName = Annotated[
     str | None,
     typer.Option(
@@ -52,11 +37,7 @@ RubricFile = Annotated[Path | None, typer.Option(help="file with the judge's rub
 Trace = Annotated[
     str | None, typer.Option(help="trace sinks for the rollouts, comma-separated, such as langfuse,wandb")
 ]
-Results = Annotated[Path | None, typer.Option("--json", help="file to write the results to, as JSON")]
-
-RunName = Annotated[
-    str | None, typer.Option("--run", help="name of the run in lists  [default: what, when and the model's name]")
-]
+Results = Annotated[Path | None, typer.Option(help="file to write the results to, as JSON")]
 
 Server = Annotated[str | None, typer.Option(help="URL of a running server  [default: the one on this machine]")]
 Dir = Annotated[Path | None, typer.Option(help="directory of the server  [default: ./.offbook]")]

@@ -18,7 +18,7 @@ def quickstart(
     steps: Annotated[
         int | None, typer.Option(min=1, help="total number of training steps  [default: enough for the full gain]")
     ] = None,
-    json: Results = None,
+    results: Results = None,
     output: Annotated[Path, typer.Option(help="folder for all files that it writes")] = Path("offbook-quickstart"),
     engine: Annotated[str, typer.Option(help="inference engine: auto, embedded or vllm")] = "auto",
     loader: Annotated[str, typer.Option(help="loader of the base for training: auto, peft or unsloth")] = "auto",
@@ -27,4 +27,4 @@ def quickstart(
 
     The agent answers questions from a SQLite database. Its success rate is printed before and after training."""
     engines = EngineOptions.parse(engine=engine, loader=loader)
-    imported("offbook.quickstart.run", "quickstart").main(seed, steps, output, json, engines)
+    imported("offbook.quickstart.run", "quickstart").main(seed, steps, output, results, engines)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from offbook.base.config import MAX_TEMPERATURE
 from offbook.base.errors import ConfigError
 from offbook.base.options import option
 from offbook.base.user_values import as_list
@@ -19,14 +20,16 @@ from offbook.trainer.options import RolloutOptions, check_evaluation, is_number
 class CompareOptions(RolloutOptions):
     """The options of a comparison. Raises ConfigError for an invalid value."""
 
-    baseline: str | None = option(None, "candidate to compare the others with; None: the first")
+    baseline: str | None = option(None, "candidate to compare the others with", shown_default="the first")
     rollouts: int = option(1, "rollouts per scenario and candidate", least=1)
-    temperature: float | None = option(0.0, "sampling temperature; 0: greedy, None: the app's own")
+    temperature: float | None = option(0.0, "sampling temperature; 0 is greedy", least=0, most=MAX_TEMPERATURE)
     judge: Judge | None = option(
         None, "ranks the candidates' rollouts of a scenario; None: the app's own, if it has one"
     )
     success_at: float | None = option(
-        None, "smallest reward that counts as success; None: the metric `success`, else the reward is compared"
+        None,
+        "least reward of a successful rollout",
+        shown_default="the metric `success`; without it, rewards are compared",
     )
     gpu_price: float | None = option(None, "USD per hour of the machine that serves trained steps", least=0)
     output: Path = option(Path("comparison"), "folder for the report and the rollouts")
@@ -36,7 +39,9 @@ class CompareOptions(RolloutOptions):
     )
     app_file: Path | None = option(None, "the app's source file: rollouts of another version of it give a warning")
     seed: int = option(0, "random seed of shuffling and resampling")
-    run: str | None = option(None, "name of the run in the server's lists; None: derived from scenarios and models")
+    run: str | None = option(
+        None, "name of the run in the server's lists", shown_default="derived from scenarios and models"
+    )
 
     def __post_init__(self) -> None:
         check_evaluation(self.temperature, self.rollouts)

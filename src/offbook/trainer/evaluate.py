@@ -261,20 +261,20 @@ def report_json(evaluation: Evaluation) -> str:
 
 
 def read_report(file: Path) -> Evaluation:
-    """Read the file that `offbook eval --json` wrote. Raises ConfigError, which names the faulty field."""
+    """Read the file that `offbook eval --results` wrote. Raises ConfigError, which names the faulty field."""
     try:
         loaded: object = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{file} is no report of `offbook eval --json`: {error}") from error
+        raise ConfigError(f"{file} is no report of `offbook eval --results`: {error}") from error
     fields = cast(dict[str, object], loaded) if isinstance(loaded, dict) else {}
     if not fields.get("scores"):
-        raise ConfigError(f"{file} is no report of `offbook eval --json`: it has no `scores`")
+        raise ConfigError(f"{file} is no report of `offbook eval --results`: it has no `scores`")
     try:
         return TypeAdapter(Evaluation).validate_python(
             {name: value for name, value in fields.items() if name != "success"}
         )
     except ValidationError as error:
-        raise ConfigError(f"{file} is no report of `offbook eval --json`:\n{describe(error, file.name)}") from error
+        raise ConfigError(f"{file} is no report of `offbook eval --results`:\n{describe(error, file.name)}") from error
 
 
 def measured(evaluation: Evaluation, success_at: float | None) -> tuple[str, dict[str, float]]:

@@ -10,7 +10,7 @@ from typing import cast
 from pydantic import TypeAdapter, ValidationError
 
 from offbook.base.alerts import AlertLimits
-from offbook.base.config import TrainConfig
+from offbook.base.config import MAX_TEMPERATURE, TrainConfig
 from offbook.base.errors import ConfigError
 from offbook.base.options import RunOptions, option
 from offbook.base.types import PlaceName, Trajectory
@@ -40,13 +40,16 @@ class RolloutOptions(RunOptions):
     """The options that trainings, evaluations and comparisons share. Raises ConfigError for an invalid value."""
 
     judge: Judge | None = option(None, "scores every group after its rollouts")
-    concurrency: int = option(32, "rollouts that run at the same time", least=1)
+    concurrency: int = option(32, "rollouts that run at the same time", least=1, shown_default="32, or the app's limit")
     timeout: float = option(300.0, "seconds per rollout")
     max_completion_tokens: int = option(
-        MAX_COMPLETION_TOKENS, "limit per answer in tokens, unless the agent sets a smaller one", least=1
+        MAX_COMPLETION_TOKENS,
+        "limit per answer in tokens, unless the app sets a smaller one",
+        least=1,
+        shown_default=f"the app's own, or {MAX_COMPLETION_TOKENS:,}",
     )
     max_cost: float | None = option(None, "USD to spend on other LLMs, such as judges; the run ends there")
-    run: str | None = option(None, "name of the run in the server's lists; None: a new one")
+    run: str | None = option(None, "name of the run in the server's lists", shown_default="a new one")
     sinks: Sequence[str | TraceSink] = option((), "trace sinks: names such as langfuse, or objects")
 
     def __post_init__(self) -> None:
@@ -123,7 +126,7 @@ class TrainOptions(TrainerOptions):
 class EvaluateOptions(TrainerOptions):
     """The options of an evaluation of a wrapped app."""
 
-    temperature: float | None = option(0.0, "sampling temperature; 0: greedy, None: the agent's own")
+    temperature: float | None = option(0.0, "sampling temperature; 0 is greedy", least=0, most=MAX_TEMPERATURE)
     rollouts: int = option(1, "rollouts per scenario", least=1)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from sqlalchemy import Connection
 
@@ -18,7 +19,9 @@ from offbook.server.records.read_only import Readable
 from offbook.server.records.store import recorded_trajectory
 
 from .run_index import EvaluationIndex, ListedRun, LoggedEvaluation, TrainUpdate, UpdateIndex, under_trainings
-from .token_files import TokenFiles
+
+if TYPE_CHECKING:
+    from .token_files import TokenFiles
 
 R = TypeVar("R")
 
@@ -86,9 +89,15 @@ class DashboardSource:
         self.folder = folder
         self._records = records
         self._engine = engine
-        self.token_files = TokenFiles()
         self._updates = UpdateIndex()
         self._evaluations = EvaluationIndex()
+
+    @cached_property
+    def token_files(self) -> TokenFiles:
+        """What steps keep of their tokens. Reading them needs numpy, which a list of runs does not."""
+        from .token_files import TokenFiles
+
+        return TokenFiles()
 
     @property
     def engine(self) -> EngineState | None:

@@ -31,7 +31,6 @@ from offbook.base.wire import (
     ModelState,
     RegisterRequest,
     TracePage,
-    TrainStatus,
     TrajectoryPage,
     TrajectoryQuery,
     TrajectoryRecord,
@@ -180,10 +179,6 @@ class Api:
     async def trajectory(self, trajectory_id: str) -> TrajectoryWithCalls:
         """A trajectory and the calls recorded under it."""
         return TrajectoryWithCalls.model_validate(await self._ask("GET", f"/api/trajectories/{trajectory_id}"))
-
-    async def train_status(self, request_id: str) -> TrainStatus:
-        """The state of a train request: queued, running, or its result."""
-        return TrainStatus.model_validate(await self._ask("GET", f"/api/train/{request_id}"))
 
     async def _ask(
         self,

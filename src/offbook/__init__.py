@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from .client.backend import RemoteBackend
     from .client.local import LocalBackend
     from .client.model import Model, TrainableModel
-    from .client.retry import limit_concurrency, retry
     from .client.rollouts.capture import (
         auto_trajectory,
         capture_auto_trajectory,
@@ -64,10 +63,8 @@ __all__ = [
     "gather_trajectories",
     "gather_trajectory_groups",
     "iterate_dataset",
-    "limit_concurrency",
     "log_metric",
     "log_reward",
-    "retry",
     "ruler",
     "ruler_score_group",
     "trajectory_group_batches",
@@ -101,10 +98,8 @@ _MODULE_OF = {
     "gather_trajectories": "client.rollouts.gather",
     "gather_trajectory_groups": "client.rollouts.gather",
     "iterate_dataset": "client.rollouts.dataset",
-    "limit_concurrency": "client.retry",
     "log_metric": "client.rollouts.capture",
     "log_reward": "client.rollouts.capture",
-    "retry": "client.retry",
     "ruler": "rewards.ruler_judge",
     "ruler_score_group": "rewards.ruler_judge",
     "trajectory_group_batches": "client.rollouts.gather",

@@ -118,9 +118,10 @@ def test_rulers_functions_are_where_users_of_the_other_library_import_them() -> 
     from offbook import ruler, ruler_score_group
     from offbook.compat.art.rewards import ruler as theirs
     from offbook.compat.art.rewards import ruler_score_group as their_group
+    from offbook.compat.art.rewards.ruler import DEFAULT_RUBRIC  # type: ignore[import-not-found]
     from offbook.rewards import ruler_score_group as ours
 
-    assert theirs is ruler and their_group is ours is ruler_score_group
+    assert DEFAULT_RUBRIC is art.rewards.DEFAULT_RUBRIC and theirs is ruler and their_group is ours is ruler_score_group
     assert art.rewards.ruler is ruler and compat.rewards.ruler_score_group is ruler_score_group
 
 

@@ -68,7 +68,7 @@ def parsed_move(text: str) -> str:
     return move
 
 
-@art.retry(exceptions=(openai.APITimeoutError,))
+@art.retry(exceptions=(openai.APITimeoutError,))  # type: ignore[operator]  # a name of ART has no static type
 async def rollout_2048(model: art.Model, scenario: Scenario2048) -> art.Trajectory:
     client = openai.AsyncOpenAI(base_url=model.inference_base_url, api_key=model.inference_api_key)
     game = Game(scenario.seed)

@@ -1,29 +1,59 @@
-"""Names of OpenPipe ART's that are not Offbook's own, and what to use instead."""
+"""Names of OpenPipe ART's that are not Offbook's own: what they stand for, or what to use instead."""
 
 from importlib import import_module
 
 from openai.types.chat import ChatCompletionMessageParam
 from openai.types.chat.chat_completion import Choice
 
-from offbook.base.errors import missing_name
+from offbook.base.errors import ConfigError, missing_name
 from offbook.base.types import Message, Tool
+from offbook.client.other_trainers import NO_SFT
 
-__all__ = ["ELSEWHERE", "MODULES", "NAMES", "Messages", "MessagesAndChoices", "Tools", "missing_name", "resolve"]
+__all__ = [
+    "ELSEWHERE",
+    "MODULES",
+    "NAMES",
+    "Messages",
+    "MessagesAndChoices",
+    "ServerlessBackend",
+    "Tools",
+    "TrainSFTConfig",
+    "missing_name",
+    "resolve",
+]
 
 Messages = list[ChatCompletionMessageParam]
 MessagesAndChoices = list[Choice | ChatCompletionMessageParam | Message]
 Tools = list[Tool]
 
+
+class TrainSFTConfig:
+    """Stands for `art.TrainSFTConfig`: its use says what to do instead."""
+
+    def __init__(self, *args: object, **options: object) -> None:
+        raise ConfigError(NO_SFT)
+
+
+class ServerlessBackend:
+    """Stands for `art.ServerlessBackend`: its use says what to do instead."""
+
+    def __init__(self, *args: object, **options: object) -> None:
+        raise ConfigError("there is no hosted service: use RemoteBackend(url, api_key) with a server of your own")
+
+
 NAMES = {
+    "DEFAULT_RUBRIC": ("rewards", "DEFAULT_RUBRIC"),
     "Backend": ("client.backend", "Backend"),
     "LocalTrainResult": ("base.types", "TrainResult"),
     "Messages": ("compat.art.names", "Messages"),
     "MessagesAndChoices": ("compat.art.names", "MessagesAndChoices"),
-    "ServerlessBackend": ("compat.art.absent", "ServerlessBackend"),
+    "ServerlessBackend": ("compat.art.names", "ServerlessBackend"),
     "ServerlessTrainResult": ("base.types", "TrainResult"),
     "Tools": ("compat.art.names", "Tools"),
-    "TrainSFTConfig": ("compat.art.absent", "TrainSFTConfig"),
+    "TrainSFTConfig": ("compat.art.names", "TrainSFTConfig"),
     "dev": ("compat.art.dev", ""),
+    "limit_concurrency": ("compat.art.utils.retry", "limit_concurrency"),
+    "retry": ("compat.art.utils.retry", "retry"),
     "capture_yielded_trajectory": ("compat.art.yielded", "capture_yielded_trajectory"),
     "yield_trajectory": ("compat.art.yielded", "yield_trajectory"),
 }
@@ -94,7 +124,7 @@ MODULES = {
     "pipeline_trainer": "use offbook.Trainer(model, rollout, scenarios, config=offbook.TrainConfig(overlap=True, max_staleness=...))",
     "preprocessing": _LEARNER,
     "rewards": "use offbook.ruler, offbook.ruler_score_group or judge=offbook.Ruler(model)",
-    "rewards.ruler": "the judge's answer is not a class here; DEFAULT_RUBRIC is in offbook.rewards",
+    "rewards.ruler": "the judge's answer is not a class here",
     "server": "start one with `offbook serve --model MODEL`, and use RemoteBackend(url, api_key)",
     "serverless": _REMOTE,
     "skypilot": _REMOTE,
@@ -121,6 +151,7 @@ MODULES = {
     "utils.get_model_step": "use `await model.get_step()`",
     "utils.get_trajectory_messages": "use trajectory.messages()",
     "utils.group_aggregate": _LOGS,
+    **dict.fromkeys(("utils.iterate_dataset", "utils.limit_concurrency"), "it is in utils"),
     "utils.litellm": "use convert_litellm_choice_to_openai",
     "utils.log_http_errors": "errors of the server are ServerError, with its status, code and message",
     "utils.model_config": "supervised fine-tuning is not in this version; chat templates come with the base model",

@@ -1,11 +1,11 @@
-"""Stands for `art.utils`, with its submodules."""
+"""Stands for `art.utils`."""
+
+from offbook.client.rollouts.dataset import DatasetBatch, iterate_dataset
 
 from ..modules import names_in
-from .iterate_dataset import iterate_dataset
-from .limit_concurrency import limit_concurrency
-from .retry import retry
+from .retry import limit_concurrency, retry
 from .strip_logprobs import strip_logprobs
 
-__all__ = ["iterate_dataset", "limit_concurrency", "retry", "strip_logprobs"]
+__all__ = ["DatasetBatch", "iterate_dataset", "limit_concurrency", "retry", "strip_logprobs"]
 
 __getattr__ = names_in(__name__)

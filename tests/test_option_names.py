@@ -16,6 +16,7 @@ import offbook
 from offbook.base.errors import ConfigError
 from offbook.base.option_names import FOREIGN, OWNERS, names_checked
 from offbook.comparison.options import CompareOptions
+from offbook.compat.art.utils.retry import retry
 from offbook.llms.llm import Llm
 from offbook.trainer.options import TrainerOptions
 from offbook_langgraph import trainable
@@ -77,7 +78,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "gather_trajectories": awaited(lambda **options: offbook.gather_trajectories([], **options)),
     "trajectory_group_batches": lambda **options: offbook.trajectory_group_batches([], **options),
     "iterate_dataset": lambda **options: offbook.iterate_dataset([], **options),
-    "retry": offbook.retry,
+    "retry": retry,
 }
 
 

@@ -169,7 +169,7 @@ async def test_the_tic_tac_toe_loop_runs_with_the_newer_backend_call(local_backe
 
 def test_its_submodule_names_are_in_compat_and_the_missing_ones_say_what_exists() -> None:
     import offbook.compat.art as compat
-    from offbook.compat.art.local import LocalBackend
+    from offbook.compat.art.local import LocalBackend  # type: ignore[import-not-found]
     from offbook.compat.art.utils import iterate_dataset, limit_concurrency
 
     found: Any = compat

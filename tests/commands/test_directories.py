@@ -48,6 +48,8 @@ def test_a_directory_is_read_without_torch_and_nothing_in_it_changes(folder: Pat
     usage = offbook("usage --json", folder, *ENGINES)
     assert usage.returncode == 0, usage.stderr
     assert sum(line["calls"] for line in json.loads(usage.stdout)) == 18
+    page = offbook("ui --host nowhere.invalid", folder, *ENGINES)  # all is imported before the address is refused
+    assert (page.returncode, "OFFBOOK_API_KEY" in page.stderr) == (2, True), page.stderr
     shown = offbook("show nobody", folder, *ENGINES)
     assert (shown.returncode, "nobody" in shown.stderr) == (2, True)
     assert state(folder) == before
@@ -65,7 +67,7 @@ def test_a_directory_is_checked_and_copied_without_torch(folder: Path) -> None:
 def test_a_directory_without_the_packages_that_read_it_names_the_extra(command: str, folder: Path) -> None:
     done = offbook(command, folder, "sqlalchemy")
     assert done.returncode == 1
-    assert done.stderr == f"offbook: sqlalchemy is not installed: {install_command('server')}\n"
+    assert done.stderr == f"offbook: sqlalchemy is not installed: {install_command('ui')}\n"
 
 
 def test_no_folder_is_said_without_openai_or_a_web_framework(tmp_path: Path) -> None:

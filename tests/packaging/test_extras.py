@@ -80,3 +80,10 @@ def test_the_server_resolves_on_a_mac_without_the_engines_of_linux(
 def test_a_client_needs_no_engine_on_any_platform(resolve: Callable[..., dict[str, str]]) -> None:
     found = resolve("langgraph", "mcp", "langfuse", platform="x86_64-pc-windows-msvc")
     assert not {"torch", "transformers", "fastapi-cli", "vllm"} & set(found)
+
+
+@pytest.mark.slow("the package index")
+def test_the_dashboard_of_a_directory_needs_no_torch(resolve: Callable[..., dict[str, str]]) -> None:
+    found = resolve("ui", platform=LINUX)
+    assert {"fastapi", "sqlalchemy", "tokenizers"} <= set(found)
+    assert not {"torch", "transformers", "peft"} & set(found)

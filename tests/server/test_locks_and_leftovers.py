@@ -16,8 +16,8 @@ from offbook.base.errors import ConfigError, StoreError
 from offbook.base.wire import GroupRecord, TrainRequest, TrainStatus
 from offbook.engine.protocol import Failed, TrainCommand
 from offbook.server.directory_lock import DirectoryLock, sweep
+from offbook.server.listening import listen, local_url, url_of
 from offbook.server.models.base_model import BaseModelPath
-from offbook.server.serving import _local, listen, url_of  # pyright: ignore[reportPrivateUsage]
 from offbook.server.training import learner_client, queue
 from offbook.server.training.feed import TrainFeed
 from offbook.server.training.learner_client import LearnerClient
@@ -31,7 +31,7 @@ def test_the_address_that_clients_here_are_told_answers(host: str) -> None:
     if host == "::" and not socket.has_dualstack_ipv6():
         pytest.skip("this machine has no IPv6")
     with listen(host, 0) as listener:
-        url = _local(url_of(host, listener), listener)
+        url = local_url(url_of(host, listener), listener)
         name, _, port = url.removeprefix("http://").rpartition(":")
         socket.create_connection((name.strip("[]"), int(port)), 5).close()
         assert name == "127.0.0.1"

@@ -9,8 +9,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 DISTRIBUTION = "offbook"
-"""Name of the distribution. The package index has another project of this name, so no command may install it from
-there."""
+"""Name of the distribution. It has no release yet, so no command may install it from the package index."""
 
 
 def install_command(extra: str) -> str:

@@ -57,7 +57,7 @@ def list_checkpoints(model: str, url: str | None, folder: Path | None) -> list[C
     """The model's checkpoints, by step. `url=None`: of the server, or the files, in `folder`."""
     api = server_at(url, folder)
     if api is None:
-        stored = imported("offbook.server.stored_models", "server")
+        stored = imported("offbook.server.stored_models", "ui")
         return stored.checkpoints_of(server_folder(folder), checked_name(model, "model"))
     return asyncio.run(api.checkpoints(model))
 
@@ -72,7 +72,7 @@ def export_model(model: str, output: Path, format: str, step: int | None, url: s
     chosen = cast(ExportFormat, format)
     api = server_at(url, folder)
     if api is None:
-        stored = imported("offbook.server.stored_models", "server")
+        stored = imported("offbook.server.stored_models", "ui")
         return stored.export_checkpoint(
             server_folder(folder), checked_name(model, "model"), step, chosen, str(output.absolute())
         )

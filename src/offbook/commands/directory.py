@@ -15,9 +15,9 @@ from .lazy_import import imported
 def records_at(url: str | None, folder: Path | None) -> Api | StoredRecords:
     """The records of the server at `url`, else of the one that runs on the directory, else of the directory itself.
 
-    Raises MissingExtraError for a directory without the packages of the extra `server`.
+    Raises MissingExtraError for a directory without the packages of the extra `ui`.
     """
     api = server_at(url, folder)
     if api is not None:
         return api
-    return imported("offbook.server.directory_records", "server").DirectoryRecords(server_folder(folder))
+    return imported("offbook.server.directory_records", "ui").DirectoryRecords(server_folder(folder))

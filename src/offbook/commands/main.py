@@ -83,7 +83,7 @@ def loaded(name: str) -> typer.Typer:
             )
         return plugged
     module, _, attribute = OWN[name].partition(":")
-    command = getattr(imported(f"{__package__}.{module}", "server"), attribute)
+    command = getattr(imported(f"{__package__}.{module}", "ui"), attribute)
     if isinstance(command, typer.Typer):
         return command
     single = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)

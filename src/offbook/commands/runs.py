@@ -186,11 +186,11 @@ async def _show(source: DashboardSource, console: Console, name: str, html: Path
 
 
 async def _write_html(source: DashboardSource, name: str, file: Path) -> None:
-    view = await imported("offbook.server.views.rollout_view", "server").rollout_view(source, name)
+    view = await imported("offbook.server.views.rollout_view", "ui").rollout_view(source, name)
     if view is None:
         raise ConfigError(await _unknown(source, name))
     try:
-        file.write_text(imported("offbook.server.pages.export", "server").rollout_document(view), "utf-8")
+        file.write_text(imported("offbook.server.pages.export", "ui").rollout_document(view), "utf-8")
     except OSError as error:
         raise ConfigError(f"--html: {file} cannot be written: {error.strerror or error}") from error
 

@@ -13,8 +13,8 @@ from offbook.base.config import server_folder
 from offbook.base.http_access import key_for_host
 from offbook.server.http.auth import Guard
 from offbook.server.http.viewer import build_viewer
+from offbook.server.listening import listen, url_of
 from offbook.server.records.read_only import open_records
-from offbook.server.serving import listen, url_of
 from offbook.server.views.dashboard_source import DashboardSource
 
 from .options import KEY_VARIABLE, Dir, StoreUrl, refuse_words

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import gc
 import logging
 import os
@@ -30,6 +29,7 @@ from .directory_lock import DirectoryLock, make_private, sweep
 from .http import app
 from .http.auth import Guard, Key, KeyFile, key_for
 from .http.bounded_protocol import BoundedProtocol, ConnectionLimiter, ConnectionLimits
+from .listening import listen, local_url, url_of
 from .logprob_check import check_logprobs
 from .models.base_model import BaseModelPath, find
 from .models.checkpoint_swaps import open_models
@@ -53,8 +53,6 @@ OPEN_FILES = 65_536
 """Wanted limit of open files. A call in flight holds two sockets, and many systems allow 256 or 1,024 by default."""
 EXPIRY_SECONDS = 60.0
 """Longest interval between two searches for expired calls."""
-ALL_ADDRESSES = ("0.0.0.0", "::", "")
-"""Hosts that mean all addresses of this machine."""
 KEPT_FILES = 64
 """Open files other than connections: records, logs, checkpoints, the children's pipes."""
 ORPHAN_SECONDS = 3
@@ -225,7 +223,7 @@ async def _serve(
     failure: list[EngineError] = []
     tasks = [
         asyncio.create_task(
-            _start(services, server, shutdown, lock, (url, _local(url, listener)), key, guard, failure)
+            _start(services, server, shutdown, lock, (url, local_url(url, listener)), key, guard, failure)
         ),
         asyncio.create_task(_expire_calls(services)),
         asyncio.create_task(services.lag.watch()),
@@ -330,37 +328,6 @@ def _connection_limits() -> ConnectionLimits:
     files = OPEN_FILES if soft == resource.RLIM_INFINITY else soft
     connections = max(64, min(files // 2 - KEPT_FILES, ConnectionLimits.connections))
     return ConnectionLimits(connections=connections, unadmitted=min(ConnectionLimits.unadmitted, connections // 2))
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Open a listening TCP socket; port 0 takes a free one. Raises ConfigError that says which option to change."""
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        both = family == socket.AF_INET6 and host in ALL_ADDRESSES and socket.has_dualstack_ipv6()
-        return socket.create_server((host, port), family=family, backlog=2048, dualstack_ipv6=both)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            why = f"port {port} on {host} is taken by another program; choose another --port (0 takes a free one)"
-        elif error.errno in (errno.EACCES, errno.EPERM):
-            why = f"port {port} on {host} may not be used by this account; choose a --port above 1023"
-        else:
-            why = f"--host {host}, --port {port}: this machine cannot listen on this address ({error})"
-        raise ConfigError(why) from error
-
-
-def url_of(host: str, listener: socket.socket) -> str:
-    """The URL of a listening server. For all addresses of the machine, it has the machine's name."""
-    shown = socket.gethostname() if host in ALL_ADDRESSES else host
-    return f"http://{f'[{shown}]' if ':' in shown else shown}:{listener.getsockname()[1]}"
-
-
-def _local(url: str, listener: socket.socket) -> str:
-    """The URL for clients on this machine: loopback if the server listens on all addresses, else `url`."""
-    name, _, port = url.removeprefix("http://").rpartition(":")
-    if is_loopback(name) or name != socket.gethostname():
-        return url
-    only_ipv6 = listener.family == socket.AF_INET6 and listener.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
-    return f"http://{'[::1]' if only_ipv6 else '127.0.0.1'}:{port}"
 
 
 def ready_message(services: Services, url: str, key: Key | None, dashboard: str) -> str:

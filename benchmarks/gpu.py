@@ -37,7 +37,7 @@ from offbook.engine.learner.model import attention
 from offbook.engine.learner.model.target_logprobs import target_logprobs
 from offbook.engine.learner.rows.cost import ModelShape
 from offbook.engine.learner.rows.layouts import ComputeRow, LayoutPlan, plan
-from offbook.engine.learner.targets.batch import TargetSettings
+from offbook.engine.learner.targets.target_settings import TargetSettings
 
 if TYPE_CHECKING:
     from offbook.engine.protocol import Sample

@@ -18,7 +18,7 @@ from gpu import Learner
 from gpu_cases import SHAPES, WAYS, Group
 
 from offbook.engine.learner.rows.layouts import plan
-from offbook.engine.learner.targets.batch import TargetSettings
+from offbook.engine.learner.targets.target_settings import TargetSettings
 
 if TYPE_CHECKING:
     from offbook.engine.protocol import Sample

@@ -232,19 +232,17 @@ class Campaign:
 
     def _child(self, word: str) -> psutil.Process:
         def found() -> psutil.Process | None:
-            for process in psutil.Process(self._server.pid).children():
-                try:
+            with contextlib.suppress(psutil.NoSuchProcess):  # one that ends while they are listed
+                for process in psutil.Process(self._server.pid).children():
                     if any(word in part for part in process.cmdline()):
                         return process
-                except psutil.NoSuchProcess:
-                    continue
             return None
 
         return until(found, f"a child {word!r}", BACK_SECONDS)
 
     def _command(self, *words: str, fails: bool = False) -> str:
         """The output of a maintenance command. Raises AssertionError where it fails, or with `fails` does not."""
-        argv = [sys.executable, "-m", "offbook.server", *words]
+        argv = [sys.executable, "-m", "offbook", *words]
         done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
         assert done.returncode == (1 if fails else 0), f"{' '.join(words)} ended with {done.returncode}: {done.stdout}"
         return done.stdout

@@ -11,7 +11,7 @@ import torch
 
 from offbook.engine.inference.decoding.sampling import processed_logprobs
 from offbook.engine.learner.model.target_logprobs import target_logprobs
-from offbook.engine.learner.targets.batch import TargetSettings
+from offbook.engine.learner.targets.target_settings import TargetSettings
 from offbook.engine.sampling_filter import excluded
 
 VOCABULARY = 50

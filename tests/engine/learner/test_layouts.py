@@ -21,7 +21,7 @@ from offbook.engine.learner.rows.layouts import (
     _packed,
     plan,
 )
-from offbook.engine.learner.targets.batch import TargetSettings
+from offbook.engine.learner.targets.target_settings import TargetSettings
 from offbook.engine.protocol import Sample
 from offbook.engine.token_tree import build_tree
 

@@ -21,7 +21,7 @@ from offbook.engine.learner.model import attention
 from offbook.engine.learner.model.mask_probe import mask_probe
 from offbook.engine.learner.model.policy import Policy
 from offbook.engine.learner.rows.layouts import plan
-from offbook.engine.learner.targets.batch import TargetSettings
+from offbook.engine.learner.targets.target_settings import TargetSettings
 from offbook.engine.protocol import Sample
 from tests.engine.learner.tiny_models import VOCABULARY, warm, write_base
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from offbook.engine.learner.rows.layouts import plan
-from offbook.engine.learner.targets.batch import TargetSettings
+from offbook.engine.learner.targets.target_settings import TargetSettings
 from offbook.engine.protocol import Sample
 from offbook.engine.token_tree import numbered
 

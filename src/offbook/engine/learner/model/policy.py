@@ -26,7 +26,7 @@ from offbook.engine.chat_template import ChatTemplate, end_tokens
 from offbook.engine.checkpoint_files import ADAPTER
 from offbook.engine.learner.rows.cost import ModelShape
 from offbook.engine.learner.rows.layouts import ComputeRow
-from offbook.engine.learner.targets.batch import TargetSettings
+from offbook.engine.learner.targets.target_settings import TargetSettings
 
 from . import (
     attention,

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from offbook.engine.learner.targets.batch import TargetSettings
+from offbook.engine.learner.targets.target_settings import TargetSettings
 from offbook.engine.sampling_filter import excluded
 
 Head = Callable[[Tensor], Tensor]

@@ -26,7 +26,8 @@ from offbook.base.errors import NotFiniteError
 from offbook.engine.learner.rows.cost import ModelShape
 from offbook.engine.learner.rows.layouts import ComputeRow, LayoutPlan, plan
 from offbook.engine.learner.rows.row_split import RowSplit
-from offbook.engine.learner.targets.batch import TargetSettings, TrainBatch
+from offbook.engine.learner.targets.batch import TrainBatch
+from offbook.engine.learner.targets.target_settings import TargetSettings
 
 from .loss import (
     LOSSES,

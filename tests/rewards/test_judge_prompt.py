@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from offbook import History
@@ -83,6 +83,7 @@ def ascii_json(value: object) -> str:
     return json.dumps(value)
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # of a busy machine
 @given(st.lists(st.lists(HISTORY, min_size=1, max_size=3), min_size=1, max_size=5), st.integers(0, 99), st.booleans())
 def test_every_trajectory_can_be_recovered_from_the_prompt_byte_for_byte(
     trajectories: list[list[History]], seed: int, reasoning: bool

@@ -45,6 +45,33 @@ async def test_a_server_that_only_reads_is_shared_by_all_rollouts() -> None:
     assert children() == set()
 
 
+@pytest.mark.parametrize(
+    "target", ["{outside}", "../../outside/file", "{fixture}/own", "../up/../../outside", "{outside}/new"]
+)
+async def test_a_link_that_leads_out_of_the_fixture_is_refused(tmp_path: Path, target: str) -> None:
+    fixture, outside = tmp_path / "fixture", tmp_path / "outside"
+    for folder in (fixture / "sub", outside):
+        folder.mkdir(parents=True)
+    (outside / "file").write_text("the user's")
+    (fixture / "own").write_text("own")
+    (fixture / "up").symlink_to("sub")
+    (fixture / "sub" / "link").symlink_to(target.format(outside=outside, fixture=fixture))
+    with pytest.raises(ConfigError, match=r"fixture: the link .*sub/link' leads to .*: replace it"):
+        async with ServerPool(Target.parse(notes_server.make, fixture=fixture)):
+            pass
+    assert [path.name for path in outside.iterdir()] == ["file"]
+
+
+async def test_a_link_inside_the_fixture_is_a_link_inside_each_copy(tmp_path: Path) -> None:
+    (tmp_path / "own").write_text("own")
+    (tmp_path / "link").symlink_to("own")
+    async with ServerPool(Target.parse(notes_server.make, fixture=tmp_path)) as pool, pool.rollout() as tools:
+        assert tools.folder is not None
+        (tools.folder / "link").write_text("changed")
+        assert (tools.folder / "own").read_text() == "changed"
+    assert (tmp_path / "own").read_text() == "own"
+
+
 async def test_each_rollout_has_a_copy_of_the_repository(repository: Path) -> None:
     target = Target.parse(
         python_module("mcp_server_git", "--repository", ROLLOUT_DIR),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import shutil
 import tempfile
 from collections import deque
@@ -36,12 +37,13 @@ class RolloutFolders:
         self._numbers = itertools.count(1)
 
     async def make(self) -> Path:
-        """Create a folder: a copy of the fixture, or an empty one. Raises OSError."""
+        """Create a folder: a copy of the fixture, or an empty one. Raises OSError, and ConfigError for a link in the fixture
+        that leads out of it: through it, rollouts would change the user's own files."""
         folder = self._root / f"{next(self._numbers):04}"
         if self._fixture is None:
             folder.mkdir()
         else:
-            await asyncio.to_thread(shutil.copytree, self._fixture, folder, symlinks=True)
+            await asyncio.to_thread(_copy_closed, self._fixture, folder)
         return folder
 
     async def remove(self, folder: Path) -> None:
@@ -295,6 +297,18 @@ class ServerPool:
     def _close_folders(self) -> None:
         if self._folders is not None:
             self._folders.close()
+
+
+def _copy_closed(fixture: Path, folder: Path) -> None:
+    """Copy a folder with its links, every one of which must lead to a place inside the copy. `folder` is resolved."""
+    shutil.copytree(fixture, folder, symlinks=True)
+    for place, folders, files in os.walk(folder):
+        for path in (Path(place, name) for name in (*folders, *files)):
+            if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(folder):
+                raise ConfigError(
+                    f"fixture: the link {str(fixture / path.relative_to(folder))!r} leads to {os.readlink(path)!r}, outside "
+                    "the copy that each rollout gets: replace it by what it names, or by a relative link inside the fixture"
+                )
 
 
 async def _ready(session_set: _SessionSet) -> _SessionSet:

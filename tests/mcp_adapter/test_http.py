@@ -228,6 +228,35 @@ async def test_a_clients_secret_and_its_token_are_in_no_result(tmp_path: Path) -
     assert answer.structured == {"result": ["Bearer ***", "Basic ***", "Bearer ***", "the secret: ***"]}
 
 
+@pytest.mark.parametrize("page", ["resource_metadata", "authorization_servers", "redirect"])
+async def test_an_answer_of_oauth_sends_no_request_to_another_address(page: str) -> None:
+    async def unreachable(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        reached.append(scope["path"])
+        await respond(send, 404, {})
+
+    reached: list[str] = []
+    with served(unreachable) as elsewhere:
+
+        async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
+            base = f"http://127.0.0.1:{scope['server'][1]}"
+            if scope["path"] == "/mcp":
+                named = f'Bearer resource_metadata="{elsewhere if page == "resource_metadata" else base}/page"'
+                await respond(send, 401, {}, [(b"www-authenticate", named.encode())])
+            elif scope["path"] == "/page" and page == "redirect":
+                await respond(send, 302, {}, [(b"location", f"{elsewhere}/latest".encode())])
+            elif scope["path"] == "/page":
+                await respond(send, 200, {"resource": f"{base}/mcp", "authorization_servers": [elsewhere]})
+            else:
+                await respond(send, 404, {})
+
+        with served(app) as url:
+            auth = client_credentials(f"{url}/mcp", "me", "s3cret-words", issuer=url)
+            with pytest.raises(McpStartError):
+                async with ServerPool(Target((HttpServer("shop", f"{url}/mcp", auth=auth),), limits=QUICK)):
+                    pass
+    assert reached == []
+
+
 class _Signed(httpx2.Auth):
     """Authentication of a user's own."""
 

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 import httpx2
-from mcp.client.auth import OAuthClientProvider
+from mcp.client.auth import OAuthClientProvider, OAuthFlowError
 from mcp.client.auth.extensions.client_credentials import ClientCredentialsOAuthProvider
 from mcp.shared.auth import OAuthClientInformationFull, OAuthToken
 
@@ -33,22 +33,49 @@ class MemoryTokens:
         self._client = client_info
 
 
+class _WithinTwoOrigins(ClientCredentialsOAuthProvider):
+    """The SDK's flow, which reads metadata wherever the server's answer says, such as an address of the local network.
+
+    Here it reads them from the MCP server and the issuer only. The token goes where the issuer's own metadata say.
+    """
+
+    def __init__(self, url: str, client_id: str, client_secret: str, scope: str | None, issuer: str) -> None:
+        super().__init__(url, MemoryTokens(), client_id, client_secret, scope=scope, issuer=issuer)
+        self._origins = {_origin(url), _origin(issuer)}
+
+    async def async_auth_flow(self, request: httpx2.Request) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
+        """Raises OAuthFlowError in place of a request for metadata elsewhere."""
+        flow = super().async_auth_flow(request)
+        try:
+            outgoing = await anext(flow)
+            while True:
+                if outgoing.method == "GET" and outgoing is not request and _origin(outgoing.url) not in self._origins:
+                    raise OAuthFlowError(
+                        f"the server's answer names {str(outgoing.url)!r}, which is neither its own origin nor the "
+                        f"issuer's ({', '.join(sorted(self._origins))}): nothing was sent there"
+                    )
+                outgoing = await flow.asend((yield outgoing))
+        except StopAsyncIteration:
+            return
+        finally:
+            await flow.aclose()
+
+
+def _origin(url: str | httpx2.URL) -> str:
+    parts = httpx2.URL(url)
+    return f"{parts.scheme}://{parts.netloc.decode().rpartition('@')[2]}"
+
+
 def client_credentials(
     url: str, client_id: str, client_secret: str, *, issuer: str, scopes: Sequence[str] = ()
 ) -> httpx2.Auth:
     """Authenticate at `url` with a client's id and secret, which are sent to the authorization server `issuer` only.
 
-    All arguments may contain references such as `${env:SECRET}`. Raises ConfigError for a variable that is not set.
+    Metadata are read from these two origins only. All arguments may contain references such as `${env:SECRET}`. Raises ConfigError for a variable that is not set.
     """
     resolve = References(url).resolve
-    return ClientCredentialsOAuthProvider(
-        resolve(url),
-        MemoryTokens(),
-        resolve(client_id),
-        resolve(client_secret),
-        scope=" ".join(scopes) or None,
-        issuer=resolve(issuer),
-    )
+    scope = " ".join(scopes) or None
+    return _WithinTwoOrigins(resolve(url), resolve(client_id), resolve(client_secret), scope, resolve(issuer))
 
 
 def secrets_of(auth: httpx2.Auth | None) -> tuple[str, ...]:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from offbook.base.errors import BudgetExceeded, LlmError
+from offbook.base.redaction import MARK, redact
 from offbook.llms import budget
-from offbook.llms.redaction import MARK, redact
 from offbook.testing import LlmReply, LlmRequest, fails, says, scripted_llm
 
 from .asking import HELLO, Verdict, llm_at

@@ -28,6 +28,7 @@ from .choices import (
     is_choice,
     mark_of,
 )
+from .redaction import Redaction, protect_environment
 from .user_values import plain_text
 
 Json: TypeAlias = Any
@@ -422,7 +423,7 @@ CUT = "cut at the length limit: "
 
 
 def as_rollout_exception(error: BaseException) -> RolloutException:
-    """The serialisable record of an exception, with its traceback and the current time.
+    """The serialisable record of an exception, with its traceback and the current time, without keys.
 
     Its message ends with the exception's notes that begin with `CUT`: they explain a message such as `None`."""
     printed = traceback.TracebackException.from_exception(error)  # also of an exception whose own str() raises
@@ -432,8 +433,10 @@ def as_rollout_exception(error: BaseException) -> RolloutException:
         message = plain_text("".join(printed.format_exception_only()).strip())
     cut = [plain_text(note) for note in getattr(error, "__notes__", ()) if str(note).startswith(CUT)]
     message = " ".join([message, *(f"({note})" for note in cut)])
-    text = plain_text("".join(printed.format()))
-    return RolloutException(type=type(error).__name__, message=message, traceback=text, at=time.time())
+    protect_environment()
+    shown = Redaction()
+    text = shown.text(plain_text("".join(printed.format())))
+    return RolloutException(type=type(error).__name__, message=shown.text(message), traceback=text, at=time.time())
 
 
 class Scenario(BaseModel):

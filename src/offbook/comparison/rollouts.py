@@ -13,6 +13,7 @@ from openai.types.chat.chat_completion import Choice
 
 from offbook.base.choices import MARK, mark_of
 from offbook.base.errors import RolloutError
+from offbook.base.redaction import redacted_record
 from offbook.base.text import counted
 from offbook.base.types import (
     Call,
@@ -152,6 +153,7 @@ class RolloutStage:
             group=f"{self.run_of(candidate)}/{fingerprint}",
             index=index,
         )
+        trajectory = redacted_record(trajectory)
         trajectory.place = trajectory.place.filled(place)
         trajectory.metrics.update(_metrics(measured))
         failure = trajectory.exception

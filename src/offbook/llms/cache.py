@@ -17,9 +17,9 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from offbook.base.errors import StoreError
+from offbook.base.redaction import redact
 
 from .answer import Tokens
-from .redaction import redact
 
 try:
     import fcntl

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import BaseModel
 
 from offbook.base.errors import ConfigError, LlmError
+from offbook.base.redaction import is_secret_name, protect, protect_environment
 
 from .answer import Answer, ChatAnswer
 from .cache import AnswerCache, StoredAnswer, answer_cache, question_key
@@ -19,7 +20,6 @@ from .ledger import SpendingTotals, spending
 from .options import LlmOptions
 from .outcome import of_chat_response
 from .question import Question, Reader
-from .redaction import is_secret_name, protect, protect_environment
 
 if TYPE_CHECKING:
     from offbook.base.types import Json, Message

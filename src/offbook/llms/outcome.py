@@ -15,9 +15,9 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from offbook.base.errors import LlmErrorKind
+from offbook.base.redaction import redact
 
 from .answer import Tokens
-from .redaction import redact
 
 if TYPE_CHECKING:
     from offbook.base.types import Json

@@ -16,12 +16,12 @@ from functools import cache
 from typing import Any
 
 from offbook.base.errors import ConfigError, MissingExtraError
+from offbook.base.redaction import guard_logs
 
 from .answer import Tokens
 from .options import LlmOptions
 from .outcome import Outcome, of_exception, of_response
 from .prices import cost_of, price_of, table_name
-from .redaction import guard_logs
 
 logger = logging.getLogger("offbook")
 

@@ -18,6 +18,7 @@ from pydantic import BaseModel
 
 from offbook.base.backoff import backoff_seconds
 from offbook.base.errors import LlmError
+from offbook.base.redaction import redact
 
 from .answer import Answer, ChatAnswer, Tokens
 from .json_answers import response_format, with_fault, with_schema
@@ -26,7 +27,6 @@ from .options import LlmOptions
 from .outcome import Outcome, of_response
 from .prices import estimate, price_of
 from .provider import ResponseReader, complete, load
-from .redaction import redact
 
 
 class EndpointSlots:

@@ -22,6 +22,7 @@ from uvicorn.loops.auto import auto_loop_factory
 from offbook.base.config import ServerOptions
 from offbook.base.errors import ConfigError, EngineError, StoreError
 from offbook.base.http_access import is_loopback
+from offbook.base.redaction import protect, protect_environment
 
 from .calls.recorder import Recorder
 from .calls.sampled_answer import CALL_MARKS
@@ -76,6 +77,8 @@ def run(options: ServerOptions) -> int:
         base = find(options.model)
         engine = engine.for_base(plain_answers=base.answers_plainly())
         key = key_for(options.host, options.api_key, options.dir)
+        protect_environment()
+        protect([*([key.text] if key else []), *options.viewer_keys])
         if options.viewer_keys and key is None:
             raise ConfigError(
                 "--viewer-keys has no effect without --api-key, since every local client may write then: set both"

@@ -34,6 +34,7 @@ from dataclasses import fields, replace
 from offbook.base.alerts import signs
 from offbook.base.config import TrainConfig
 from offbook.base.errors import OffbookError
+from offbook.base.redaction import Redaction
 from offbook.base.types import Json, TrajectoryGroup
 from offbook.client.connection.http import Api
 from offbook.contracts import (
@@ -149,13 +150,13 @@ def _ids(groups: Sequence[TrajectoryGroup]) -> tuple[str, ...]:
 
 
 def settings(options: TrainerOptions, models: Models) -> dict[str, Json]:
-    """The options of a run as JSON. Functions and objects are replaced by their names."""
+    """The options of a run as JSON, without keys. Functions and objects are replaced by their names."""
     left_out = ("sinks", "progress", "eval", "on_alert", "run")
     names = [option.name for option in fields(TrainerOptions) if option.name not in left_out]
     values: dict[str, Json] = {name: _plain(getattr(options, name)) for name in names}
     named = [{"name": model.name, "project": model.project, "base_model": model.base_model} for model in models]
     evaluated = len(list(options.eval or ()))
-    return {**values, "models": named, "eval_scenarios": evaluated}
+    return Redaction().value({**values, "models": named, "eval_scenarios": evaluated})
 
 
 def _plain(value: object) -> Json:

@@ -16,6 +16,7 @@ from typing import cast
 from openai.types.chat.chat_completion import Choice
 
 from offbook.base.errors import ConfigError
+from offbook.base.redaction import Redaction, protect_environment, redacted_record
 from offbook.base.text import counted
 from offbook.base.types import (
     History,
@@ -66,7 +67,7 @@ def group_wires(groups: Iterable[TrajectoryGroup], model: str, request_id: str) 
                 without_calls.append(where)
         ids = tuple(record.id for record in records)
         metrics = _finite(group.metrics, f"group {group_number}: metrics")
-        metadata = as_json(group.metadata, f"group {group_number}: metadata")
+        metadata = Redaction().value(as_json(group.metadata, f"group {group_number}: metadata"))
         wires.append((tuple(records), GroupRecord(trajectory_ids=ids, metadata=metadata, metrics=metrics)))
     if without_calls and len(without_calls) == len(seen):
         raise ConfigError(
@@ -133,12 +134,13 @@ def trajectory_record(
 
     Its calls are those that its choices name; a captured rollout has every call recorded under its id. A choice of another
     endpoint has no recorded tokens, so the server renders that history with the chat template. `known` and `index` fill what
-    is missing of its place; `where` begins the error messages.
+    is missing of its place; `where` begins the error messages. Keys in texts that are not trained are redacted.
     """
+    protect_environment()
     histories = [trajectory, *trajectory.additional_histories]
     refs = dict.fromkeys(ref for history in histories for ref in history.call_refs())
     rendered = [history_record for history in histories if (history_record := _rendered(history)) is not None]
-    return TrajectoryRecord(
+    record = TrajectoryRecord(
         id=trajectory.id,
         model=model,
         calls=None if trajectory.captured else tuple(refs),
@@ -157,6 +159,7 @@ def trajectory_record(
         ended_at=time.time() if trajectory.ended_at is None else trajectory.ended_at,
         place=trajectory.place.filled(known, index),
     )
+    return redacted_record(record)
 
 
 def make_recordable(trajectory: Trajectory) -> None:
@@ -208,9 +211,10 @@ def _failed_record(error: RolloutException, model: str, place: RolloutPlace) -> 
     """A rollout of which only the exception is left. Its id is derived from its place, so finishing it twice is safe."""
     name = f"traj-failed-{hashlib.sha256(f'{place.run} {place.group} {place.index}'.encode()).hexdigest()[:24]}"
     failed_at = time.time() if error.at is None else error.at
-    return TrajectoryRecord(
+    record = TrajectoryRecord(
         id=name, model=model, calls=(), exception=error, started_at=failed_at, ended_at=failed_at, place=place
     )
+    return redacted_record(record)
 
 
 def _rendered(history: History) -> RenderedHistory | None:

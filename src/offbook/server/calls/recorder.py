@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pydantic import ValidationError
 
 from offbook.base.errors import StoreError
+from offbook.base.redaction import redact
 from offbook.base.types import Call, CallStatus, new_id
 
 from ..errors import ApiError
@@ -165,7 +166,7 @@ class Recorder:
             prompt_ids=tuple(sampled.prompt_ids or ()),
             outputs=outputs,
             origin=request.origin,
-            error=error,
+            error=None if error is None else redact(error),
             started_at=call.started_at,
             ended_at=time.time(),
             first_token_at=call.first_token_at,

@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import ValidationError
 
+from offbook.base.redaction import redacted_record
 from offbook.base.wire import (
     FinishRequest,
     FinishResult,
@@ -26,14 +27,14 @@ traces = APIRouter(prefix="/api/traces")
 
 @router.post("", response_model_exclude_defaults=True)
 async def finish(request: Request, services: ServicesDep) -> FinishResult:
-    """Finish trajectories and claim their calls, atomically."""
+    """Finish trajectories and claim their calls, atomically. Keys in their texts are redacted, whatever the client is."""
     raw = await request.body()
     check_size("/api/trajectories", raw)
     try:
         body = FinishRequest.model_validate_json(raw)
     except ValidationError as error:
         raise bad_request(error, "body") from error
-    calls = await services.store.finish(body.trajectories)
+    calls = await services.store.finish([redacted_record(record) for record in body.trajectories])
     expired = await services.store.expired([record.id for record in body.trajectories if record.calls is None])
     return FinishResult(calls=calls, expired=expired)
 

@@ -11,6 +11,7 @@ from mcp import types
 
 from offbook_mcp import ServerPool, StdioServer, Target
 from offbook_mcp.connection.environment_references import References, names_secret, without
+from offbook_mcp.connection.servers import argument_secrets, url_secrets
 from offbook_mcp.tools.results import ToolResult, as_tool_result
 from tests.mcp_adapter.conftest import SERVERS
 
@@ -116,6 +117,35 @@ async def test_only_secret_variables_are_masked() -> None:
     async with ServerPool(target) as pool, pool.rollout() as tools:
         shown = json.loads((await tools.call("goad", {})).text)
     assert {name: shown[name] for name in variables} == {**variables, "API_TOKEN": "***"}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--api-key", "s3cret-word"),
+        ("--access-token=s3cret-word",),
+        ("-e", "SHOP_TOKEN=s3cret-word"),
+        ("--header", "Authorization: Bearer s3cret-word"),
+        ("postgres://me:s3cret-word@db/shop",),
+        ("sk-proj-s3cret-word0123456789",),
+    ],
+)
+async def test_a_secret_among_the_arguments_of_a_command_is_masked(words: tuple[str, ...]) -> None:
+    command = ("-I", "-S", str(SERVERS / "misbehaving.py"), "arguments", *words, "--page", "ordinary-word")
+    target = Target((StdioServer("odd", sys.executable, command),))
+    assert "s3cret" not in target.shown() and "--page ordinary-word" in target.shown()
+    async with ServerPool(target) as pool, pool.rollout() as tools:
+        shown = (await tools.call("goad", {})).text
+    assert "s3cret" not in shown and "***" in shown and json.loads(shown)[-2:] == ["--page", "ordinary-word"]
+
+
+def test_a_flag_that_names_a_file_masks_nothing() -> None:
+    assert argument_secrets(["shop", "--private-key", __file__, "--sort", "key=column", "C:\\shop"]) == []
+
+
+def test_a_url_hides_its_password_and_its_secret_parameters() -> None:
+    url = "https://me:s3cret-word@shop.example/mcp?api_key=s3cret-key&page=ordinary"
+    assert url_secrets(url) == ["s3cret-key", "s3cret-word"]
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "Basic", "Token", "ApiKey", "bearer", "Digest"])

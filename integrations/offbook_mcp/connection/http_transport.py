@@ -15,7 +15,7 @@ from .connection_state import Link
 from .environment_references import References
 from .limits import Limits
 from .oauth import secrets_of
-from .servers import HttpServer
+from .servers import HttpServer, url_secrets
 
 _STREAM_FACTOR = 8
 """An event stream may have this many times `message_bytes`: it carries progress, and stays open for notifications."""
@@ -27,6 +27,8 @@ async def http_transport(server: HttpServer, link: Link, limits: Limits) -> Asyn
     references = References(server.name, server.workspace)
     url = references.resolve(server.url)
     headers = {name: references.resolve(value, name) for name, value in server.headers.items()}
+    for secret in url_secrets(url):
+        references.add_secret(secret)
     link.secrets = references.secrets()
 
     async def note_credentials(request: httpx2.Request) -> None:

@@ -32,7 +32,7 @@ from .connection_state import Link
 from .environment_references import References
 from .limits import Limits
 from .reaper import reaper
-from .servers import ROLLOUT_DIR, StdioServer
+from .servers import ROLLOUT_DIR, StdioServer, argument_secrets
 
 logger = logging.getLogger("offbook")
 
@@ -66,6 +66,8 @@ def parameters(server: StdioServer, folder: Path | None, link: Link) -> StdioSer
     env = {name: filled(value, name) for name, value in variables.items()}
     command, *args = (filled(word) for word in (server.command, *server.args))
     cwd = filled(server.cwd) if server.cwd is not None else None
+    for secret in argument_secrets([command, *args]):
+        references.add_secret(secret)
     link.secrets = references.secrets()
     return StdioServerParameters(command=command, args=args, env=env, cwd=cwd)
 

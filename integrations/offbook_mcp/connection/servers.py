@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias, cast
@@ -14,10 +15,14 @@ import httpx2
 from mcp.server import Server as LowLevelServer
 from mcp.server.mcpserver import MCPServer
 
-from .environment_references import names_secret
+from offbook.base.redaction import keys_in
+
+from .environment_references import names_secret, without
 
 ROLLOUT_DIR = "{rollout_dir}"
 """Placeholder for the rollout's folder in a command, an environment variable or a bound argument."""
+_ASSIGNED = re.compile(r"(-{1,2}[A-Za-z][\w.-]*(?==)|[A-Z][A-Z0-9_]*(?==)|[A-Z][\w-]*(?=:))[=:]\s*(.+)", re.DOTALL)
+"""`--flag=value`, `VARIABLE=value` and `Header: value` in one word."""
 
 
 @dataclass(frozen=True)
@@ -102,17 +107,36 @@ def _shown_value(value: str) -> str:
     return value if "${" in value or ROLLOUT_DIR in value else "***"
 
 
+def argument_secrets(words: Sequence[str]) -> list[str]:
+    """The secrets among the words of a command line, by their flags, names or forms. A path of a file that exists is none."""
+    found: list[str] = []
+    for before, word in zip(("", *words), words, strict=False):
+        if _secret_flag(before):
+            found.append(word)
+        elif (match := _ASSIGNED.fullmatch(word)) and names_secret(match[1]):
+            found.append(match[2])
+        found += keys_in(word)
+    return [secret for secret in found if not os.path.exists(os.path.expanduser(secret))]
+
+
+def url_secrets(url: str) -> list[str]:
+    """The secrets among the parameters of a URL, and its password."""
+    return [value for name, value in parse_qsl(urlsplit(url).query) if names_secret(name)] + keys_in(url)
+
+
 def _masked(words: list[str]) -> list[str]:
-    """Mask the values of secret flags, as in `--api-key sk-1` and `--token=sk-1`, unless they are references."""
+    """Mask the secrets of a command line, as in `--api-key sk-1` and `TOKEN=sk-1`, unless they are references."""
     shown: list[str] = []
-    for index, word in enumerate(words):
-        flag, equals, value = word.partition("=")
-        if index and _secret_flag(words[index - 1]) and "${" not in word:
-            shown.append("***")
-        elif equals and _secret_flag(flag) and "${" not in value:
-            shown.append(f"{flag}=***")
-        else:
+    for before, word in zip(("", *words), words, strict=False):
+        match = _ASSIGNED.fullmatch(word)
+        if "${" in word:
             shown.append(word)
+        elif _secret_flag(before):
+            shown.append("***")
+        elif match and names_secret(match[1]):
+            shown.append(word.removesuffix(match[2]) + "***")
+        else:
+            shown.append(without(word, tuple(keys_in(word))))
     return shown
 
 

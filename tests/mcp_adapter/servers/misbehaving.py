@@ -95,6 +95,7 @@ GOADED = {
     "own-timeout": lambda request: fail(request, -32001, "the database timed out"),
     "needs-key": lambda request: say(request, "SHOP_TOKEN is not set", isError=True),
     "escapes": lambda request: say(request, "\x1b[2Jgone\x07"),
+    "arguments": lambda request: say(request, json.dumps(sys.argv)),
     "environment": lambda request: say(request, json.dumps(dict(os.environ))),
 }
 

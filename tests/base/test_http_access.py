@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import base64
+from pathlib import Path
 
 import pytest
 
 from offbook.base.errors import ConfigError
-from offbook.base.http_access import is_loopback, key_for_host, key_refusal
+from offbook.base.http_access import is_loopback, key_for_host, key_option, key_refusal
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "localhost", "LOCALHOST", "[::1]", "::1", "app.localhost"])
@@ -33,6 +34,22 @@ def test_beyond_this_machine_a_key_is_needed() -> None:
 def test_a_key_that_no_header_can_carry_is_refused(key: str) -> None:
     with pytest.raises(ConfigError, match="--api-key: must be printable ASCII"):
         key_for_host("127.0.0.1", key)
+
+
+def test_a_key_comes_from_a_file_or_a_variable_and_an_argument_is_warned_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "key"
+    file.write_text("from-a-file\nanother\n")
+    monkeypatch.setenv("OFFBOOK_API_KEY", "from-a-variable")
+    assert (key_option(None), key_option(f"@{file}")) == ("from-a-variable", "from-a-file")
+    assert caplog.text == ""
+    assert key_option("sk-written") == "sk-written"
+    assert (
+        "can read it in `ps`; pass --api-key @FILE, or set OFFBOOK_API_KEY" in caplog.text and "sk-" not in caplog.text
+    )
+    with pytest.raises(ConfigError, match="--api-key @nowhere: the file cannot be read"):
+        key_option("@nowhere")
 
 
 def test_a_server_with_one_key_answers_who_sends_it_and_health() -> None:

@@ -12,7 +12,7 @@ import uvicorn
 
 from offbook import TrainableModel
 from offbook.base.errors import ConfigError
-from offbook.base.http_access import key_for_host
+from offbook.base.http_access import KEY_VARIABLE, key_for_host, key_option
 from offbook.base.text import counted
 from offbook_mcp.connection.pool import ServerPool
 from offbook_mcp.connection.target import Target
@@ -34,7 +34,9 @@ from .model_options import (
 
 Host = Annotated[str, typer.Option(help="address to listen on; beyond this machine, --api-key is needed")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="port; 0: any free one")]
-Key = Annotated[str | None, typer.Option("--api-key", envvar="OFFBOOK_API_KEY", help="key that requests must carry")]
+Key = Annotated[
+    str | None, typer.Option("--api-key", help=f"key that requests must carry, or @FILE  [default: {KEY_VARIABLE}]")
+]
 AtOnce = Annotated[int, typer.Option(min=1, help="requests answered at once; others wait")]
 
 
@@ -59,7 +61,7 @@ def serve(
 
     Makes the tool calls itself; clients get the final answer.
     """
-    key = key_for_host(host, api_key)
+    key = key_for_host(host, key_option(api_key))
     listener = listening(host, port)
     named = model_from(target, model, base, dir, url)
     chosen = named if step is None else ModelAtStep(named, step)

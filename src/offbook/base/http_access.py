@@ -8,11 +8,18 @@ from __future__ import annotations
 import base64
 import binascii
 import ipaddress
+import logging
+import os
 import secrets
 from collections.abc import Collection, Mapping
+from pathlib import Path
 
 from .errors import ConfigError
 
+logger = logging.getLogger("offbook")
+
+KEY_VARIABLE = "OFFBOOK_API_KEY"
+"""Environment variable with the default of --api-key."""
 Refusal = tuple[int, str, str]
 """HTTP status, error code and message of a rejected request."""
 OPEN_PATHS = frozenset({"/health"})
@@ -39,6 +46,25 @@ def checked_key(key: str) -> str:
     return key
 
 
+def key_option(option: str | None) -> str | None:
+    """The key that a command got: `@FILE` is the first line of a file; None: the variable OFFBOOK_API_KEY, if set.
+
+    A key that was written as an argument is accepted with a warning. Raises ConfigError for a file that cannot be read.
+    """
+    if not option:
+        return os.environ.get(KEY_VARIABLE) or None
+    if not option.startswith("@"):
+        logger.warning(
+            "--api-key: every account of this machine can read it in `ps`; pass --api-key @FILE, or set %s",
+            KEY_VARIABLE,
+        )
+        return option
+    try:
+        return Path(option[1:]).expanduser().read_text(encoding="utf-8").partition("\n")[0].strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--api-key {option}: the file cannot be read: {error}") from error
+
+
 def key_for_host(host: str, key: str | None) -> str | None:
     """The key that a server without a key of its own requires at `host`; None: none, on loopback.
 
@@ -47,7 +73,7 @@ def key_for_host(host: str, key: str | None) -> str | None:
     if key is not None:
         return checked_key(key)
     if not is_loopback(host):
-        raise ConfigError(f"--host {host}: other machines reach it: set a key, --api-key or OFFBOOK_API_KEY")
+        raise ConfigError(f"--host {host}: other machines reach it: set a key, --api-key @FILE or OFFBOOK_API_KEY")
     return None
 
 

@@ -9,9 +9,6 @@ import typer
 
 from offbook.base.errors import ConfigError
 
-KEY_VARIABLE = "OFFBOOK_API_KEY"
-"""Environment variable with the default of --api-key."""
-
 Target = Annotated[
     str, typer.Argument(help="the object that `trainable` returned, as MODULE:NAME, such as my_app:agent")
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -15,10 +14,10 @@ from pydantic_core import ErrorDetails
 
 from offbook.base.config import EngineOptions, ServerOptions
 from offbook.base.errors import ConfigError, MissingExtraError
+from offbook.base.http_access import KEY_VARIABLE, key_option
 
 from .generated_options import with_options
 from .lazy_import import imported
-from .options import KEY_VARIABLE
 
 NEEDED = (
     "fastapi",
@@ -38,7 +37,10 @@ Folder = Annotated[
     Path | None, typer.Option(help=f"{ServerOptions.model_fields['dir'].description}  [default: ./.offbook]")
 ]
 ApiKey = Annotated[
-    str | None, typer.Option(help=f"{ServerOptions.model_fields['api_key'].description}  [default: {KEY_VARIABLE}]")
+    str | None,
+    typer.Option(
+        help=f"{ServerOptions.model_fields['api_key'].description}; @FILE: read from a file  [default: {KEY_VARIABLE}]"
+    ),
 ]
 
 
@@ -46,7 +48,7 @@ ApiKey = Annotated[
 def serve(dir: Folder = None, api_key: ApiKey = None, options: dict[str, Any] = {}) -> None:  # noqa: B006  # the decorator passes it
     """Serve a model with OpenAI's API, record its calls, train it."""
     folder = None if dir is None else dir.expanduser().absolute()
-    chosen = server_options(options | {"dir": folder, "api_key": api_key or os.environ.get(KEY_VARIABLE) or None})
+    chosen = server_options(options | {"dir": folder, "api_key": key_option(api_key)})
     raise typer.Exit(run_server(chosen))
 
 

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import logging
-import os
 from typing import Annotated
 
 import typer
 import uvicorn
 
 from offbook.base.config import server_folder
-from offbook.base.http_access import key_for_host
+from offbook.base.http_access import KEY_VARIABLE, key_for_host, key_option
 from offbook.server.http.auth import Guard
 from offbook.server.http.viewer import build_viewer
 from offbook.server.listening import listen, url_of
 from offbook.server.records.read_only import open_records
 from offbook.server.views.dashboard_source import DashboardSource
 
-from .options import KEY_VARIABLE, Dir, StoreUrl, refuse_words
+from .options import Dir, StoreUrl, refuse_words
 
 
 def ui(
@@ -27,7 +26,9 @@ def ui(
     port: Annotated[int, typer.Option(min=0, max=65535, help="port to listen on; 0: a free one")] = 8001,
     api_key: Annotated[
         str | None,
-        typer.Option(help=f"key to sign in with; needed if --host is not loopback  [default: {KEY_VARIABLE}]"),
+        typer.Option(
+            help=f"key to sign in with, or @FILE; needed if --host is not loopback  [default: {KEY_VARIABLE}]"
+        ),
     ] = None,
     store_url: StoreUrl = None,
 ) -> None:
@@ -37,7 +38,7 @@ def ui(
     refuse_words(context)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     folder = server_folder(dir)
-    key = key_for_host(host, api_key or os.environ.get(KEY_VARIABLE) or None)
+    key = key_for_host(host, key_option(api_key))
     records = open_records(folder, store_url)
     try:
         guard = Guard(key)

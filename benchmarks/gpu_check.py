@@ -100,7 +100,7 @@ def page(ended: list[Ended], output: Path) -> str:
         if measured.is_file():
             lines.append(measured.read_text("utf-8").strip())
         if each.ending != "ok":
-            tail = log.read_text("utf-8", "replace").splitlines()[-15:]
+            tail = log.read_text("utf-8", "replace").split("\n")[-15:]
             lines += ["", "```", *tail, "```"]
     return "\n".join(lines) + "\n"
 

@@ -106,7 +106,7 @@ def step(client: httpx.Client, number: int, rollouts: int, tokens: int) -> dict[
     group = {"trajectory_ids": [record["id"] for record in records]}
     body = {"id": f"step-{number}", "model": "default", "groups": [group], "config": {"learning_rate": 1e-4}}
     answer = client.post("/api/train", json=body).raise_for_status()
-    last = json.loads([line for line in answer.text.splitlines() if line.startswith("data: ")][-1][6:])
+    last = json.loads([line for line in answer.text.split("\n") if line.startswith("data: ")][-1][6:])
     if last["kind"] != "result" or not last["result"]["applied"]:
         raise SystemExit(f"step {number} was not applied: {last}")
     return last["result"]["metrics"]

@@ -118,7 +118,7 @@ def side(python: str, library: str, path: str, folder: Path) -> tuple[dict[str, 
             [python, str(HERE / "ruler_parity_side.py"), library, endpoint.url],
             env={**os.environ, **own}, cwd=folder, capture_output=True, text=True, timeout=600, check=False,
         )  # fmt: skip
-    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULTS ")]
+    lines = [line for line in done.stdout.split("\n") if line.startswith("RESULTS ")]
     if not lines:
         raise SystemExit(f"{library}: {done.stdout[-1000:]}\n{done.stderr[-3000:]}")
     return json.loads(lines[0].removeprefix("RESULTS ")), judge

@@ -20,6 +20,7 @@ import httpx
 from vllm_and_gateway import both
 
 import offbook
+from offbook.base.server_sent_events import EventReader
 from offbook.tiny import path as tiny_policy
 
 STREAMS, TOKENS, SWAPS = 16, 400, 5
@@ -55,16 +56,15 @@ async def longest_gap(client: httpx.AsyncClient) -> float:
     gaps: list[float] = []
     tokens, last = 0, time.perf_counter()
     async with client.stream("POST", "/v1/chat/completions", json=body | {"return_token_ids": True}) as answer:
-        async for line in answer.aiter_lines():
-            if not line.startswith("data: {"):
-                continue
-            now = time.perf_counter()
-            ids = [
-                token for choice in json.loads(line[6:]).get("choices", ()) for token in choice.get("token_ids") or ()
-            ]
-            if tokens and ids:
-                gaps.append(now - last)
-            tokens, last = tokens + len(ids), now
+        reader = EventReader()
+        async for piece in answer.aiter_bytes():
+            for data in reader.push(piece):
+                choices = [] if data == b"[DONE]" else json.loads(data).get("choices", [])
+                now = time.perf_counter()
+                ids = [token for choice in choices for token in choice.get("token_ids") or ()]
+                if tokens and ids:
+                    gaps.append(now - last)
+                tokens, last = tokens + len(ids), now
     if tokens != TOKENS:
         raise SystemExit(f"status {answer.status_code}: a stream of {TOKENS} tokens had {tokens}")
     return max(gaps)

@@ -40,7 +40,7 @@ def docstring_line(module: str, attribute: str) -> str | None:
             node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == attribute
         ]
         text = ast.get_docstring(defined[0] if defined else tree)
-        return text.splitlines()[0] if text else None
+        return text.split("\n")[0] if text else None
     return None
 
 

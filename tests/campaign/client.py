@@ -21,6 +21,8 @@ from typing import Any
 
 import httpx
 
+from offbook.base.server_sent_events import EventReader
+
 ROLLOUTS = 3
 """At once."""
 AGAIN_SECONDS = 0.1
@@ -147,9 +149,11 @@ PLACES = ("Oslo", "Rome", "Lima", "Accra", "Hanoi", "Quito")
 
 
 async def _events(answer: httpx.Response) -> AsyncIterator[Body]:
-    async for line in answer.aiter_lines():
-        if line.startswith("data: {"):
-            yield json.loads(line[6:])
+    reader = EventReader()
+    async for piece in answer.aiter_bytes():
+        for data in reader.push(piece):
+            if data != b"[DONE]":
+                yield json.loads(data)
 
 
 async def _streamed_call(answer: httpx.Response) -> Body | None:

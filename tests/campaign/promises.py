@@ -40,7 +40,7 @@ class Promises:
                 text = file.read()
             whole = text[: text.rfind(b"\n") + 1]
             self._read[path] = self._read.get(path, 0) + len(whole)
-            for line in whole.splitlines():
+            for line in whole.split(b"\n")[:-1]:
                 self._take(json.loads(line))
 
     def _take(self, line: Line) -> None:

@@ -221,6 +221,20 @@ async def test_a_stream_that_breaks_is_joined_again_under_the_same_id_until_the_
     assert told == [("update", 1, 4)]  # once, though it came twice
 
 
+async def test_texts_of_events_may_hold_unicodes_line_separators() -> None:
+    text = "row\u2028two\u2029three\x85four"
+
+    def script(request: Asked) -> Reply | None:
+        if request.path != "/api/train":
+            return None
+        return Reply(events=({"kind": "warning", "message": text}, result(request, step=5)))
+
+    seen: list[TrainEvent] = []
+    with scripted_api(script) as api:
+        done = await model_at(api.url).train([offbook.TrajectoryGroup([rollout()])], on_event=seen.append, timeout=60)
+    assert done.step == 5 and [event.message for event in seen] == [text]
+
+
 async def test_a_step_that_was_not_applied_is_an_error_with_its_reason() -> None:
     fault = {"message": "out of memory: lower row_tokens", "code": "out_of_memory", "param": None}
 

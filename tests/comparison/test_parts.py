@@ -105,8 +105,8 @@ def test_a_machine_is_busy_while_any_call_runs() -> None:
     assert percentiles([]) is None
 
 
-def row(key: str, error: str | None = None) -> ComparedRollout:
-    trajectory = Trajectory(messages_and_choices=[{"role": "user", "content": "é"}], reward=0.5)
+def row(key: str, error: str | None = None, task: str = "é") -> ComparedRollout:
+    trajectory = Trajectory(messages_and_choices=[{"role": "user", "content": task}], reward=0.5)
     return ComparedRollout(
         key=key,
         candidate="x",
@@ -133,6 +133,15 @@ def test_rows_are_read_again_but_for_failed_ones_and_a_line_that_was_cut_off(tmp
     assert again.known("two") is None
     again.add(row("three"))
     assert Journal(file).known("three") is not None
+
+
+def test_texts_with_unicodes_line_separators_are_read_again_and_lose_no_row(tmp_path: Path) -> None:
+    file = tmp_path / "rollouts.jsonl"
+    journal = Journal(file)
+    journal.add(row("one", task="a\u2028b\u2029c\x85d"))
+    journal.add(row("two", task="e\u2028f"))
+    again = Journal(file)
+    assert [again.known(key) is not None for key in ("one", "two")] == [True, True]
 
 
 def test_another_file_is_no_journal(tmp_path: Path) -> None:

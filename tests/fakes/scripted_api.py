@@ -102,7 +102,7 @@ def scripted_api(script: Script = lambda request: None) -> Iterator[ScriptedApi]
             self.send_header("connection", "close")
             self.end_headers()
             for event in reply.events:
-                self.wfile.write(f": ping\n\ndata: {json.dumps(event)}\n\n".encode())
+                self.wfile.write(f": ping\n\ndata: {json.dumps(event, ensure_ascii=False)}\n\n".encode())
                 self.wfile.flush()
             self.close_connection = True
 

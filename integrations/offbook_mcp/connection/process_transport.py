@@ -76,7 +76,7 @@ def _file_variables(server: StdioServer) -> dict[str, str]:
     if server.env_file is None:
         return {}
     try:
-        lines = server.env_file.read_text(encoding="utf-8").splitlines()
+        lines = server.env_file.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"MCP server {server.name!r}: envFile {server.env_file} cannot be read: {error}") from error
     pairs = (line.partition("=") for line in lines if "=" in line and not line.lstrip().startswith("#"))

@@ -288,7 +288,7 @@ def _tail(folder: Path, start: int) -> str:
     try:
         with log_file(folder).open("rb") as file:
             file.seek(start)
-            lines = file.read().decode(errors="replace").splitlines()
+            lines = file.read().decode(errors="replace").rstrip("\n").split("\n")
     except OSError as error:
         return f"(its log cannot be read: {error})"
     return "\n".join(lines[-TAIL_LINES:]) or "(it wrote nothing)"

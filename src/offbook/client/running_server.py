@@ -36,6 +36,6 @@ def running_server(folder: Path) -> Api | None:
     except (OSError, ValueError, KeyError, TypeError, httpx.TransportError):
         return None
     key_file = folder / "key"
-    lines = key_file.read_text().splitlines() if key_file.exists() else []
+    lines = key_file.read_text().split("\n") if key_file.exists() else []
     keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     return Api(facts["url"], facts.get("key") or os.environ.get("OFFBOOK_API_KEY") or next(iter(keys), None))

@@ -83,7 +83,7 @@ def _read(file: Path) -> dict[str, ComparedRollout]:
     if not file.exists():
         return {}
     rows: dict[str, ComparedRollout] = {}
-    lines = file.read_text(encoding="utf-8").splitlines()
+    lines = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")  # a text may hold U+2028
     for number, line in enumerate(lines, 1):
         try:
             row = ComparedRollout.model_validate_json(line)

@@ -38,7 +38,7 @@ class ChildLog:
                 text = file.read().decode("utf-8", "replace")
         except OSError as error:
             return f"(log {self.path} cannot be read: {error})"
-        kept = [line for line in text.splitlines() if line.strip()][-lines:]
+        kept = [line for line in text.split("\n") if line.strip()][-lines:]
         return "\n".join(kept) if kept else f"(nothing in {self.path})"
 
 

@@ -91,11 +91,11 @@ def _ending(sink: str) -> str:
 def _read(file: Path) -> Iterator[Undelivered]:
     """The events that are due and not delivered. Incomplete or invalid lines are skipped with a warning."""
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8").split("\n")
     except FileNotFoundError:
         return
     waiting: dict[str, Undelivered] = {}
-    for line in lines:
+    for line in filter(None, lines):
         try:
             values = json.loads(line)
             if "taken" in values:

@@ -62,7 +62,7 @@ class KeyFile:
             seen = (facts.st_mtime_ns, facts.st_ino)
             if seen == self._seen:
                 return
-            lines = [line.strip() for line in self._path.read_text("ascii").splitlines()]
+            lines = [line.strip() for line in self._path.read_text("ascii").split("\n")]
         except (OSError, ValueError) as error:
             if self._seen != (0, 0):
                 logger.error("The keys of %s stay as they were, the file cannot be read: %s", self._path, error)

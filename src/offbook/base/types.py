@@ -15,6 +15,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    FiniteFloat,
     PrivateAttr,
     SerializerFunctionWrapHandler,
     field_serializer,
@@ -76,6 +77,11 @@ class Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
 
+Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+"""An integer that databases, orjson and trace formats can carry."""
+UnixSeconds = Annotated[float, Field(ge=0, lt=253_402_300_800, allow_inf_nan=False)]
+"""A time between 1970 and 9999."""
+
 GREEDY_BELOW = 1e-5
 """Below this temperature an engine decodes greedily (vLLM's own threshold)."""
 
@@ -83,17 +89,17 @@ GREEDY_BELOW = 1e-5
 class Sampling(Frozen):
     """The sampling settings of a call: the learner needs them to compute the same distribution."""
 
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0  # 0: off
-    min_p: float = 0.0
+    temperature: FiniteFloat = 1.0
+    top_p: FiniteFloat = 1.0
+    top_k: Int64 = 0  # 0: off
+    min_p: FiniteFloat = 0.0
 
 
 class OutputFields(Frozen):
     """What a choice of a call says with its tokens (`CallOutput`) and without them (`OutputTrace`). `parse_failure`: tools
     were offered, and the text looks like a tool call but does not parse as one."""
 
-    index: int
+    index: Int64
     message: Message
     finish_reason: str | None
     status: CallStatus = CallStatus.COMPLETE
@@ -122,7 +128,7 @@ class CallOrigin(Frozen):
     """Where in the user's app a call was issued, as the adapter observed it."""
 
     node: str | None = None
-    step: int | None = None
+    step: Int64 | None = None
     namespace: str | None = None
     agent: str | None = None
     thread: str | None = None
@@ -139,7 +145,7 @@ class CallFields(Frozen):
     id: str
     trajectory_id: str
     model: str
-    step: int
+    step: Int64
     status: CallStatus
     sampling: Sampling
     constrained: str | None = None  # why the logprobs are not those of the policy alone (a grammar, a penalty, ...)
@@ -148,9 +154,9 @@ class CallFields(Frozen):
     origin: CallOrigin | None = None
     error: str | None = None
     late: bool = False  # recorded after its trajectory was sealed; never trained
-    started_at: float  # unix seconds
-    ended_at: float
-    first_token_at: float | None = None  # unix seconds; None: the call was not streamed
+    started_at: UnixSeconds
+    ended_at: UnixSeconds
+    first_token_at: UnixSeconds | None = None  # None: the call was not streamed
 
 
 class Call(CallFields):
@@ -164,7 +170,7 @@ class Call(CallFields):
 class OutputTrace(OutputFields):
     """One choice of a call, with a token count instead of token ids. Logprobs are in nats; None: not recorded."""
 
-    tokens: int
+    tokens: Int64
     logprob_mean: float | None
     logprob_min: float | None
 
@@ -172,9 +178,9 @@ class OutputTrace(OutputFields):
 class CallTrace(CallFields):
     """A call without its token arrays, for trace sinks: recorded by the server, or answered by another LLM."""
 
-    prompt_tokens: int
+    prompt_tokens: Int64
     outputs: tuple[OutputTrace, ...]
-    cost: float | None = None  # USD; None: unknown
+    cost: FiniteFloat | None = None  # USD; None: unknown
 
 
 class CallRef(Frozen):
@@ -182,10 +188,6 @@ class CallRef(Frozen):
 
     call_id: str
     index: int = Field(default=0, ge=0, lt=2**31)
-
-
-UnixSeconds = Annotated[float, Field(ge=0, lt=253_402_300_800, allow_inf_nan=False)]
-"""A time between 1970 and 9999."""
 
 
 class ToolRun(BaseModel):
@@ -217,7 +219,7 @@ class RolloutException(Frozen):
     type: str
     message: str
     traceback: str
-    at: float | None = None  # unix seconds
+    at: UnixSeconds | None = None
 
 
 PlaceName = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\x00]*$")]

@@ -100,18 +100,43 @@ def name_at(model: str, step: int) -> str:
     return f"{model}@{step}"
 
 
+DEEPEST = 128
+"""Limit of nested JSON. Parsers stop at about 200 levels and serialisers at 255, of a body that contains the value."""
+
+
+def too_deep(value: Json, structures: int) -> bool:
+    """Whether JSON with so many braces and brackets is nested more than DEEPEST times."""
+    level: list[Json] = [value] if structures > DEEPEST else []
+    for _ in range(DEEPEST + 1):
+        inside = {id(child): child for item in level for child in _structures(item)}  # a value may contain itself
+        level = list(inside.values())
+    return bool(level)
+
+
+def _structures(value: Json) -> list[Json]:
+    """The dictionaries and lists directly inside a value."""
+    children: Iterable[Json] = ()
+    if isinstance(value, dict):
+        children = cast(dict[str, Json], value).values()
+    elif isinstance(value, list | tuple):
+        children = cast(Sequence[Json], value)
+    return [child for child in children if isinstance(child, dict | list | tuple)]
+
+
 def _storable(value: Json) -> Json:
-    """Reject NaN and infinity anywhere inside `value`."""
+    """Reject NaN and infinity anywhere inside `value`, numbers too long to print, and a value that is nested too deeply."""
+    fault, structures = None, DEEPEST + 1
     try:
-        json.dumps(value, allow_nan=False)  # in C; the search below takes a hundred times as long
-    except (ValueError, TypeError, RecursionError):
-        return _searched(value)
-    return value
-
-
-def _searched(value: Json) -> Json:
-    if (fault := _not_finite(value)) is not None:
-        raise ValueError(f"JSON has no NaN and no infinity, got {fault}")
+        text = json.dumps(value, allow_nan=False)  # in C; the search below takes a hundred times as long
+        structures = text.count("{") + text.count("[")
+    except (ValueError, TypeError, RecursionError) as error:
+        fault = error
+    if too_deep(value, structures):
+        raise ValueError(f"nested too deeply: {DEEPEST} levels are the limit")
+    if fault is not None and (number := _not_finite(value)) is not None:
+        raise ValueError(f"JSON has no NaN and no infinity, got {number}")
+    if isinstance(fault, ValueError):
+        raise fault
     return value
 
 
@@ -179,14 +204,14 @@ class ForkRequest(Wire):
 
     name: Name
     project: Name | None = None
-    from_step: int | None = Field(default=None, ge=0)
+    from_step: int | None = Field(default=None, ge=0, lt=2**31)
 
 
 class LogRequest(Wire):
     """The user's own metrics, stored with the model."""
 
     split: str = Field(default="val", min_length=1, max_length=64)
-    step: int | None = Field(default=None, ge=0)
+    step: int | None = Field(default=None, ge=0, lt=2**31)
     metrics: dict[str, FiniteFloat] = Field(default_factory=dict)
     trajectory_ids: tuple[str, ...] = ()
 
@@ -202,9 +227,9 @@ class CheckpointState(Wire):
 
     step: int
     path: str  # folder on the server's machine
-    created_at: float  # unix seconds
+    created_at: UnixSeconds
     request_id: str | None
-    metrics: dict[str, float]
+    metrics: dict[str, FiniteFloat]
 
 
 class ModelRecords(Wire):
@@ -285,7 +310,15 @@ class TrajectoryRecord(Wire):
                     raise ValueError(
                         f"messages[{index}] is no chat message: content is text or parts, tool_calls functions"
                     )
+            _storable([*history.messages, *(history.tools or ())])
         return histories
+
+    @field_validator("outside_calls")
+    @classmethod
+    def _are_json(cls, calls: tuple[CallTrace, ...]) -> tuple[CallTrace, ...]:
+        for call in calls:
+            _storable([*call.messages, *(call.tools or ()), *(output.message for output in call.outputs)])
+        return calls
 
 
 def _is_content(value: Json) -> bool:

@@ -93,7 +93,10 @@ def shortened(value: object) -> str:
     >>> shortened("a" * 300) == "'" + "a" * 199 + "..."
     True
     """
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more than 4,300 digits
+        text = f"a {type(value).__name__} with too long a number"
     return text if len(text) <= _VALUE_SHOWN else f"{text[:_VALUE_SHOWN]}..."
 
 

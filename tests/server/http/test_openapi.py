@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -54,6 +55,10 @@ async def test_the_description_names_every_route_of_programs_and_the_types_that_
     chat = found["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert chat == {"$ref": "#/components/schemas/ChatFields"}
     assert found["components"]["schemas"]["ChatFields"]["properties"]["temperature"]["anyOf"][0]["maximum"] == 100
+    for path, operations in found["paths"].items():
+        for operation in operations.values():
+            declared = [each["name"] for each in operation.get("parameters", ()) if each["in"] == "path"]
+            assert sorted(declared) == sorted(re.findall(r"{(\w+)}", path)), path
     references = {value for value in _references(found)}
     assert {reference.rpartition("/")[2] for reference in references} <= found["components"]["schemas"].keys()
 

@@ -22,12 +22,14 @@ from offbook.base.types import (
     new_id,
 )
 from offbook.base.wire import (
+    DEEPEST,
     IDEMPOTENCY_HEADER,
     LENGTH_HEADER,
     OPEN,
     ORIGIN_HEADER,
     RECORD_HEADER,
     TRAJECTORY_HEADER,
+    too_deep,
 )
 from offbook.openai_dialect.chat_fields import (
     CONSTRAINTS,
@@ -47,8 +49,6 @@ from ..sampler.sampler import Quirks
 
 LENGTHS = frozenset({"max_tokens", "max_completion_tokens"})
 _MAX_KEY = 300
-_SHALLOW = 200
-"""A body with at most this many braces and brackets cannot be nested too deeply."""
 MAX_MESSAGES = 20_000
 MAX_SHAPE_BYTES = 2**20
 """Limit for the JSON of `tools`, and for every field that becomes a grammar."""
@@ -233,13 +233,8 @@ def _json_object(raw: bytes) -> dict[str, Json]:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
         raise ApiError(400, f"the body is not JSON: {error}", None, "invalid_json") from error
-    if raw.count(b"{") + raw.count(b"[") > _SHALLOW:
-        try:
-            orjson.dumps(body)
-        except orjson.JSONEncodeError as error:  # the payload for the sampler is encoded the same way
-            raise ApiError(
-                400, "the body is nested too deeply: 254 levels are the limit", None, "invalid_json"
-            ) from error
+    if too_deep(body, raw.count(b"{") + raw.count(b"[")):
+        raise ApiError(400, f"the body is nested too deeply: {DEEPEST} levels are the limit", None, "invalid_json")
     if not isinstance(body, dict):
         raise ApiError(400, f"the body must be a JSON object, got {shortened(body)}", None, "invalid_json")
     return cast(dict[str, Json], body)

@@ -157,7 +157,7 @@ class AccessChecks:
             admit()
         largest = self._max_body if decided is not None else min(self._max_body, LARGEST_FORM)
         declared = headers.get("content-length", "0")
-        if declared.isdecimal() and int(declared) > largest:
+        if declared.isdecimal() and (len(declared) > 18 or int(declared) > largest):
             return await self._refuse_large(scope, receive, send, largest)
         return await self._bounded(scope, receive, send, largest)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from functools import cache
 from typing import cast
 
@@ -57,31 +58,31 @@ def description(routes: list[APIRoute]) -> Object:
     document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     document["security"] = [{"key": []}, {}]
     paths = cast(dict[str, dict[str, Object]], document["paths"])
-    paths["/v1/chat/completions"] = {"post": _chat([])}
-    paths["/t/{trajectory_id}/v1/chat/completions"] = {"post": _chat([_PLACE])}
+    paths["/v1/chat/completions"] = {"post": _chat(0)}
+    paths["/t/{trajectory_id}/v1/chat/completions"] = {"post": _chat(1)}
     paths["/api/trajectories"]["post"]["requestBody"] = _body(FinishRequest)
-    for operations in paths.values():
+    for path, operations in paths.items():
         for operation in operations.values():
+            _declare(operation, re.findall(r"{(\w+)}", path))
             operation["responses"].pop("422", None)
             operation["responses"]["default"] = _answer("Refused, or failed", "application/json", ErrorAnswer)
     return document
 
 
-_PLACE = {
-    "name": "trajectory_id",
-    "in": "path",
-    "required": True,
-    "schema": {"type": "string", "minLength": 1, "maxLength": 200},
-}
+def _declare(operation: Object, names: list[str]) -> None:
+    """Add the path's parameters that no handler reads."""
+    known = cast(list[Object], operation.setdefault("parameters", []))
+    declared = {parameter["name"] for parameter in known if parameter["in"] == "path"}
+    text = {"type": "string", "minLength": 1, "maxLength": 200}
+    known += [{"name": n, "in": "path", "required": True, "schema": text} for n in names if n not in declared]
 
 
-def _chat(parameters: list[Object]) -> Object:
+def _chat(number: int) -> Object:
     answer = _answer("Sampled and recorded", "application/json", ChatCompletion)
     answer["content"]["text/event-stream"] = {"schema": {"type": "string"}}
     return {
         "summary": "Chat Completion",
-        "operationId": f"chat_completion_{len(parameters)}",
-        "parameters": parameters,
+        "operationId": f"chat_completion_{number}",
         "requestBody": _body(ChatFields),
         "responses": {"200": answer},
     }

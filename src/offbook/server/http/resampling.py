@@ -28,7 +28,7 @@ class ResampleRequest(BaseModel):
 
     trajectory: str = Field(min_length=1, max_length=200)
     call: str = Field(min_length=1, max_length=200)
-    step: int = Field(ge=0)
+    step: int = Field(ge=0, lt=2**31)
 
 
 @router.post("/pages/resample")

@@ -180,7 +180,7 @@ class ModelRegistry:
         model = self.model(model_name)
         if not separator:
             return model.route()
-        if not number.isdecimal():
+        if not number.isdecimal() or len(number) > 10:
             raise ApiError(
                 404,
                 f"{name!r}: a step number must follow the @, as in {model.adapter(model.step)}",

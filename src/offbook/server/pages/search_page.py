@@ -40,7 +40,7 @@ class SearchForm(BaseModel):
         """The filters, and messages about invalid fields, which are left out of them."""
         faults: list[str] = []
         step = _number(self.step, "step", faults)
-        if step is not None and (step != int(step) or not 0 <= step < 2**31):
+        if step is not None and not (0 <= step < 2**31 and step.is_integer()):
             faults.append(f"step {self.step!r} is not a whole number of at least 0")
             step = None
         wanted = RolloutFilter(

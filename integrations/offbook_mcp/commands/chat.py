@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from offbook import TrainableModel
+from offbook.base.terminal import Terminal
 from offbook.base.text import counted
 from offbook_mcp.connection.pool import ServerPool
 from offbook_mcp.connection.target import Target
@@ -55,7 +56,7 @@ def talk(
     """Talk to the model, which calls the server's tools."""
     named = model_from(target, model, base, dir, url)
     options = LoopOptions(max_turns, temperature, defaults_for(named.base_model).max_completion_tokens)
-    asyncio.run(_talk(target, named, step, compare, ask, options, Console(), allow_writes))
+    asyncio.run(_talk(target, named, step, compare, ask, options, Terminal(), allow_writes))
 
 
 async def _talk(

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Self, cast
 
 import httpx
-from rich.console import Console
 
 from offbook.base.config import EngineOptions, default_dir
 from offbook.base.errors import BackendError, ConfigError
 from offbook.base.option_names import check_options
+from offbook.base.terminal import Terminal
 from offbook.base.types import Json
 
 from .backend import Backend
@@ -199,7 +199,7 @@ class _Starting:
 
     def _wait(self, process: subprocess.Popen[bytes], log_start: int) -> str:
         deadline = time.monotonic() + self._timeout
-        console = Console(stderr=True)
+        console = Terminal(stderr=True)
         text = f"Starting a server with {self._base_model} (log: {log_file(self._folder)})"
         animated = console.is_terminal and not console.is_jupyter
         shown = console.status(text) if animated else nullcontext()

@@ -14,6 +14,7 @@ from rich.text import Text
 from offbook.base.config import EngineOptions, MemoryLayout, server_folder
 from offbook.base.devices import gpus
 from offbook.base.errors import ConfigError
+from offbook.base.terminal import Terminal
 from offbook.base.types import Json
 from offbook.doctor.examine import Report, examine
 from offbook.doctor.packages import Check, Status
@@ -125,8 +126,8 @@ def show(report: Report, console: Console) -> None:
 
 def console() -> Console:
     """The console of standard output. In a file or a pipe it is wide, so that lines stay whole."""
-    terminal = Console(highlight=False)
-    return terminal if terminal.is_terminal else Console(highlight=False, width=_WIDTH)
+    terminal = Terminal(highlight=False)
+    return terminal if terminal.is_terminal else Terminal(highlight=False, width=_WIDTH)
 
 
 def _row(check: Check, fancy: bool) -> tuple[Text, Text, Text]:
@@ -186,7 +187,7 @@ def doctor_command(
         _show_plans(planned, as_data)
         return
     folder = server_folder(dir)
-    with Console(stderr=True).status("Asking torch and the engines ..."):
+    with Terminal(stderr=True).status("Asking torch and the engines ..."):
         report = examine(options, folder, more=plan_checks(planned))
     if as_data:
         typer.echo(as_json(report))

@@ -13,6 +13,7 @@ from typer.core import TyperCommand
 
 from offbook import plugins
 from offbook.base.errors import ConfigError, OffbookError
+from offbook.base.text import printable
 
 from .lazy_import import imported
 
@@ -125,10 +126,10 @@ def guarded(command: Callable[[], None]) -> int:
     try:
         command()
     except ConfigError as error:
-        typer.echo(f"offbook: {error}", err=True)
+        typer.echo(printable(f"offbook: {error}"), err=True)
         return 2
     except OffbookError as error:
-        typer.echo(f"offbook: {error}", err=True)
+        typer.echo(printable(f"offbook: {error}"), err=True)
         return 1
     except SystemExit as end:  # typer exits this way, also after Ctrl-C, which it does not report
         if end.code == INTERRUPTED:

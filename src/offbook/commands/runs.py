@@ -21,6 +21,7 @@ from sqlalchemy import Connection, select
 
 from offbook.base.config import server_folder
 from offbook.base.errors import ConfigError
+from offbook.base.terminal import Terminal
 from offbook.base.text import counted, printable
 from offbook.base.types import Call, Json, Message
 from offbook.base.wire import TrajectoryWithCalls
@@ -67,7 +68,7 @@ def runs(
     """List recorded runs, without a running server."""
     refuse_words(context)
     with opened(dir, store_url) as source:
-        asyncio.run(_runs(source, Console(highlight=False), as_json=json))
+        asyncio.run(_runs(source, Terminal(highlight=False), as_json=json))
 
 
 def show_records(
@@ -82,7 +83,7 @@ def show_records(
     """Show the steps of a run, or the conversation of a trajectory."""
     refuse_words(context)
     with opened(dir, store_url) as source:
-        asyncio.run(_show(source, Console(highlight=False), name, html))
+        asyncio.run(_show(source, Terminal(highlight=False), name, html))
 
 
 @contextmanager
@@ -147,9 +148,9 @@ def _table_of(
 def _add_rows(table: Table, line: RunLine, columns: Sequence[str], indent: str = "") -> None:
     """Add the row of a run, and those of the evaluations that belong to it."""
     cells: dict[str, str | Text] = {
-        "run": Text(f"{indent}{run_name(line.run)}"),
+        "run": Text(printable(f"{indent}{run_name(line.run)}")),
         "status": f"{line.status.mark} {line.status.text}",
-        "model": Text(line.models),
+        "model": Text(printable(line.models)),
         "started": ago(line.began),
         "step": number(line.step),
         "reward": fixed(line.reward, 3),
@@ -245,7 +246,7 @@ def _evaluations(lines: Sequence[EvaluationLine]) -> Table:
     table.add_column("run", no_wrap=True, overflow="fold")
     for line in lines:
         scores = percent(line.success), fixed(line.reward, 3), number(line.rollouts), number(line.failed)
-        table.add_row(number(line.step), Text(line.split or DASH), *scores, Text(run_name(line.run)))
+        table.add_row(number(line.step), Text(line.split or DASH), *scores, Text(printable(run_name(line.run))))
     return table
 
 

@@ -23,6 +23,7 @@ from rich.text import Text
 
 from offbook.base.config import EngineOptions, TrainConfig
 from offbook.base.errors import MissingExtraError
+from offbook.base.terminal import Terminal
 from offbook.base.types import Json, Message
 from offbook.client.local import LocalBackend, shell_command
 from offbook.client.model import TrainableModel
@@ -152,7 +153,7 @@ def main(
     """Run `offbook quickstart`. `results` is a file to write as JSON. Raises MissingExtraError, ConfigError and
     BackendError."""
     require_plots()
-    console = Console()
+    console = Terminal()
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     before, after, report = asyncio.run(quickstart(folder, seed, steps or STEPS, console, engines or EngineOptions()))

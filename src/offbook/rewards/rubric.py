@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, Field
-from rich.console import Console
 
 from offbook.base.config import default_dir
 from offbook.base.errors import ConfigError
+from offbook.base.terminal import Terminal
 from offbook.llms import Llm
 
 _REQUEST = """\
@@ -55,7 +55,7 @@ async def write_rubric(
     rubric = path.read_text(encoding="utf-8").strip("\n")
     if not rubric.strip():
         raise ConfigError(f"write_rubric: {path} is empty: delete it to have one written, or write one")
-    Console().print(f"rubric ({path}):\n{rubric}", markup=False, highlight=False, soft_wrap=True)
+    Terminal().print(f"rubric ({path}):\n{rubric}", markup=False, highlight=False, soft_wrap=True)
     return rubric
 
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, Field
-from rich.console import Console
 
 from offbook.base.errors import ConfigError, LlmError, RolloutError
 from offbook.base.rounding import distinct
+from offbook.base.terminal import Terminal
 from offbook.base.types import (
     History,
     Metric,
@@ -176,7 +176,7 @@ class Ruler:
         schema = ReasonedVerdict if self._reasoning else Verdict
         answer = await self.llm.ask(prompt.messages, schema, purpose="judge", check=complete(prompt.ids))
         if self._debug:
-            Console(stderr=True).print_json(data=answer.value.model_dump())
+            Terminal(stderr=True).print_json(data=answer.value.model_dump())
         by_id = {score.id: score for score in answer.value.scores}
         by_identity = {name: by_id[own] for name, own in zip(distinct, prompt.ids, strict=True)}
         scores = [by_identity[transcript.identity] for transcript in transcripts]

@@ -14,6 +14,8 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.table import Table
 
+from offbook.base.terminal import Terminal
+
 BARS = "▁▂▃▄▅▆▇█"
 SHOWN_STEPS = 12
 _LEAST_DRAWN = 3
@@ -166,7 +168,7 @@ class LiveProgress:
 
 def make_progress(steps: int, console: Console | None = None) -> TrainerProgress:
     """The live table if the console is a terminal, else plain lines. `steps`: the target step."""
-    shown = console or Console()
+    shown = console or Terminal()
     return LiveProgress(shown, steps) if shown.is_terminal else PlainProgress(shown, steps)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from offbook.commands.main import run as main
 from offbook.server.records.read_only import open_records
 from offbook.server.records.tables import meta
 from tests.fakes.gateway import Gateway
+from tests.paths import ROOT
 from tests.server.pages.test_runs_page import finish, record
 
 
@@ -63,6 +65,30 @@ async def test_a_tools_text_cannot_steer_the_terminal(
     shown = capsys.readouterr().out
     assert "\\x1b[2Jdone\\x9b1m" in shown and "\\x1b]0;owned\\x07" in shown
     assert not {"\x1b", "\x07", "\x9b"} & set(shown)
+
+
+async def test_names_ids_metrics_and_warnings_cannot_steer_the_terminal(
+    gateway: Gateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = "\x1b]0;owned\x07\x9b2J\u202e"
+    place = {"run": f"run{bad}", "split": f"split{bad}", "scenario": f"task{bad}", "step": 0}
+    exception = {"type": f"Error{bad}", "message": bad, "traceback": bad}
+    told = {"metrics": {f"metric{bad}": 1.0}, "logs": [f"log{bad}"], "place": place, "model": f"model{bad}"}
+    await finish(gateway, record(f"id{bad}", 0.5, **told), record("b", None, exception=exception, **told))
+    for words in (["runs"], ["show", place["run"]], ["show", f"id{bad}"], ["show", "b"], ["show", f"none{bad}"]):
+        await asyncio.to_thread(cli.guarded, partial(app, [*words, "--dir", str(tmp_path)], standalone_mode=False))
+        shown = "".join(capsys.readouterr())
+        assert "owned" in shown and not {"\x1b", "\x07", "\x9b", "\u202e"} & set(shown), words
+
+
+def test_every_console_is_the_one_that_escapes_foreign_text() -> None:
+    files = [file for folder in ("src", "integrations") for file in (ROOT / folder).rglob("*.py")]
+    own = [
+        file.name
+        for file in files
+        if re.search(r"(?<!\w)Console\(|rich import (get_console|print)", file.read_text("utf-8"))
+    ]
+    assert len(files) > 300 and not own, "construct offbook.base.terminal.Terminal instead"
 
 
 async def test_an_unknown_name_names_the_nearest(folder: Path) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from offbook.base.terminal import Terminal
 from offbook.base.types import TrainResult, Trajectory
 from offbook.base.wire import TrainEvent
 
@@ -37,7 +37,7 @@ class Bar:
     """A progress bar with a count and a note. `description=None`, or stderr not being a terminal, shows nothing."""
 
     def __init__(self, description: str | None, total: int | None = None) -> None:
-        console = Console(stderr=True)
+        console = Terminal(stderr=True)
         self._shown = description is not None and console.is_terminal and not console.is_jupyter
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self._progress = Progress(*columns, TextColumn("{task.fields[note]}"), console=console, disable=not self._shown)

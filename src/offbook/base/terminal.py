@@ -1,0 +1,29 @@
+"""The console of every command. Texts of users, models and servers cannot control the terminal through it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+from .text import printable
+
+
+class Terminal(Console):
+    r"""A rich console that escapes control and format characters of all texts, also in tables and live displays.
+
+    >>> import io
+    >>> file = io.StringIO()
+    >>> Terminal(file=file).print("a name \x1b[2J", markup=False)
+    >>> file.getvalue()
+    'a name \\x1b[2J\n'
+    """
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """The segments of a renderable. Rich's own control codes are segments of their own kind and stay."""
+        for segment in super().render(renderable, options):
+            if segment.control or segment.text.isprintable():
+                yield segment
+            else:
+                yield segment._replace(text=printable(segment.text))

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import resource
 import shutil
 import sqlite3
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, closing, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -14,6 +19,8 @@ from offbook.base.errors import ConfigError, StoreError
 from offbook.base.types import TrainResult
 from offbook.base.wire import TrainStatus
 from offbook.commands.main import run as main
+from offbook.engine import checkpoint_files
+from offbook.engine.learner.checkpoints import newest
 from offbook.server.directory_lock import DirectoryLock
 from offbook.server.errors import ApiError
 from offbook.server.maintenance import backup, verify
@@ -142,6 +149,30 @@ async def test_records_that_are_empty_beside_checkpoints_foreign_or_damaged_are_
         await Store.open(f"sqlite:///{path}")
 
 
+async def test_records_that_are_missing_beside_checkpoints_are_refused_until_a_repair_starts_new_ones(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = folder / "records.db"
+    path.unlink()
+    with pytest.raises(StoreError, match=r"the file is missing, but there are checkpoints.* --repair"):
+        await Store.open(f"sqlite:///{path}")
+    assert not path.exists()
+    assert main(["verify", "--dir", str(folder)]) == 1
+    assert main(["verify", "--dir", str(folder), "--store-url", "postgresql://elsewhere"]) == 0
+    assert main(["verify", "--dir", str(folder), "--repair"]) == 0
+    assert "new empty records" in capsys.readouterr().out
+    assert path.stat().st_mode & 0o077 == 0
+    async with opened(folder) as store:
+        assert (await store.trajectories()).trajectories == ()
+
+
+async def test_records_whose_log_lies_alone_are_refused_because_sqlite_would_delete_it(tmp_path: Path) -> None:
+    (tmp_path / "records.db-wal").write_bytes(b"commits")
+    with pytest.raises(StoreError, match=r"its log records\.db-wal is there"):
+        await Store.open(f"sqlite:///{tmp_path / 'records.db'}")
+    assert (tmp_path / "records.db-wal").read_bytes() == b"commits"
+
+
 async def test_an_empty_file_where_nothing_was_trained_is_a_new_database(tmp_path: Path) -> None:
     (tmp_path / "records.db").touch()
     async with opened(tmp_path) as store:
@@ -171,6 +202,130 @@ def test_verify_names_what_is_damaged_and_repair_puts_it_aside(
     assert verify(folder, repair=False) == 0
     assert registry(folder).model("agent").step == 1
     assert (folder / "records.db.damaged-0").read_text() == "x"
+
+
+OWN = ("server.lock", "records.db-wal", "records.db-shm")
+
+
+def unreadable(path: Path) -> None:
+    """Put a file in the place of another whose every read fails."""
+    path.rename(path.with_name(f"{path.name}.kept"))
+    path.symlink_to("/proc/self/mem")
+
+
+def assert_nothing_is_taken_for_damage(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(folder.rglob("*"))
+    assert main(["verify", "--dir", str(folder), "--repair"]) == 1
+    told = capsys.readouterr().out
+    assert "0 damaged, 1 could not be checked" in told and "It may be whole and was not changed" in told
+    assert {path for path in {*folder.rglob("*")} ^ {*before} if path.name not in OWN} == set()
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs a file whose reads fail")
+@pytest.mark.parametrize("name", ["model.json", "state.json", "checkpoints/0002/offbook.json"])
+def test_a_file_that_cannot_be_read_is_not_damaged(folder: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (agent(folder) / "state.json").write_text("{}")
+    unreadable(agent(folder) / name)
+    assert_nothing_is_taken_for_damage(folder, capsys)
+    if name == "state.json":
+        return  # which the start of a server does not read
+    with pytest.raises(StoreError, match="could not be checked"):
+        registry(folder)  # else a model goes on from an older step, or without its project
+    assert not list(folder.rglob("*.damaged-*"))
+
+
+@pytest.mark.parametrize("why", ["unreadable", "locked", "full"])
+async def test_records_that_cannot_be_checked_are_not_damaged(
+    folder: Path, why: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = folder / "records.db"
+    async with opened(folder):
+        pass
+    monkeypatch.setattr(sqlite_file, "LOCK_SECONDS", 0.1)
+    with ExitStack() as stack:
+        if why == "unreadable":
+            unreadable(path)
+        elif why == "locked":
+            other = stack.enter_context(closing(sqlite3.connect(path)))
+            other.execute("PRAGMA locking_mode=EXCLUSIVE")
+            other.execute("BEGIN EXCLUSIVE")
+        else:  # SQLite cannot create the index of its log
+            limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+            stack.callback(resource.setrlimit, resource.RLIMIT_FSIZE, limits)
+        assert_nothing_is_taken_for_damage(folder, capsys)
+        with pytest.raises(StoreError, match="could not be checked") as refused:
+            await Store.open(f"sqlite:///{path}")
+        assert "--repair" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("code", "damage"), [("SQLITE_CORRUPT_VTAB", True), ("SQLITE_NOTADB", True), ("SQLITE_FULL", False), ("SQLITE_IOERR_READ", False), ("SQLITE_BUSY_SNAPSHOT", False), ("SQLITE_CANTOPEN", False), ("SQLITE_NOMEM", False)]
+)  # fmt: skip
+def test_only_what_sqlite_says_of_the_content_is_damage(
+    folder: Path, code: str, damage: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = sqlite3.OperationalError("what SQLite says")
+    error.sqlite_errorcode = getattr(sqlite3, code)
+
+    def fails(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("offbook.server.records.sqlite_file.sqlite3.connect", fails)
+    with nullcontext() if damage else pytest.raises(StoreError, match="was not changed"):
+        assert sqlite_file.fault_of(folder / "records.db", "quick_check") == "what SQLite says"
+
+
+def test_a_page_that_cannot_be_read_is_not_damage() -> None:
+    def checked(line: str) -> str | None:
+        return sqlite_file._damaged(
+            cast(sqlite3.Connection, SimpleNamespace(execute=lambda _: [(line,)])), "quick_check"
+        )
+
+    assert checked("ok") is None
+    assert "error code 11" in (checked("Tree 3 page 9: btreeInitPage() returns error code 11") or "")
+    with pytest.raises(sqlite3.OperationalError):
+        checked("Tree 3 page 9: unable to get the page. error code=266")
+
+
+def test_a_checkpoint_on_a_disk_that_fails_is_not_damaged(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(path: Path, framework: str) -> object:
+        if path.parent.name == "0002":
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return opens(path, framework)
+
+    opens = checkpoint_files.safe_open
+    monkeypatch.setattr(checkpoint_files, "safe_open", fails)
+    assert_nothing_is_taken_for_damage(folder, capsys)
+    with pytest.raises(StoreError, match="Input/output error"):
+        registry(folder)
+    with pytest.raises(StoreError, match="Input/output error"):
+        newest(agent(folder) / "checkpoints", print)
+    assert (agent(folder) / "checkpoints" / "0002").is_dir()
+
+
+def test_a_checkpoint_is_not_damaged_when_no_more_files_can_be_opened(folder: Path) -> None:
+    path = agent(folder) / "checkpoints" / "0002"
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ExitStack() as stack:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        with pytest.raises(StoreError, match="Too many open files"):
+            checkpoint_files.read(path)
+    assert checkpoint_files.read(path).step == 2
+
+
+@pytest.mark.parametrize("name", ["records.db", "desk/models/agent/model.json", "desk/models/agent/state.json"])
+def test_a_fifo_in_place_of_a_file_is_damage_and_blocks_nothing(
+    folder: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    assert verify(folder, repair=True) == 0
+    assert f"{name}: it is not a regular file" in capsys.readouterr().out
+    assert verify(folder, repair=False) == 0
 
 
 def test_verify_waits_for_no_server(folder: Path) -> None:

@@ -11,17 +11,21 @@ from offbook.base.config import server_folder
 from offbook.base.errors import ConfigError
 from offbook.server import maintenance
 
-from .options import Dir
+from .options import Dir, StoreUrl
 
 
 def verify(
     dir: Dir = None,
-    repair: Annotated[bool, typer.Option("--repair", help="move damaged parts aside and rebuild model.json")] = False,
+    store_url: StoreUrl = None,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="move damaged parts aside, rebuild model.json and start new records")
+    ] = False,
 ) -> None:
     """Check the records, models and checkpoints of a directory.
 
-    Exits with code 1 if any is damaged. No server may run on the directory."""
-    raise typer.Exit(maintenance.verify(_existing(dir), repair=repair))
+    Exits with code 1 if any is damaged or could not be checked. Records at --store-url are not checked. No server may run
+    on the directory."""
+    raise typer.Exit(maintenance.verify(_existing(dir), repair=repair, own_records=store_url is None))
 
 
 def backup(output: Annotated[Path, typer.Option(help="new folder for the copy")], dir: Dir = None) -> None:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError, safe_open
 
 from offbook.base.config import LoraOptions
-from offbook.base.errors import EngineError
+from offbook.base.errors import EngineError, OffbookError, StoreError
 from offbook.base.types import TrainResult
 
 NOTE = "offbook.json"
@@ -70,23 +71,30 @@ def path_of(folder: Path, step: int) -> Path:
 
 
 def steps(folder: Path) -> list[int]:
-    """The steps with a folder, newest first."""
-    if not folder.is_dir():
+    """The steps with a folder, newest first. Raises StoreError if the folder cannot be read."""
+    try:
+        children = list(folder.iterdir())
+        named = (int(child.name) for child in children if re.fullmatch(r"[0-9]{4,}", child.name) and child.is_dir())
+        return sorted(named, reverse=True)
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    named = (int(child.name) for child in folder.iterdir() if re.fullmatch(r"[0-9]{4,}", child.name) and child.is_dir())
-    return sorted(named, reverse=True)
+    except OSError as error:
+        raise not_checked(folder, error) from error
 
 
 def read(path: Path, *, contents: bool = True) -> Checkpoint:
     """The checkpoint at `path`, verified: every file is there, readable and of the size that was written. `contents`:
-    verify the digests too, which reads every byte. Raises EngineError saying what is wrong."""
-    missing = [name for name in FILES if not (path / name).is_file()]
-    if missing:
-        raise EngineError(f"checkpoint {path} has no {' and no '.join(missing)}")
+    verify the digests too, which reads every byte. Raises EngineError that says what is wrong, and StoreError if the files
+    cannot be read, which is not damage."""
     try:
+        missing = [name for name in FILES if not is_file(path / name)]
+        if missing:
+            raise EngineError(f"checkpoint {path} has no {' and no '.join(missing)}")
         note = read_note(path)
         fault = _fault(path, note, contents=contents)
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, MemoryError) as error:
+        raise not_checked(path, error) from error
+    except (ValueError, SafetensorError) as error:
         raise EngineError(f"checkpoint {path} is damaged: {error}") from error
     if fault is not None:
         raise EngineError(f"checkpoint {path} is damaged: {fault}")
@@ -98,8 +106,24 @@ def read_note(path: Path) -> CheckpointNote:
     return CheckpointNote.model_validate(json.loads((path / NOTE).read_text("utf-8")))
 
 
-def whole(folder: Path, damaged: Callable[[Path, EngineError], None], *, trusted: int = 0) -> Iterator[Checkpoint]:
-    """The whole checkpoints, newest first; the others go to `damaged`.
+def is_file(path: Path) -> bool:
+    """Whether there is a regular file. Raises OSError if that cannot be known, unlike `Path.is_file`."""
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def not_checked(path: Path, error: BaseException) -> StoreError:
+    """The error for a part of the directory that could not be read, so that nothing is known of its content."""
+    return StoreError(
+        f"{path} could not be checked: {error}. It may be whole and was not changed: free disk space, memory and open "
+        "files, end what locks it, or make it readable, and try again"
+    )
+
+
+def whole(folder: Path, faulty: Callable[[Path, OffbookError], None], *, trusted: int = 0) -> Iterator[Checkpoint]:
+    """The whole checkpoints, newest first; the others go to `faulty`, with EngineError if damaged, StoreError if unreadable.
 
     Digests are verified down to the first whole one, which is what training goes on from. `trusted`: a step whose
     digests this process knows already.
@@ -109,8 +133,8 @@ def whole(folder: Path, damaged: Callable[[Path, EngineError], None], *, trusted
         path = path_of(folder, step)
         try:
             checkpoint = read(path, contents=contents and step != trusted)
-        except EngineError as error:
-            damaged(path, error)
+        except (EngineError, StoreError) as error:
+            faulty(path, error)
             continue
         contents = False
         yield checkpoint
@@ -157,7 +181,7 @@ def _fault(path: Path, note: CheckpointNote, *, contents: bool) -> str | None:
         if (now := (path / name).stat().st_size) != size:
             return f"{name} has {now} bytes, {size} were written"
     for name in (ADAPTER, OPTIMIZER, RNG):
-        with safe_open(path / name, "np"):
+        with (path / name).open("rb"), safe_open(path / name, "np"):  # safe_open hides why a file cannot be opened
             pass  # opening checks the header and that the tensors fill the file
     for name, written in note.digests.items() if contents else ():
         if digest(path / name) != written:

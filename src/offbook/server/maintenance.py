@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from offbook.base.errors import ConfigError, EngineError, StoreError
@@ -17,56 +18,65 @@ from ..engine import checkpoint_files
 from ..engine.checkpoint_files import put_aside, sync
 from .directory_lock import UMASK, DirectoryLock
 from .models import checkpoints
-from .records.sqlite_file import fault_of
+from .records.sqlite_file import create_file, fault_of
 
 RECORDS = "records.db"
-_DAMAGED = 1
-"""Exit code of `verify` for a directory with damaged parts."""
+_NOT_WHOLE = 1
+"""Exit code for a directory or a copy with parts that are damaged or could not be checked."""
 
 
 @dataclass(frozen=True)
 class DirectoryPart:
-    """A file or folder that `verify` checks. `fault`: what is damaged; None if it is whole."""
+    """A file or folder that `verify` checks. `fault`: what is damaged; `unchecked`: why it could not be read, so that
+    nothing is known of it. Both are None if it is whole."""
 
     path: Path
     fault: str | None = None
+    unchecked: str | None = None
 
 
-def verify(root: Path, *, repair: bool) -> int:
-    """Check all parts of the directory `root`, print the damaged ones, and return the exit code.
+def verify(root: Path, *, repair: bool, own_records: bool = True) -> int:
+    """Check all parts of the directory `root`, print those that are not whole, and return the exit code.
 
-    `repair` renames damaged parts. Raises ConfigError while a server runs on the directory.
+    `repair` renames damaged parts, never those that could not be checked. `own_records`: whether the server keeps its
+    records in the directory. Raises ConfigError while a server runs on the directory, StoreError if a repair fails.
     """
     lock = DirectoryLock(root)
-    damaged = whole = 0
+    damaged = unchecked = whole = 0
     try:
-        for part in parts(root):
-            if part.fault is None:
-                whole += 1
-                continue
-            damaged += 1
-            print(f"damaged: {part.path}: {part.fault}")
-            if repair:
+        for part in parts(root, own_records=own_records):
+            damaged += part.fault is not None
+            unchecked += part.unchecked is not None
+            whole += part.fault is None and part.unchecked is None
+            _print(part)
+            if part.fault is not None and repair:
                 print(f"  {_repaired(part.path)}")
+    except OSError as error:
+        raise StoreError(f"{root} could not be checked or repaired: {error}") from error
     finally:
         lock.release()
-    print(f"{whole} parts are whole, {damaged} damaged{' and put aside' if damaged and repair else ''}")
-    return _DAMAGED if damaged and not repair else 0
+    print(
+        f"{whole} parts are whole, {damaged} damaged{' and put aside' if damaged and repair else ''}"
+        + (f", {unchecked} could not be checked" if unchecked else "")
+    )
+    return _NOT_WHOLE if unchecked or (damaged and not repair) else 0
 
 
-def parts(root: Path) -> Iterator[DirectoryPart]:
-    """Check the records, each model's facts, state and checkpoints, and the archives. Reads all bytes."""
-    if (root / RECORDS).exists():
-        yield DirectoryPart(root / RECORDS, fault_of(root / RECORDS, "integrity_check"))
+def parts(root: Path, *, own_records: bool = True) -> Iterator[DirectoryPart]:
+    """Check the records, each model's facts, state and checkpoints, and the archives. Reads all bytes.
+
+    `own_records`: see `verify`. Raises StoreError if a folder cannot be read.
+    """
+    if own_records:
+        yield _checked(root / RECORDS, partial(fault_of, check="integrity_check"))
     for folder in _models(root):
-        yield DirectoryPart(folder / checkpoints.FACTS, _fault_of_facts(folder))
+        yield _checked(folder / checkpoints.FACTS, lambda path: checkpoints.read_facts(path.parent))
         if (folder / "state.json").exists():
-            yield DirectoryPart(folder / "state.json", _fault_of_json(folder / "state.json", UserState))
+            yield _checked(folder / "state.json", lambda path: UserState.model_validate_json(path.read_text("utf-8")))
         for step in checkpoint_files.steps(folder / "checkpoints"):
-            path = checkpoint_files.path_of(folder / "checkpoints", step)
-            yield DirectoryPart(path, _fault_of_checkpoint(path))
+            yield _checked(checkpoint_files.path_of(folder / "checkpoints", step), checkpoint_files.read)
     for note in sorted((root / "exports").glob("*.json")):
-        yield DirectoryPart(note, _fault_of_export(note))
+        yield _checked(note, _fault_of_export)
 
 
 def backup(root: Path, output: Path) -> None:
@@ -102,48 +112,47 @@ def _models(root: Path) -> list[Path]:
     return [path for path in folders if (path / checkpoints.FACTS).exists() or (path / "checkpoints").is_dir()]
 
 
-def _fault_of_facts(folder: Path) -> str | None:
+def _checked(path: Path, check: Callable[[Path], object]) -> DirectoryPart:
+    """Run a check that returns a fault as text, or raises for one."""
     try:
-        checkpoints.read_facts(folder)
-    except (OSError, ValueError) as error:
-        return str(error)
-    return None
+        if path.exists() and not path.is_dir() and not checkpoint_files.is_file(path):
+            return DirectoryPart(path, fault="it is not a regular file")  # to read a FIFO may block forever
+        fault = check(path)
+    except (FileNotFoundError, ValueError, EngineError) as error:
+        return DirectoryPart(path, fault=str(error))
+    except StoreError as error:
+        return DirectoryPart(path, unchecked=str(error))
+    except (OSError, MemoryError) as error:
+        return DirectoryPart(path, unchecked=str(checkpoint_files.not_checked(path, error)))
+    return DirectoryPart(path, fault if isinstance(fault, str) else None)
 
 
-def _fault_of_json(path: Path, kind: type[UserState]) -> str | None:
-    try:
-        kind.model_validate_json(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        return str(error)
-    return None
-
-
-def _fault_of_checkpoint(path: Path) -> str | None:
-    try:
-        checkpoint_files.read(path)
-    except EngineError as error:
-        return str(error)
-    return None
+def _print(part: DirectoryPart) -> None:
+    if part.fault is not None:
+        print(f"damaged: {part.path}: {part.fault}")
+    if part.unchecked is not None:
+        print(f"not checked: {part.unchecked}")
 
 
 def _fault_of_export(note: Path) -> str | None:
-    try:
-        state = ArchiveState.model_validate_json(note.read_text("utf-8"))
-        whole = checkpoint_files.digest(note.with_suffix(".tar")) == state.sha256
-    except (OSError, ValueError) as error:
-        return str(error)
+    state = ArchiveState.model_validate_json(note.read_text("utf-8"))
+    whole = checkpoint_files.digest(note.with_suffix(".tar")) == state.sha256
     return None if whole else "its archive does not have the stored SHA-256"
 
 
 def _repaired(path: Path) -> str:
     """Rename a damaged part and the files that belong to it, and return what was done.
 
-    A model's facts are written again if a checkpoint has them.
+    A model's facts are written again if a checkpoint has them. In place of damaged or missing records, empty ones are
+    created, because the server starts none beside checkpoints.
     """
     actions: list[str] = []
     for file in (path, *(path.with_name(path.name + end) for end in ("-wal", "-shm") if path.name == RECORDS)):
         if file.exists():
             actions.append(f"put aside as {put_aside(file)}")
+    if path.name == RECORDS:
+        create_file(path)
+        actions.append("new empty records are in its place")
     facts = checkpoints.recovered_facts(path.parent) if path.name == checkpoints.FACTS else None
     if facts is not None:
         checkpoints.write_facts(path.parent, facts)

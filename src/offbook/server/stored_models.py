@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from offbook.base.errors import ConfigError, EngineError
+from offbook.base.errors import ConfigError, EngineError, OffbookError
 from offbook.base.wire import CheckpointState, ExportFormat
 
 from ..engine import checkpoint_files
@@ -52,7 +52,7 @@ def export_checkpoint(root: Path, model: str, step: int | None, format: ExportFo
 
 
 def checkpoint_states(folder: Path) -> list[CheckpointState]:
-    """The whole checkpoints in a model's folder, by step. Damaged ones are logged."""
+    """The whole checkpoints in a model's folder, by step. Damaged and unreadable ones are logged."""
     return sorted(map(state_of, _whole(folder)), key=lambda state: state.step)
 
 
@@ -94,5 +94,5 @@ async def _export(facts: ModelFacts, checkpoint: Checkpoint, format: ExportForma
     return str(folder)
 
 
-def _warn(path: Path, error: EngineError) -> None:
+def _warn(path: Path, error: OffbookError) -> None:
     logger.warning("Skipping checkpoint %s: %s", path.name, error)

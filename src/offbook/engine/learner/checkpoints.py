@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save  # pyright: ignore[reportUnknownVariableType]  # safetensors is only partly typed
 from torch import Tensor
 
-from offbook.base.errors import EngineError, OffbookError
+from offbook.base.errors import EngineError, OffbookError, StoreError
 
 from .. import checkpoint_files
 from ..checkpoint_files import NOTE, OPTIMIZER, OPTIMIZER_NOTE, RNG, Checkpoint, CheckpointNote, sync
@@ -58,20 +58,29 @@ def restore_state(
 
 def newest(folder: Path, warn: Callable[[str], None], *, trusted: int = 0) -> Checkpoint | None:
     """The newest complete checkpoint, or None. Damaged ones are skipped with a warning. `trusted`: a step whose digests
-    this process has already checked."""
-    return next(checkpoint_files.whole(folder, lambda _, error: warn(str(error)), trusted=trusted), None)
+    this process has already checked. Raises StoreError if a newer one cannot be read."""
+
+    def skip(_: Path, error: OffbookError) -> None:
+        if isinstance(error, StoreError):
+            raise error
+        warn(str(error))
+
+    return next(checkpoint_files.whole(folder, skip, trusted=trusted), None)
 
 
 def made_by(folder: Path, model: str, request_id: str) -> Checkpoint | None:
-    """The complete checkpoint that this train request of the model wrote, or None."""
+    """The complete checkpoint that this train request of the model wrote, or None. Raises StoreError if one cannot be
+    read, because the request must not be applied twice."""
     for step in checkpoint_files.steps(folder):
         path = checkpoint_files.path_of(folder, step)
         try:
             note = checkpoint_files.read_note(path)
             if note.request_id == request_id and note.model == model:
                 return checkpoint_files.read(path)
-        except (EngineError, OSError, ValueError):
+        except (EngineError, FileNotFoundError, ValueError):
             continue  # `newest` warns about it
+        except OSError as error:
+            raise checkpoint_files.not_checked(path, error) from error
     return None
 
 
@@ -161,7 +170,8 @@ def set_rng_states(states: Mapping[str, Tensor]) -> None:
 
 
 def _make_room(target: Path) -> None:
-    """Move a damaged checkpoint aside. Raises EngineError for a complete one, which is never replaced."""
+    """Move a damaged checkpoint aside. Raises EngineError for a complete one, which is never replaced, and StoreError for
+    one that cannot be read."""
     try:
         checkpoint_files.read(target)
     except EngineError:

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
-from offbook.base.errors import ConfigError, EngineError, NotFiniteError, TrainError
+from offbook.base.errors import ConfigError, EngineError, NotFiniteError, StoreError, TrainError
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed")
@@ -45,7 +45,7 @@ def describe_failure(error: Exception, place: Path, memory: Memory = Memory()) -
             "disk_full",
             f"no space left while writing {where}: the step was not applied. Free space and send it again ({error})",
         )
-    if isinstance(error, EngineError):
+    if isinstance(error, EngineError | StoreError):
         return "failed", str(error)
     traceback.print_exception(error, file=sys.stderr)
     return "failed", f"{type(error).__name__}: {error} (traceback in the learner's log)"

@@ -64,7 +64,7 @@ class CheckpointSwaps:
         """Load the learner's new checkpoint in the sampler, then route calls to `name` to it.
 
         If the sampler cannot load it now, returns the reason; the next call tries again. Returns None otherwise. Raises
-        EngineError for a damaged checkpoint.
+        EngineError for a damaged checkpoint, StoreError for one that cannot be read.
         """
         model = self._registry.model(name)
         try:

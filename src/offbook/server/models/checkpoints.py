@@ -17,13 +17,22 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from offbook.base.config import LoraOptions, Name
-from offbook.base.errors import EngineError
+from offbook.base.errors import EngineError, OffbookError, StoreError
 from offbook.base.types import Json
 from offbook.base.wire import CheckpointState
 
 from ... import tiny
 from ...engine import checkpoint_files
-from ...engine.checkpoint_files import ADAPTER, ADAPTER_CONFIG, NOTE, Checkpoint, make_folder, sync
+from ...engine.checkpoint_files import (
+    ADAPTER,
+    ADAPTER_CONFIG,
+    NOTE,
+    Checkpoint,
+    is_file,
+    make_folder,
+    not_checked,
+    sync,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +41,10 @@ BUNDLED: dict[tuple[str, ...], str] = {("tiny", folder): name for name, folder i
 
 
 def newest_note(folder: Path) -> checkpoint_files.CheckpointNote | None:
-    """The note of the newest checkpoint whose files are complete by name and size; None if there is none."""
+    """The note of the newest checkpoint whose files are complete by name and size; None if there is none.
+
+    Raises StoreError if a checkpoint cannot be read.
+    """
     checkpoints = folder / "checkpoints"
     for step in checkpoint_files.steps(checkpoints):
         try:
@@ -78,7 +90,7 @@ def scan(folder: Path) -> dict[int, Checkpoint]:
     """The whole checkpoints in a model's checkpoint folder, by step.
 
     Ignores unfinished ones, completes interrupted deletions, and renames damaged checkpoints, with a line in the log.
-    Verifies all bytes of the newest checkpoint only.
+    Verifies all bytes of the newest checkpoint only. Raises StoreError if a checkpoint cannot be read.
     """
     for leftover in folder.glob(f"{_DELETING}*"):
         shutil.rmtree(leftover, ignore_errors=True)  # the next start retries what fails here
@@ -97,7 +109,9 @@ def state_of(checkpoint: Checkpoint) -> CheckpointState:
     )
 
 
-def _put_aside(path: Path, error: EngineError) -> None:
+def _put_aside(path: Path, error: OffbookError) -> None:
+    if isinstance(error, StoreError):
+        raise error
     renamed = checkpoint_files.put_aside(path)
     logger.error(
         "A damaged checkpoint is put aside as %s: %s. The model continues from its newest whole step", renamed, error
@@ -108,7 +122,8 @@ def scan_models(root: Path, *, mend: bool = False) -> list[tuple[Path, ModelFact
     """The folder and the facts of every model under `root`, a server's directory.
 
     If model.json is missing or damaged, its content comes from the newest checkpoint, with a line in the log; `mend`
-    also writes the file again. A model without model.json and whole checkpoints is left out and logged.
+    also writes the file again. A model without model.json and whole checkpoints is left out and logged. Raises StoreError
+    if a file cannot be read.
     """
     models: list[tuple[Path, ModelFacts]] = []
     for folder in sorted(path for path in root.glob("*/models/*") if path.is_dir()):
@@ -116,8 +131,10 @@ def scan_models(root: Path, *, mend: bool = False) -> list[tuple[Path, ModelFact
             continue
         try:
             facts = read_facts(folder)
-        except (OSError, ValueError) as error:
+        except (FileNotFoundError, ValueError) as error:
             facts = _mended(folder, error, mend=mend)
+        except OSError as error:
+            raise not_checked(folder / FACTS, error) from error
         if facts is not None:
             models.append((folder, facts))
     return models
@@ -125,6 +142,8 @@ def scan_models(root: Path, *, mend: bool = False) -> list[tuple[Path, ModelFact
 
 def read_facts(folder: Path) -> ModelFacts:
     """Read `model.json` of a model's folder. Raises OSError, and ValueError for a damaged file."""
+    if (folder / FACTS).exists() and not is_file(folder / FACTS):
+        raise ValueError("it is not a regular file")
     return ModelFacts.model_validate(json.loads((folder / FACTS).read_text("utf-8")))
 
 
@@ -141,7 +160,7 @@ def recovered_facts(folder: Path) -> ModelFacts | None:
         return None  # not a folder that a server created
 
 
-def _mended(folder: Path, error: OSError | ValueError, *, mend: bool) -> ModelFacts | None:
+def _mended(folder: Path, error: FileNotFoundError | ValueError, *, mend: bool) -> ModelFacts | None:
     reason = str(error) if not isinstance(error, ValidationError) else f"{error.error_count()} bad fields"
     facts = recovered_facts(folder)
     if facts is None:

@@ -7,7 +7,7 @@ import os
 import resource
 import shutil
 import sqlite3
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, closing, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -344,7 +344,7 @@ async def test_a_backup_of_a_directory_in_use_is_whole_and_can_be_served(folder:
     lock = DirectoryLock(folder)
     async with opened(folder) as store:
         await store.save_train(TrainStatus(id="r", model="agent", state="queued"), "{}")
-        backup(folder, output)  # the newest write lies in the write-ahead log only
+        assert backup(folder, output) == 0  # the newest write lies in the write-ahead log only
     lock.release()
     assert verify(output, repair=False) == 0
     assert registry(output).model("agent").step == 2
@@ -353,3 +353,41 @@ async def test_a_backup_of_a_directory_in_use_is_whole_and_can_be_served(folder:
     assert not list(tmp_path.glob(".copy*"))
     with pytest.raises(ConfigError, match="exists already"):
         backup(folder, output)
+
+
+def write_records(path: Path, write: Callable[[sqlite3.Connection], object]) -> None:
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("PRAGMA journal_mode=DELETE")
+        write(connection)
+
+
+@pytest.mark.parametrize("damage", ["records", "no records", "weights", "model.json", "state.json"])
+def test_a_backup_whose_copy_is_damaged_is_no_success(
+    folder: Path, tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "copy"
+    records, weights = folder / "records.db", agent(folder) / "checkpoints" / "0002" / "adapter_model.safetensors"
+    match damage:
+        case "records":
+            write_records(records, lambda connection: connection.execute("PRAGMA wal_checkpoint"))
+            content = records.read_bytes()
+            records.write_bytes(content[:8192] + b"\xff" * 4096 + content[12288:])
+        case "no records":
+            records.unlink()
+        case "weights":
+            weights.write_bytes(weights.read_bytes()[:-4])
+        case _:
+            (agent(folder) / damage).write_text("{")
+    assert main(["backup", "--dir", str(folder), "--output", str(output)]) == 1
+    told = capsys.readouterr().out
+    name = {"weights": "0002", "records": "records.db", "no records": "records.db"}.get(damage, damage)
+    assert f"damaged: {output}" in told and f"/{name}: " in told and "1 parts of the copy are not whole" in told
+    assert ".part" not in told and not list(tmp_path.glob(".copy*"))
+    assert read_facts(agent(output).with_name("planner"))  # the rest of the copy is there
+
+
+def test_records_elsewhere_are_no_part_of_a_backup(folder: Path, tmp_path: Path) -> None:
+    (folder / "records.db").unlink()
+    command = ["backup", "--dir", str(folder), "--output", str(tmp_path / "copy")]
+    assert main([*command, "--store-url", "postgresql://elsewhere"]) == 0
+    assert read_facts(agent(tmp_path / "copy"))

@@ -28,11 +28,17 @@ def verify(
     raise typer.Exit(maintenance.verify(_existing(dir), repair=repair, own_records=store_url is None))
 
 
-def backup(output: Annotated[Path, typer.Option(help="new folder for the copy")], dir: Dir = None) -> None:
-    """Copy the records, models and checkpoints of a directory.
+def backup(
+    output: Annotated[Path, typer.Option(help="new folder for the copy")],
+    dir: Dir = None,
+    store_url: StoreUrl = None,
+) -> None:
+    """Copy the records, models and checkpoints of a directory, and verify the copy.
 
-    Its server may be running."""
-    maintenance.backup(_existing(dir), output.expanduser().absolute())
+    Exits with code 1 if a part of the copy is damaged. Records at --store-url are not copied. The server may be running.
+    """
+    code = maintenance.backup(_existing(dir), output.expanduser().absolute(), own_records=store_url is None)
+    raise typer.Exit(code)
 
 
 def _existing(folder: Path | None) -> Path:

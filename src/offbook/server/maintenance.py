@@ -79,11 +79,13 @@ def parts(root: Path, *, own_records: bool = True) -> Iterator[DirectoryPart]:
         yield _checked(note, _fault_of_export)
 
 
-def backup(root: Path, output: Path) -> None:
-    """Copy the records and the models of `root` to the new folder `output`, atomically. A server may be running.
+def backup(root: Path, output: Path, *, own_records: bool = True) -> int:
+    """Copy the records and the models of `root` to the new folder `output`, atomically, verify the copy, print its damaged
+    parts, and return the exit code. A server may be running.
 
     The records are copied first. A checkpoint that is newer than they are names its own train request, so a restored
-    server knows that the request was applied. Raises ConfigError, StoreError.
+    server knows that the request was applied. A copy with damaged parts stays, since the rest of it may be needed.
+    `own_records`: see `verify`. Raises ConfigError, StoreError.
     """
     if output.exists():
         raise ConfigError(f"{output} exists already; name a new folder")
@@ -92,18 +94,24 @@ def backup(root: Path, output: Path) -> None:
     shutil.rmtree(scratch, ignore_errors=True)
     try:
         scratch.mkdir(parents=True)
-        if (root / RECORDS).exists():
+        if own_records and (root / RECORDS).exists():
             _copy_records(root / RECORDS, scratch / RECORDS)
-        else:
-            print(f"{root} has no {RECORDS}: back up records in PostgreSQL with its own tools")
+        elif not own_records:
+            print("The records are not copied: back them up with the tools of their database")
         count = sum(_copy_model(folder, scratch / folder.relative_to(root)) for folder in _models(root))
+        faulty = [part for part in parts(scratch, own_records=own_records) if part.fault or part.unchecked]
         scratch.rename(output)
         sync(output.parent)
     except OSError as error:
-        raise ConfigError(f"{output} cannot be written: {error.strerror or error}") from error
+        raise ConfigError(f"{root} could not be copied to {output}: {error.strerror or error}") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    print(f"{output}: records and {count} checkpoints")
+    for part in faulty:
+        print(f"damaged: {part.path}: {part.fault or part.unchecked}".replace(str(scratch), str(output)))
+    print(f"{output}: {'records and ' if own_records else ''}{count} checkpoints")
+    if faulty:
+        print(f"{len(faulty)} parts of the copy are not whole. Check {root} with `offbook verify`; keep older backups")
+    return _NOT_WHOLE if faulty else 0
 
 
 def _models(root: Path) -> list[Path]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -174,13 +175,16 @@ def sweep(folder: Path, keep: int) -> None:
 
 
 def files(folder: Path) -> list[Path]:
-    """The token files of a model, that which was written last first."""
+    """The token files of a model, that which was written last first. Anything but a regular file is left out: to open a
+    FIFO may block forever."""
     dated: list[tuple[int, Path]] = []
     for path in folder.glob(f"[0-9]*{_SUFFIX}"):
         try:
-            dated.append((path.stat().st_mtime_ns, path))
+            facts = path.stat()
         except FileNotFoundError:
             continue  # swept meanwhile
+        if stat.S_ISREG(facts.st_mode):
+            dated.append((facts.st_mtime_ns, path))
     return [path for _, path in sorted(dated, reverse=True)]
 
 

@@ -180,3 +180,9 @@ def test_a_damaged_file_is_an_error_with_its_name(lab: Lab, damage: str) -> None
     path.write_bytes(changed[damage])
     with pytest.raises(EngineError, match=r"0001\.safetensors cannot be read"):
         token_file.read(path)
+
+
+def test_a_fifo_in_place_of_a_file_blocks_no_reader(tmp_path: Path) -> None:
+    os.mkfifo(token_file.path_of(tmp_path, 1))
+    token_file.path_of(tmp_path, 2).write_bytes(b"")
+    assert token_file.files(tmp_path) == [token_file.path_of(tmp_path, 2)]

@@ -168,7 +168,7 @@ async def test_an_unknown_provider_is_a_fault() -> None:
 
 
 def test_requests_without_the_key_to_other_paths_and_without_json_are_rejected() -> None:
-    with Gateway({}) as gateway:
+    with Gateway({"big": big("http://127.0.0.1:1/v1")}) as gateway:
         model = gateway.model("big")
         url, key = (
             f"{model.inference_base_url}/chat/completions",
@@ -177,6 +177,6 @@ def test_requests_without_the_key_to_other_paths_and_without_json_are_rejected()
         with httpx.Client() as client:
             assert client.post(url, json={}).status_code == 401
             assert client.post(f"{model.inference_base_url}/embeddings", headers=key).status_code == 404
-            assert client.post(url, content=b"{", headers=key).status_code == 400
+            assert client.post(url, content=b"{", headers=key | {"content-type": "application/json"}).status_code == 400
             assert client.post(url, json={"model": "big"}, headers=key).status_code == 400
             assert client.post(url, json={"model": "x", "messages": HELLO}, headers=key).status_code == 404

@@ -14,6 +14,7 @@ from offbook import TrainableModel
 from offbook.base.errors import ConfigError
 from offbook.base.http_access import KEY_VARIABLE, key_for_host, key_option
 from offbook.base.text import counted
+from offbook.http_listener.config import listener_config
 from offbook_mcp.connection.pool import ServerPool
 from offbook_mcp.connection.target import Target
 from offbook_mcp.rollouts.agent_loop import LoopOptions
@@ -86,7 +87,7 @@ async def _serve(
         if await model.get_step() == 0:
             typer.echo(f"{model.name} is untrained: `offbook mcp train` trains it", err=True)
         endpoint = ToolEndpoint(pool, model, options, chars, toolset)
-        config = uvicorn.Config(endpoint.application(key), log_level="warning", access_log=False, lifespan="off")
+        config = listener_config(endpoint.application(key))
         typer.echo(f"{model.name} with {counted(len(pool.toolset.tools), 'tool')} at {address(listener)}/v1")
         await uvicorn.Server(config).serve([listener])
 

@@ -11,19 +11,17 @@ from typing import Literal, cast
 from openai import APIError, APIStatusError
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from starlette.applications import Starlette
-from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from offbook import History, TrainableModel
-from offbook.base.http_access import key_refusal
 from offbook.base.server_sent_events import EVENT_STREAM
 from offbook.base.text import one_line
 from offbook.base.types import Message, new_id
+from offbook.http_listener.access_checks import AccessChecks, Application, single_key
 from offbook.openai_dialect.chat_answer import WHOLE, Answer, chunks_of, events, head, usage
-from offbook.openai_dialect.errors import error_body
+from offbook.openai_dialect.errors import error_body, kind_of
 from offbook.openai_dialect.model_list import ModelCard, ModelCards
 from offbook_mcp.connection.pool import ServerPool
 from offbook_mcp.errors import McpServerError
@@ -99,23 +97,9 @@ def _reason(episode: ToolEpisode) -> str:
     return "stop" if episode.end is EpisodeEnd.ANSWERED else "length"
 
 
-@dataclass(frozen=True)
-class KeyGate:
-    """ASGI middleware that rejects requests without the key; without a key, those for another host."""
-
-    app: ASGIApp
-    key: str | None
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        http = scope["type"] == "http"
-        refusal = key_refusal(self.key, scope["path"], Headers(scope=scope)) if http else None
-        await (self.app if refusal is None else fault(*refusal))(scope, receive, send)
-
-
 def fault(status: int, code: str, message: str) -> JSONResponse:
     """An error response in OpenAI's format."""
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    return JSONResponse(error_body(message, kind, code=code), status_code=status)
+    return JSONResponse(error_body(message, kind_of(status), code=code), status_code=status)
 
 
 LARGEST_REQUEST = 8 * 2**20
@@ -131,14 +115,14 @@ class ToolEndpoint:
     result_chars: int
     toolset: Toolset
 
-    def application(self, key: str | None) -> ASGIApp:
-        """The ASGI application, behind the key."""
+    def application(self, key: str | None) -> Application:
+        """The ASGI application, behind the checks of key, host, origin and size."""
         routes = [
             Route("/v1/chat/completions", self.complete, methods=["POST"]),
             Route("/v1/models", self.models),
             Route("/health", self.health),
         ]
-        return KeyGate(Starlette(routes=routes), key)
+        return AccessChecks(Starlette(routes=routes), single_key(key), LARGEST_REQUEST)
 
     async def models(self, _: Request) -> Response:
         """`GET /v1/models`: the served model."""
@@ -150,13 +134,9 @@ class ToolEndpoint:
 
     async def complete(self, request: Request) -> Response:
         """`POST /v1/chat/completions`: run the agent loop and return the final answer."""
-        body = bytearray()
-        async for piece in request.stream():
-            body += piece
-            if len(body) > LARGEST_REQUEST:
-                return fault(413, "request_too_large", f"a request may have {LARGEST_REQUEST} bytes")
+        body = await request.body()
         try:
-            served = ServedRequest.model_validate_json(bytes(body))
+            served = ServedRequest.model_validate_json(body)
             history = served.history()
         except ValidationError as error:
             first = error.errors(include_url=False)[0]

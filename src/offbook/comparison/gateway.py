@@ -6,14 +6,13 @@ import asyncio
 import json
 import re
 import secrets
+import socket
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from concurrent.futures import CancelledError
 from contextvars import copy_context
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from offbook.base.errors import (
     BudgetExceeded,
@@ -21,7 +20,6 @@ from offbook.base.errors import (
     LlmError,
     MissingExtraError,
 )
-from offbook.base.http_access import same
 from offbook.base.server_sent_events import EVENT_STREAM
 from offbook.base.types import (
     CUT_OFF,
@@ -39,6 +37,7 @@ from offbook.base.wire import CALL_HEADER, OPEN, TRAJECTORY_HEADER
 from offbook.client.connection.http import Api
 from offbook.client.endpoint_model import EndpointModel
 from offbook.client.rollouts.capture import leave_captures
+from offbook.http_listener.access_checks import AccessChecks, Application, Receive, Scope, Send, respond, single_key
 from offbook.llms.answer import ChatAnswer
 from offbook.llms.llm import Llm
 from offbook.openai_dialect.chat_answer import WHOLE, chunks_of, events, head, usage, wants_usage
@@ -46,9 +45,16 @@ from offbook.openai_dialect.errors import error_body
 
 from .journal import MeasuredCall
 
+if TYPE_CHECKING:
+    import uvicorn
+
 PATH = re.compile(r"(?:/t/(?P<trajectory>[^/?]+))?/v1/chat/completions/?")
 PURPOSE = "compare"
 """Purpose under which spending on candidates is counted."""
+LARGEST_REQUEST = 32 * 2**20
+"""Bytes of a request's body at most, as on the server."""
+END_SECONDS = 1
+"""How long running requests get to finish when the gateway ends."""
 LASTING = (BudgetExceeded, ConfigError, MissingExtraError)
 """Errors that every further call would have too."""
 
@@ -110,33 +116,29 @@ class Gateway:
         self._key = secrets.token_urlsafe(24)
         self._lock = threading.Lock()
         self._calls: dict[str, list[RecordedCall]] = {}
-        self._loop = asyncio.new_event_loop()
 
     def __enter__(self) -> Gateway:
-        handler = type("Handler", (_Handler,), {"gateway": self})
-        self._server = _Server(("127.0.0.1", 0), cast("type[BaseHTTPRequestHandler]", handler))
-        self._api = Api(f"http://127.0.0.1:{self._server.server_address[1]}", self._key)
+        if not self._llms:
+            return self  # nothing to answer with: no listener, and no extra is needed
+        self._server = _server(AccessChecks(self._respond, single_key(self._key), LARGEST_REQUEST))
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=1024)  # all rollouts begin at once
+        self._api = Api(f"http://127.0.0.1:{self._listener.getsockname()[1]}", self._key)
         self._context = copy_context()  # contains the enclosing budget
         self._context.run(leave_captures)
-        self._threads = [
-            threading.Thread(target=self._loop.run_forever, name="gateway-loop", daemon=True),
-            threading.Thread(target=self._server.serve_forever, args=(0.05,), name="gateway-http", daemon=True),
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._thread = threading.Thread(target=self._serve, name="gateway", daemon=True)
+        self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
-        asyncio.run_coroutine_threadsafe(self._loop.shutdown_asyncgens(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        for thread in self._threads:
-            thread.join()
-        self._loop.close()
+        if self._llms:
+            self._server.should_exit = True
+            self._thread.join()
+
+    def _serve(self) -> None:
+        """Answer requests until the end; then cancel those that run. The thread's target."""
+        self._context.run(asyncio.run, self._server.serve([self._listener]))
 
     def model(self, name: str) -> EndpointModel:
         """The model that the LLM of this name answers."""
@@ -148,12 +150,35 @@ class Gateway:
             calls = [call for name in trajectories for call in self._calls.pop(name, [])]
         return sorted(calls, key=lambda recorded: recorded.call.started_at)
 
-    def authorised(self, header: str | None) -> bool:
-        """Whether a request has the key: other processes of this machine must not spend the user's money."""
-        return same((header or ""), f"Bearer {self._key}")
+    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request that has the key."""
+        path = PATH.fullmatch(scope["path"])
+        if path is None or scope["method"] != "POST":
+            return await respond(send, 404, _error(f"no such path: {scope['path']}", "not_found"))
+        content, more = bytearray(), True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            content += message.get("body", b"")
+            more = message.get("more_body", False)
+        try:
+            body: Any = json.loads(content)
+        except (ValueError, RecursionError) as error:
+            return await respond(send, 400, _error(f"the body is not JSON: {error}", "invalid_request_error"))
+        named = dict(scope["headers"]).get(TRAJECTORY_HEADER.encode(), b"").decode("latin-1")
+        status, answer = await self.answer(body, path["trajectory"] or named or new_id(OPEN))
+        headers = {"x-should-retry": "false"}  # the Llm has already retried
+        if status != 200:
+            return await respond(send, status, answer, headers)
+        headers[CALL_HEADER] = answer["id"]
+        if not body.get("stream"):
+            return await respond(send, 200, answer, headers)
+        stream = events(chunks_of(answer, with_usage=wants_usage(body) and "usage" in answer))
+        return await respond(send, 200, b"".join(stream), headers | {"content-type": EVENT_STREAM})
 
-    def answer(self, body: Json, trajectory: str) -> tuple[int, Json]:
-        """Answer a request; returns HTTP status and body. Runs in the request's thread."""
+    async def answer(self, body: Json, trajectory: str) -> tuple[int, Json]:
+        """Answer a request; returns HTTP status and body."""
         if not isinstance(body, dict) or not isinstance(body.get("messages"), list):  # pyright: ignore[reportUnknownMemberType]
             return 400, _error("a JSON object with `messages` is needed", "invalid_request_error")
         request = cast(dict[str, Json], body)
@@ -163,10 +188,8 @@ class Gateway:
         if self.fault is not None:
             return 402, _error(str(self.fault), type(self.fault).__name__)
         began = time.time()
-        request_coroutine = llm.chat(request["messages"], request, PURPOSE)
         try:
-            submitted = self._context.copy().run(asyncio.run_coroutine_threadsafe, request_coroutine, self._loop)
-            answer = submitted.result()
+            answer = await llm.chat(request["messages"], request, PURPOSE)
         except LlmError as error:
             if error.lasting:
                 self.fault = error
@@ -174,8 +197,6 @@ class Gateway:
         except LASTING as error:
             self.fault = error
             return 402, _error(str(error), type(error).__name__)
-        except CancelledError:
-            return 503, _error("the comparison has ended", "ended")
         return 200, self._record(request, trajectory, answer, began, llm.options.model)
 
     def _record(
@@ -237,64 +258,14 @@ def _error(message: str, code: str) -> Json:
     return error_body(message, code, code=code)
 
 
-async def _cancel_others() -> None:
-    own = asyncio.current_task()
-    others = [task for task in asyncio.all_tasks() if task is not own]
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
+def _server(application: Application) -> uvicorn.Server:
+    """The HTTP server of an application. Raises MissingExtraError."""
+    try:
+        import uvicorn
 
-
-class _Server(ThreadingHTTPServer):
-    """A threaded server for many concurrent rollouts."""
-
-    request_queue_size = 1024  # all rollouts begin at once; a full queue resets connections
-    daemon_threads = True
-    block_on_close = False
-
-
-class _Handler(BaseHTTPRequestHandler):
-    """Handles the HTTP requests of one connection."""
-
-    protocol_version = "HTTP/1.1"
-    gateway: Gateway
-
-    def handle(self) -> None:
-        try:
-            super().handle()
-        except ConnectionError:  # the app closed the connection, or its rollout timed out
-            self.close_connection = True
-
-    def do_POST(self) -> None:
-        content = self.rfile.read(int(self.headers.get("content-length") or 0))
-        path = PATH.fullmatch(self.path.partition("?")[0])
-        if path is None:
-            return self._send(404, _error(f"no such path: {self.path}", "not_found"))
-        if not self.gateway.authorised(self.headers.get("authorization")):
-            return self._send(401, _error("this endpoint answers the app that is compared", "authentication"))
-        try:
-            body: Any = json.loads(content)
-        except ValueError as error:
-            return self._send(400, _error(f"the body is not JSON: {error}", "invalid_request_error"))
-        trajectory = path["trajectory"] or self.headers.get(TRAJECTORY_HEADER) or new_id(OPEN)
-        status, answer = self.gateway.answer(body, trajectory)
-        if status == 200 and body.get("stream"):
-            stream = events(chunks_of(answer, with_usage=wants_usage(body) and "usage" in answer))
-            return self._write(200, b"".join(stream), EVENT_STREAM, answer["id"])
-        return self._send(status, answer)
-
-    def _send(self, status: int, body: Json) -> None:
-        self._write(status, json.dumps(body).encode(), "application/json", body.get("id"))
-
-    def _write(self, status: int, content: bytes, kind: str, call_id: str | None) -> None:
-        self.send_response(status)
-        self.send_header("content-type", kind)
-        self.send_header("content-length", str(len(content)))
-        self.send_header("x-should-retry", "false")  # the Llm has already retried
-        if call_id is not None:
-            self.send_header(CALL_HEADER, call_id)
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Suppress the request log on stderr."""
+        from offbook.http_listener.config import listener_config
+    except ImportError as error:
+        raise MissingExtraError("uvicorn and httptools", "judge") from error
+    config = listener_config(application)
+    config.timeout_graceful_shutdown = END_SECONDS
+    return uvicorn.Server(config)

@@ -18,11 +18,10 @@ from offbook.base.errors import (
     TrainError,
 )
 from offbook.base.types import Json
-from offbook.openai_dialect.errors import error_body
+from offbook.openai_dialect.errors import error_body, kind_of
 
 logger = logging.getLogger(__name__)
 
-_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 _SHOWN = 5
 """Bad fields that a message names at most."""
 _VALUE_SHOWN = 200
@@ -34,8 +33,7 @@ class ApiError(ServerError):
 
     def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
         """`code`: the error type of the status if omitted, such as "not_found_error"."""
-        default = "server_error" if status >= 500 else "invalid_request_error"
-        self.type = _TYPES.get(status, default)
+        self.type = kind_of(status)
         super().__init__(message, status=status, code=code or self.type, param=param)
 
     def body(self) -> dict[str, Json]:

@@ -13,7 +13,6 @@ import signal
 import socket
 from collections.abc import Generator
 from functools import partial
-from typing import cast
 
 import psutil
 import uvicorn
@@ -23,13 +22,13 @@ from offbook.base.config import ServerOptions
 from offbook.base.errors import ConfigError, EngineError, StoreError
 from offbook.base.http_access import is_loopback
 from offbook.base.redaction import protect, protect_environment
+from offbook.http_listener.config import OPEN_FILES, listener_config
 
 from .calls.recorder import Recorder
 from .calls.sampled_answer import CALL_MARKS
 from .directory_lock import DirectoryLock, make_private, sweep
 from .http import app
 from .http.auth import Guard, Key, KeyFile, key_for
-from .http.bounded_protocol import BoundedProtocol, ConnectionLimiter, ConnectionLimits
 from .listening import listen, local_url, url_of
 from .logprob_check import check_logprobs
 from .models.base_model import BaseModelPath, find
@@ -50,12 +49,8 @@ logger = logging.getLogger(__name__)
 
 END_SECONDS = 120
 """Shutdown deadline: running calls and the running train step get this long to finish."""
-OPEN_FILES = 65_536
-"""Wanted limit of open files. A call in flight holds two sockets, and many systems allow 256 or 1,024 by default."""
 EXPIRY_SECONDS = 60.0
 """Longest interval between two searches for expired calls."""
-KEPT_FILES = 64
-"""Open files other than connections: records, logs, checkpoints, the children's pipes."""
 ORPHAN_SECONDS = 3
 """Shutdown deadline when the parent process has died: no client is waiting, so keep it short."""
 
@@ -207,17 +202,7 @@ async def _serve(
     services = await open_services(options, engine, base)
     kept = KeyFile(key.kept, key.text) if key is not None and key.kept is not None else None
     guard = Guard(key.text if key is not None else None, options.viewer_keys, kept)
-    config = uvicorn.Config(
-        app.build(services, guard),
-        log_config=None,
-        access_log=False,
-        lifespan="off",
-        proxy_headers=False,  # nothing here reads the client's address from headers
-        server_header=False,
-        timeout_keep_alive=75,
-        ws="none",
-        http=cast(type[asyncio.Protocol], partial(BoundedProtocol, limiter=ConnectionLimiter(_connection_limits()))),
-    )
+    config = listener_config(app.build(services, guard))
     server = Server(config)
     shutdown = Shutdown(services, server, lock)
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -323,14 +308,6 @@ def _allow_open_files() -> None:
         logger.warning(
             "The limit of open files stays at %d (%s), enough for about %d calls in flight", soft, error, soft // 2
         )
-
-
-def _connection_limits() -> ConnectionLimits:
-    """Limits of connections that fit the limit of open files. A call in flight holds two."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    files = OPEN_FILES if soft == resource.RLIM_INFINITY else soft
-    connections = max(64, min(files // 2 - KEPT_FILES, ConnectionLimits.connections))
-    return ConnectionLimits(connections=connections, unadmitted=min(ConnectionLimits.unadmitted, connections // 2))
 
 
 def ready_message(services: Services, url: str, key: Key | None, dashboard: str) -> str:

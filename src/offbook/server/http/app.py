@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import logging
 import os
-from contextlib import suppress
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -16,21 +14,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import offbook
 from offbook.base.errors import OffbookError
-from offbook.base.http_access import cross_site_refusal
 from offbook.base.wire import Health
+from offbook.http_listener.access_checks import AccessChecks
 from offbook.server.views.dashboard_source import DashboardSource, EngineState
 
 from ..errors import ApiError, internal_error, refused, shortened
 from ..pages.site import add_pages
 from ..services import Services, ServicesDep
 from . import openai_api, resampling, training_api, trajectory_api
-from .auth import SIGN_IN, SIGN_OUT, Guard
-from .bounded_protocol import ADMIT
+from .auth import Guard
 from .openapi import add_openapi
-from .sign_in import LARGEST_FORM, add_sign_in, is_page, to_sign_in
-
-DISCARD_SECONDS = 10.0
-"""How long the rest of a body that is too large is read and discarded."""
+from .sign_in import FORMS, add_sign_in, to_sign_in
 
 logger = logging.getLogger(__name__)
 
@@ -49,11 +43,24 @@ def build(services: Services, guard: Guard) -> FastAPI:
     add_error_answers(app)
     app.add_middleware(openai_api.ChatCompletions, services=services)
     origins = services.options.allow_origin
-    app.add_middleware(AccessChecks, guard=guard, max_body=services.options.max_body, origins=frozenset(origins))
+    add_access_checks(app, guard, services.options.max_body, frozenset(origins))
     if origins:
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
     app.add_middleware(UnexpectedErrors)
     return app
+
+
+def add_access_checks(app: FastAPI, guard: Guard, max_body: int, origins: frozenset[str] = frozenset()) -> None:
+    """Check every request before the routes that are added so far. Pages without a session lead to the sign-in page."""
+    app.add_middleware(
+        AccessChecks,
+        decide=guard.decide,
+        max_body=max_body,
+        size_option="--max-body",
+        origins=origins,
+        forms=FORMS,
+        sign_in=to_sign_in,
+    )
 
 
 def add_error_answers(app: FastAPI) -> None:
@@ -126,87 +133,6 @@ class UnexpectedErrors:
             logger.exception("%s %s failed", scope["method"], scope["path"])
             if not started:
                 await internal_error(error).response()(scope, receive, send)
-
-
-class AccessChecks:
-    """ASGI middleware that checks the key or Host header, cross-site requests and the body's size before any route."""
-
-    def __init__(self, app: ASGIApp, guard: Guard, max_body: int, origins: frozenset[str]) -> None:
-        self._app = app
-        self._guard = guard
-        self._max_body = max_body
-        self._origins = origins
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self._app(scope, receive, send)
-        # Starlette's Headers scan the whole list at every access. Of a repeated header, the first one counts there and here.
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
-        path, method = scope["path"], scope["method"]
-        decided = self._guard.decide(path, headers, method)
-        form = path in (SIGN_IN, SIGN_OUT)
-        refusal = decided if isinstance(decided, tuple) else None
-        refusal = refusal or cross_site_refusal(method, headers, self._origins, form=form)
-        if refusal is not None:
-            status, code, message = refusal
-            if status == 401 and is_page(method, path, headers):
-                return await to_sign_in(scope)(scope, receive, send)
-            return await ApiError(status, message, code=code).response()(scope, receive, send)
-        scope.setdefault("state", {})["access"] = decided
-        if decided is not None and (admit := scope.get(ADMIT)) is not None:
-            admit()
-        largest = self._max_body if decided is not None else min(self._max_body, LARGEST_FORM)
-        declared = headers.get("content-length", "0")
-        if declared.isdecimal() and (len(declared) > 18 or int(declared) > largest):
-            return await self._refuse_large(scope, receive, send, largest)
-        return await self._bounded(scope, receive, send, largest)
-
-    async def _bounded(self, scope: Scope, receive: Receive, send: Send, largest: int) -> None:
-        """Count the body's bytes as they arrive. Beyond the limit, answer 413 whatever the route returns or raises."""
-        received, responding, client_sending = 0, False, True
-
-        async def counted_receive() -> Message:
-            nonlocal received, client_sending
-            message = await receive()
-            client_sending = bool(message.get("more_body"))
-            received += len(message.get("body", b"")) if message["type"] == "http.request" else 0
-            if received > largest:
-                raise _too_large(largest)
-            return message
-
-        async def checked_send(message: Message) -> None:
-            nonlocal responding
-            if responding or received <= largest:
-                responding = True
-                await send(message)
-
-        try:
-            await self._app(scope, counted_receive, checked_send)
-        except Exception:  # the route's reaction to a truncated body does not matter
-            if responding or received <= largest:
-                raise
-        if not responding and received > largest:
-            await self._refuse_large(scope, receive, send, largest, sending=client_sending)
-
-    async def _refuse_large(
-        self, scope: Scope, receive: Receive, send: Send, largest: int, *, sending: bool = True
-    ) -> None:
-        """Answer 413 after reading on for a while: a client that is still sending would only see a reset connection."""
-        left = 4 * largest if sending else 0
-        with suppress(TimeoutError):
-            async with asyncio.timeout(DISCARD_SECONDS):
-                while left > 0:
-                    message = await receive()
-                    if not message.get("more_body"):
-                        break
-                    left -= len(message["body"])
-        await _too_large(largest).response({"connection": "close"})(scope, receive, send)
-
-
-def _too_large(largest: int) -> ApiError:
-    return ApiError(
-        413, f"The request body is larger than {largest} bytes; raise the server's --max-body", code="body_too_large"
-    )
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

@@ -16,7 +16,8 @@ from .auth import COOKIE, PAGE_ACTIONS, SESSION_SECONDS, SIGN_IN, SIGN_OUT, Acce
 
 _PROGRAMS = ("/v1", "/api", "/t/", "/health", PAGE_ACTIONS)
 """Path prefixes of programs' requests: they get a JSON error instead of the sign-in page."""
-LARGEST_FORM = 10_000
+FORMS = frozenset({SIGN_IN, SIGN_OUT})
+"""Paths that accept a form."""
 
 
 def is_page(method: str, path: str, headers: Mapping[str, str]) -> bool:
@@ -27,8 +28,10 @@ def is_page(method: str, path: str, headers: Mapping[str, str]) -> bool:
     )
 
 
-def to_sign_in(scope: Scope) -> Response:
-    """Redirect to the sign-in page, which returns to the requested page."""
+def to_sign_in(scope: Scope, headers: Mapping[str, str]) -> Response | None:
+    """Redirect to the sign-in page, which returns to the requested page. None for what is not a browser's page."""
+    if not is_page(scope["method"], scope["path"], headers):
+        return None
     query = scope["query_string"].decode("latin-1")
     wanted = quote(scope["path"]) + (f"?{query}" if query else "")
     return RedirectResponse(SIGN_IN + ("" if wanted == "/" else f"?next={quote(wanted, safe='')}"), 303)
@@ -90,7 +93,7 @@ def _page(request: Request, fault: str, status: int = 200) -> Response:
 
 
 async def _form(request: Request) -> dict[str, str]:
-    body = (await request.body())[:LARGEST_FORM].decode("utf-8", "replace")
+    body = (await request.body()).decode("utf-8", "replace")
     return {name: values[0] for name, values in parse_qs(body).items()}
 
 

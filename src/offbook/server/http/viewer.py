@@ -8,7 +8,7 @@ import offbook
 from offbook.server.views.dashboard_source import DashboardSource
 
 from ..pages.site import add_pages
-from .app import AccessChecks, UnexpectedErrors, add_error_answers
+from .app import UnexpectedErrors, add_access_checks, add_error_answers
 from .auth import Guard
 from .sign_in import add_sign_in
 
@@ -21,6 +21,6 @@ def build_viewer(source: DashboardSource, guard: Guard) -> FastAPI:
     add_pages(app, source)
     add_sign_in(app, guard)
     add_error_answers(app)
-    app.add_middleware(AccessChecks, guard=guard, max_body=MAX_BODY, origins=frozenset())
+    add_access_checks(app, guard, MAX_BODY)
     app.add_middleware(UnexpectedErrors)
     return app

@@ -15,9 +15,9 @@ import httpx
 import pytest
 import uvicorn
 
+from offbook.http_listener.bounded_protocol import BoundedProtocol, ConnectionLimiter, ConnectionLimits
 from offbook.server.http import app
 from offbook.server.http.auth import Guard
-from offbook.server.http.bounded_protocol import BoundedProtocol, ConnectionLimiter, ConnectionLimits
 from offbook.testing import scripted_sampler
 from tests.fakes.gateway import gateway_over
 

@@ -16,12 +16,12 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from ..errors import ApiError
+from offbook.openai_dialect.errors import error_body, kind_of
+
+from .access_checks import ADMIT
 
 logger = logging.getLogger(__name__)
 
-ADMIT = "offbook.admit"
-"""Key of the ASGI scope. Its value is a function that the application calls once a request may pass."""
 _IDLE, _HEAD, _BODY = range(3)
 _CHUNK_OVERHEAD = 8
 """The most bytes of framing per byte of a chunked body."""
@@ -224,7 +224,7 @@ class BoundedProtocol(HttpToolsProtocol):
         logger.debug("%s refused: %s", self._peer, why)
         started = self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete  # pyright: ignore[reportUnnecessaryComparison]  # None at first
         if not started:
-            body = json.dumps(ApiError(status, why, code=code).body()).encode()
+            body = json.dumps(error_body(why, kind_of(status), code=code)).encode()
             fields = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
             self.transport.write(STATUS_LINE[status] + fields + body)
         self.transport.close()

@@ -201,7 +201,7 @@ async def _serve(
     url = url_of(options.host, listener)
     services = await open_services(options, engine, base)
     kept = KeyFile(key.kept, key.text) if key is not None and key.kept is not None else None
-    guard = Guard(key.text if key is not None else None, options.viewer_keys, kept)
+    guard = Guard(key.text if key is not None else None, options.viewer_keys, kept, options.dir / "signed_out")
     config = listener_config(app.build(services, guard))
     server = Server(config)
     shutdown = Shutdown(services, server, lock)

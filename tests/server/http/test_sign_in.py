@@ -125,5 +125,37 @@ async def test_signing_out_needs_the_token_too(browser: httpx.AsyncClient) -> No
     assert (await browser.post("/sign-out", data={"csrf": "x"})).status_code == 403
     token = re.search(r'name="csrf" value="([^"]+)"', (await browser.get("/")).text)
     assert token is not None
+    cookie = browser.cookies[COOKIE]
     assert (await browser.post("/sign-out", data={"csrf": token[1]})).status_code == 303
+    assert (await browser.get("/", headers={"cookie": f"{COOKIE}={cookie}"})).status_code == 303
     assert (await browser.get("/")).status_code == 303
+
+
+async def test_a_session_that_was_signed_out_stays_so_also_after_a_restart(tmp_path: Path) -> None:
+    def header(cookie: str) -> dict[str, str]:
+        return {"cookie": f"{COOKIE}={cookie}"}
+
+    guard = Guard(KEY, signed_out=tmp_path / "signed_out")
+    assert guard.sessions is not None
+    cookie, other = guard.sessions.open_by_key(KEY), guard.sessions.open_by_key(KEY)
+    assert cookie is not None and other is not None
+    guard.sessions.close(header(cookie)["cookie"])
+    for later in (guard, Guard(KEY, signed_out=tmp_path / "signed_out")):
+        assert isinstance(later.decide("/", header(cookie), "GET"), tuple)
+        assert not isinstance(later.decide("/", header(other), "GET"), tuple)
+    assert (tmp_path / "signed_out").stat().st_mode & 0o777 == 0o600
+
+
+async def test_keys_cannot_be_tried_without_end_and_the_servers_link_still_signs_in(
+    browser: httpx.AsyncClient, guard: Guard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert guard.sessions is not None
+    statuses = [(await browser.post("/sign-in", data={"key": f"guess {n}"})).status_code for n in range(12)]
+    assert statuses == [401] * 10 + [429] * 2
+    limited = await browser.post("/sign-in", data={"key": KEY})
+    assert limited.status_code == 429 and 0 < int(limited.headers["retry-after"]) <= 60
+    token = guard.sessions.one_time_link().partition("once=")[2]
+    assert (await browser.post("/sign-in", data={"once": token})).status_code == 303
+    now = time.monotonic() + 61
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    assert (await browser.post("/sign-in", data={"key": KEY})).status_code == 303

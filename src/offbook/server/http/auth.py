@@ -1,6 +1,6 @@
 """Access control of the server: a key, or a browser's session opened with one; on loopback without a key, the Host header.
 
-Sessions are signed cookies without server-side state. Keys may come from a file that is read again when it changes: to
+Sessions are signed cookies. The server remembers only which of them were signed out, and wrong keys. Keys may come from a file that is read again when it changes: to
 rotate keys, add a new one, move clients, remove the old."""
 
 from __future__ import annotations
@@ -85,6 +85,56 @@ CSRF_HEADER = "x-offbook-csrf"
 SESSION_SECONDS = 7 * 86_400
 LINK_SECONDS = 900
 """How long a one-time link is valid."""
+WRONG_KEYS, WRONG_SECONDS = 10, 60.0
+"""Wrong keys that a peer may send to the sign-in page within so many seconds."""
+PEERS = 4096
+"""Peers whose wrong keys are remembered at most."""
+
+
+class WrongKeys:
+    """Counts the wrong keys that peers sent to the sign-in page."""
+
+    def __init__(self) -> None:
+        self._times: dict[str, list[float]] = {}
+
+    def wait(self, peer: str) -> float:
+        """Seconds until this peer may try again; 0: now."""
+        now = time.monotonic()
+        recent = [moment for moment in self._times.get(peer, []) if moment > now - WRONG_SECONDS]
+        return 0.0 if len(recent) < WRONG_KEYS else recent[-WRONG_KEYS] + WRONG_SECONDS - now
+
+    def add(self, peer: str) -> None:
+        """Count a wrong key. Beyond PEERS, the peer that sent one longest ago is forgotten."""
+        self._times[peer] = [*self._times.pop(peer, [])[1 - WRONG_KEYS :], time.monotonic()]
+        if len(self._times) > PEERS:
+            del self._times[next(iter(self._times))]
+
+
+class SignedOut:
+    """The sessions that were signed out, in a file so that a restart does not open them again; without it, in memory."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        lines = file.read_text("utf-8").splitlines() if file is not None and file.exists() else []
+        self._sessions = set(lines)
+
+    def add(self, session: str) -> None:
+        """End a session. Raises OSError if that cannot be stored; the session ends in this process all the same."""
+        name = _hashed(session)
+        if name in self._sessions:
+            return
+        self._sessions.add(name)
+        if self._file is not None:
+            with os.fdopen(os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a") as out:
+                out.write(f"{name}\n")
+
+    def __contains__(self, session: str) -> bool:
+        return bool(self._sessions) and _hashed(session) in self._sessions
+
+
+def _hashed(session: str) -> str:
+    """A session's name in the file, which does not open it if its signature is known otherwise."""
+    return hashlib.sha256(session.encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -103,8 +153,15 @@ class Access:
 class Sessions:
     """Sessions opened with keys. A cookie is signed with its key, so it survives a restart and ends with the key."""
 
-    def __init__(self, owner_keys: Callable[[], Collection[bytes]], viewer_keys: Sequence[str] = ()) -> None:
-        """`owner_keys` returns the valid keys, at least one; they may change."""
+    def __init__(
+        self,
+        owner_keys: Callable[[], Collection[bytes]],
+        viewer_keys: Sequence[str] = (),
+        signed_out: Path | None = None,
+    ) -> None:
+        """`owner_keys` returns the valid keys, at least one; they may change. `signed_out` is the file of `SignedOut`."""
+        self.wrong_keys = WrongKeys()
+        self._signed_out = SignedOut(signed_out)
         self._owner_keys = owner_keys
         self._viewer_keys = [key.encode() for key in viewer_keys]
         self._links: dict[str, float] = {}
@@ -144,9 +201,15 @@ class Sessions:
                 _session_signer(key).unsign(value, SESSION_SECONDS)
             except BadSignature:  # of another key, changed, or expired
                 continue
+            if value in self._signed_out:
+                return None
             csrf = Signer(key, "csrf", key_derivation="hmac", digest_method=hashlib.sha256).get_signature(value)
             return Access(role, csrf.decode(), session=True)
         return None
+
+    def close(self, cookie_header: str) -> None:
+        """End the session in a Cookie header. Raises OSError."""
+        self._signed_out.add(cookie_of(cookie_header, COOKIE))
 
 
 def cookie_of(header: str, name: str) -> str:
@@ -216,11 +279,20 @@ class Guard:
     Holders of `viewer_keys` may only read.
     """
 
-    def __init__(self, key: str | None, viewer_keys: Sequence[str] = (), file: KeyFile | None = None) -> None:
-        """`file` holds keys that can change while the server runs; without it, `key` is the only one."""
+    def __init__(
+        self,
+        key: str | None,
+        viewer_keys: Sequence[str] = (),
+        file: KeyFile | None = None,
+        signed_out: Path | None = None,
+    ) -> None:
+        """`file` holds keys that can change while the server runs; without it, `key` is the only one.
+
+        `signed_out` is the file of sessions that were signed out; without it, they are forgotten at the end of the process.
+        """
         only = frozenset({key.encode()} if key is not None else ())
         owners = file.keys if file is not None else lambda: only
-        self.sessions = Sessions(owners, viewer_keys) if key is not None else None
+        self.sessions = Sessions(owners, viewer_keys, signed_out) if key is not None else None
         self._local = Access("owner", secrets.token_urlsafe(24))
 
     def refusal(self, path: str, headers: Mapping[str, str], method: str = "GET") -> Refusal | None:

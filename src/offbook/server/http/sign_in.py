@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import ceil
 from urllib.parse import parse_qs, quote, urlsplit
 
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -54,9 +55,16 @@ def _routes(sessions: Sessions) -> APIRouter:
     async def sign_in(request: Request) -> Response:
         """Sign in with the token of a one-time link, or with a key."""
         form = await _form(request)
-        once = form.get("once", "")
+        once, peer = form.get("once", ""), request.client.host if request.client is not None else ""
+        wait = 0.0 if once else sessions.wrong_keys.wait(peer)
+        if wait:
+            answer = _page(request, f"Too many wrong keys: try again in {wait:.0f} s.", status=429)
+            answer.headers["retry-after"] = str(ceil(wait))
+            return answer
         cookie = sessions.open_by_link(once) if once else sessions.open_by_key(form.get("key", ""))
         if cookie is None:
+            if not once:
+                sessions.wrong_keys.add(peer)
             why = (
                 "This link was used, or is older than 15 minutes. Sign in with a key." if once else "The key is wrong."
             )
@@ -73,6 +81,8 @@ def _routes(sessions: Sessions) -> APIRouter:
         form = await _form(request)
         if not same(form.get("csrf", ""), access.csrf):
             return _page(request, "The form was too old: nothing was changed.", status=403)
+        if access.session:
+            sessions.close(request.headers.get("cookie", ""))
         answer = RedirectResponse(SIGN_IN, 303)
         answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
         return answer

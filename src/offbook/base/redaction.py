@@ -94,8 +94,8 @@ def redact(text: str) -> str:
 
 def keys_in(text: str) -> list[str]:
     """What has the form of a key in a text, and the passwords of its URLs."""
-    found: list[str] = [match[0] for _, pattern, _ in _PATTERNS for match in pattern.finditer(text)]
-    return [key[3:-1].partition(":")[2] if key.startswith("://") else key for key in found]
+    matched: list[str] = [match[0] for _, pattern, _ in _PATTERNS for match in pattern.finditer(text)]
+    return [key[3:-1].partition(":")[2] if key.startswith("://") else key for key in matched]
 
 
 Record = TypeVar("Record", bound=BaseModel)

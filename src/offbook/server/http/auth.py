@@ -115,7 +115,7 @@ class SignedOut:
 
     def __init__(self, file: Path | None) -> None:
         self._file = file
-        lines = file.read_text("utf-8").splitlines() if file is not None and file.exists() else []
+        lines = file.read_text("utf-8").split("\n") if file is not None and file.exists() else []
         self._sessions = set(lines)
 
     def add(self, session: str) -> None:

@@ -86,7 +86,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine.token_tree": {"base", "engine.protocol"},
     "engine": {"base", *SHARED_ENGINE, "engine.inference"},
     "engine.import_check": {"base", f"{LEARNER}.model"},
-    "engine.inference": ENGINE | {"http_listener", "openai_dialect"},
+    "engine.inference": ENGINE | {"openai_dialect"},
     f"{LEARNER}.targets": ENGINE | {"engine.inference"},
     f"{LEARNER}.rows": {"base", *SHARED_ENGINE},
     f"{LEARNER}.model": ENGINE | {f"{LEARNER}.targets", f"{LEARNER}.rows"},

@@ -57,7 +57,7 @@ def parrot(family: Family, folder: Path) -> Path:
 def engine(folder: Path) -> Iterator[TestClient]:
     policy = load_model(folder, device="cpu", dtype="float32", max_model_len=None)
     service = SamplingService(policy, name="base", max_batch=2, max_string=4096, max_items=256, calls=format_of(folder))
-    with TestClient(build_app(service), base_url="http://localhost") as http:
+    with TestClient(build_app(service)) as http:
         yield http
 
 

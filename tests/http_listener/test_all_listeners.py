@@ -16,7 +16,6 @@ import pytest
 import uvicorn
 
 from offbook.comparison.gateway import Gateway
-from offbook.engine.inference.app import build_app
 from offbook.http_listener import access_checks, config
 from offbook.http_listener.bounded_protocol import ConnectionLimits
 from offbook.llms import Llm
@@ -39,13 +38,14 @@ LISTENERS = {
     "src/offbook/commands/ui.py": ("ui", "ui with a key"),
     "integrations/offbook_mcp/commands/serve.py": ("mcp serve", "mcp serve with a key"),
     "src/offbook/comparison/gateway.py": ("comparison with a key",),
-    "src/offbook/engine/inference/embedded.py": ("engine",),
 }
 """Files that start a listener, and the listeners below that each one starts."""
 NAMES = [name for names in LISTENERS.values() for name in names]
 CHAT = "/v1/chat/completions"
 FAKES = {"src/offbook/testing/asgi.py", "src/offbook/testing/endpoint.py"}
 """Scripted servers of the test kit. They hold nothing of anybody's."""
+BEHIND = {"src/offbook/engine/inference/embedded.py"}
+"""The embedded engine listens on a Unix socket in a folder of the server's account, behind the server's checks."""
 
 
 def calls_of(path: Path) -> set[str]:
@@ -67,7 +67,7 @@ def test_every_listener_is_configured_in_one_place_and_attacked_below() -> None:
             if used & others or any(each.endswith(("HTTPServer", "TCPServer")) for each in used):
                 own.add(name)
     assert configured == set(LISTENERS)
-    assert own == {"src/offbook/http_listener/config.py"} | FAKES
+    assert own == {"src/offbook/http_listener/config.py"} | FAKES | BEHIND
 
 
 @asynccontextmanager
@@ -80,10 +80,8 @@ async def application(name: str, key: str | None, folder: Path) -> AsyncIterator
         records = open_records(folder)
         yield build_viewer(DashboardSource(records, folder), Guard(key))
         records.close()
-    elif name.startswith("mcp serve"):
-        yield ToolEndpoint(UNUSED, UNUSED, LoopOptions(), 1_000, UNUSED).application(key)
     else:
-        yield build_app(UNUSED)
+        yield ToolEndpoint(UNUSED, UNUSED, LoopOptions(), 1_000, UNUSED).application(key)
 
 
 @pytest.fixture(params=NAMES)

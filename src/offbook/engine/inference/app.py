@@ -18,7 +18,6 @@ from starlette.exceptions import HTTPException
 
 from offbook.base.server_sent_events import EVENT_STREAM, event
 from offbook.base.types import Json
-from offbook.http_listener.access_checks import AccessChecks, single_key
 from offbook.openai_dialect.chat_answer import DONE
 from offbook.openai_dialect.errors import error_body
 
@@ -39,8 +38,6 @@ from .service import SamplingService
 
 logger = logging.getLogger(__name__)
 
-LARGEST_REQUEST = 2**30
-"""Bytes of a request's body at most. The server in front of the engine has a smaller limit, --max-body."""
 _CLIENT_DISCONNECTED = 499  # nginx's status code
 
 
@@ -63,7 +60,6 @@ def build_app(service: SamplingService) -> FastAPI:
     app.add_api_route("/v1/unload_lora_adapter", routes.unload, methods=["POST"], response_model=None)
     app.add_exception_handler(DialectError, _dialect_error)
     app.add_exception_handler(HTTPException, _unknown_route)
-    app.add_middleware(AccessChecks, decide=single_key(None), max_body=LARGEST_REQUEST)
     return app
 
 

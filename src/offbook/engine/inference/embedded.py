@@ -23,8 +23,6 @@ from transformers.utils import logging as transformers_logging
 
 from offbook.base.config import EngineOptions
 from offbook.base.errors import ConfigError, OffbookError
-from offbook.base.http_access import is_loopback
-from offbook.http_listener.config import listener_config
 
 from .app import build_app
 from .chat.families import thinks
@@ -43,9 +41,6 @@ def main(argv: list[str] | None = None) -> int:
     transformers_logging.disable_progress_bar()
     if options.parent_pid is not None:
         _exit_with(options.parent_pid)
-    if options.uds is None and not is_loopback(options.host):
-        logger.error("--host %s: the engine has no key, and other machines would reach it: use loopback", options.host)
-        return 2
     try:
         listener = _bound(options.host, options.port) if options.uds is None else _bound_socket(options.uds)
     except OSError as error:
@@ -60,8 +55,9 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     gc.collect()
     gc.freeze()  # exempts loaded objects from collection, which would pause sampling for half a second
-    config = listener_config(build_app(service), lifespan="on")
-    config.timeout_graceful_shutdown = 3
+    config = uvicorn.Config(
+        build_app(service), log_config=None, access_log=False, timeout_graceful_shutdown=3, lifespan="on"
+    )
     place = options.uds or "http://{}:{}".format(*listener.getsockname()[:2])
     logger.info("serving %s on %s", options.served_model_name, place)
     uvicorn.Server(config).run(sockets=[listener])

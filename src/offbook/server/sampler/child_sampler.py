@@ -91,7 +91,7 @@ class ChildSampler(SupervisedSampler):
             raise EngineError(f"The sampler could not be started: {error}") from error
         self._child = child
         await self._disconnect()
-        control = self._connect("http://localhost", socket=socket).control
+        control = self._connect("http://sampler", socket=socket).control
         try:
             await self._await_health(child, control)
             await check_sampling(control, SERVED_NAME)

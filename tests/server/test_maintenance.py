@@ -166,10 +166,17 @@ async def test_records_that_are_missing_beside_checkpoints_are_refused_until_a_r
         assert (await store.trajectories()).trajectories == ()
 
 
+async def test_a_server_that_does_not_train_begins_records_beside_a_copied_model(folder: Path) -> None:
+    (folder / "records.db").unlink()
+    store = await Store.open(f"sqlite:///{folder / 'records.db'}", may_begin=True)
+    await store.close()
+
+
 async def test_records_whose_log_lies_alone_are_refused_because_sqlite_would_delete_it(tmp_path: Path) -> None:
     (tmp_path / "records.db-wal").write_bytes(b"commits")
-    with pytest.raises(StoreError, match=r"its log records\.db-wal is there"):
-        await Store.open(f"sqlite:///{tmp_path / 'records.db'}")
+    for may_begin in (False, True):
+        with pytest.raises(StoreError, match=r"its log records\.db-wal is there"):
+            await Store.open(f"sqlite:///{tmp_path / 'records.db'}", may_begin=may_begin)
     assert (tmp_path / "records.db-wal").read_bytes() == b"commits"
 
 

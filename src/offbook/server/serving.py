@@ -90,7 +90,8 @@ def run(options: ServerOptions) -> int:
 async def open_services(options: ServerOptions, engine: EngineChoice, base: BaseModelPath) -> Services:
     """Open all services of a server. Starts no child process yet. Raises ConfigError, StoreError."""
     logs = options.dir / "logs"
-    store = await Store.open(options.store_url or f"sqlite:///{options.dir / 'records.db'}", durable=options.durable)
+    url = options.store_url or f"sqlite:///{options.dir / 'records.db'}"
+    store = await Store.open(url, durable=options.durable, may_begin=options.inference_only)
     learner = runner = None
     recorder = Recorder(store, base.special_tokens(CALL_MARKS))
     try:

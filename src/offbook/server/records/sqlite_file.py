@@ -28,9 +28,12 @@ LOCK_SECONDS = 10.0
 """How long a check waits for the lock of another program."""
 
 
-def check_file(path: Path) -> None:
+def check_file(path: Path, *, may_begin: bool = False) -> None:
     """Raise StoreError if the file must not be opened: it is foreign or damaged, cannot be checked, or is empty or missing
-    although checkpoints exist."""
+    although checkpoints exist. With `may_begin` a missing one is no fault: a server that does not train repeats no step.
+    """
+    if may_begin and not any(path.with_name(path.name + end).exists() for end in ("", "-wal")):
+        return
     problem = fault_of(path, "quick_check" if path.exists() and path.stat().st_size <= CHECKED_BYTES else None)
     if problem is not None:
         raise StoreError(

@@ -130,20 +130,20 @@ class Store:
         self._readers = ThreadPoolExecutor(_READERS, "offbook-read")
 
     @classmethod
-    async def open(cls, url: str, *, durable: bool = False) -> Store:
+    async def open(cls, url: str, *, durable: bool = False, may_begin: bool = False) -> Store:
         """Open or create records at a SQLAlchemy URL.
 
-        `durable`: see `engine_at`. Raises StoreError if the database is unreachable, belongs to another program, or
+        `durable`: see `engine_at`. `may_begin`: see `check_file`. Raises StoreError if the database is unreachable, belongs to another program, or
         has another schema.
         """
-        return await asyncio.to_thread(cls._opened, url, durable)
+        return await asyncio.to_thread(cls._opened, url, durable, may_begin)
 
     @classmethod
-    def _opened(cls, url: str, durable: bool) -> Store:
+    def _opened(cls, url: str, durable: bool, may_begin: bool) -> Store:
         engine, where = engine_at(url, _READERS + 1, durable=durable)
         try:
             if engine.dialect.name == "sqlite":
-                check_file(Path(where))
+                check_file(Path(where), may_begin=may_begin)
             prepare(engine, where)
             if engine.dialect.name == "sqlite":
                 mark_file(engine)

@@ -45,7 +45,7 @@ def test_a_directory_is_read_without_torch_and_nothing_in_it_changes(folder: Pat
     assert runs.returncode == 0, runs.stderr
     assert json.loads(runs.stdout)
     assert offbook("checkpoints agent", folder, *ENGINES).returncode == 0
-    usage = offbook("usage --json", folder, *ENGINES)
+    usage = offbook("usage --json", folder, *ENGINES, "openai")  # its import alone takes half a second
     assert usage.returncode == 0, usage.stderr
     assert sum(line["calls"] for line in json.loads(usage.stdout)) == 18
     page = offbook("ui --host nowhere.invalid", folder, *ENGINES)  # all is imported before the address is refused
@@ -56,7 +56,7 @@ def test_a_directory_is_read_without_torch_and_nothing_in_it_changes(folder: Pat
 
 
 def test_a_directory_is_checked_and_copied_without_torch(folder: Path) -> None:
-    verified = offbook("verify", folder, *ENGINES)
+    verified = offbook("verify", folder, *ENGINES, "sqlalchemy", "openai")  # imports that cost more than the check
     assert (verified.returncode, "0 damaged" in verified.stdout) == (0, True), verified.stderr
     copied = offbook("backup --output copy", folder, *ENGINES)
     assert copied.returncode == 0, copied.stderr

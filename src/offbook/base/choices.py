@@ -24,7 +24,8 @@ def is_choice(item: object) -> TypeGuard[Choice]:
     return module is not None and isinstance(item, module.Choice)
 
 
-def _choice_of(fields: dict[str, Any]) -> Choice:
+def choice_of(fields: Mapping[str, Any]) -> Choice:
+    """A choice of the SDK from its fields. Imports openai. Raises pydantic.ValidationError."""
     from openai.types.chat.chat_completion import Choice
 
     return Choice.model_validate(fields)
@@ -40,7 +41,7 @@ def as_choice(item: object) -> Choice | None:
         return None
     fields: dict[str, Any] = item.model_dump(exclude_none=True)
     message = {name: value for name, value in fields["message"].items() if name != OTHERS}
-    return _choice_of({**fields, "message": message})
+    return choice_of({**fields, "message": message})
 
 
 def as_entry(item: object) -> Choice | dict[str, Any]:
@@ -52,7 +53,7 @@ def as_entry(item: object) -> Choice | dict[str, Any]:
     if not isinstance(item, dict):
         raise ValueError(f"a message is a dict, got {type(item).__name__} {item!r:.80}")
     message = cast(dict[str, Any], item)
-    return _choice_of(message) if {"message", "finish_reason"} <= message.keys() else message
+    return choice_of(message) if {"message", "finish_reason"} <= message.keys() else message
 
 
 def mark_of(choice: Choice) -> Mapping[str, object] | None:

@@ -18,7 +18,7 @@ from ..engine import checkpoint_files
 from ..engine.checkpoint_files import put_aside, sync
 from .directory_lock import UMASK, DirectoryLock
 from .models import checkpoints
-from .records.sqlite_file import create_file, fault_of
+from .records.sqlite_file import fault_of
 
 RECORDS = "records.db"
 _NOT_WHOLE = 1
@@ -159,6 +159,8 @@ def _repaired(path: Path) -> str:
         if file.exists():
             actions.append(f"put aside as {put_aside(file)}")
     if path.name == RECORDS:
+        from .records.store import create_file  # only a repair needs SQLAlchemy, whose import is a quarter of a check
+
         create_file(path)
         actions.append("new empty records are in its place")
     facts = checkpoints.recovered_facts(path.parent) if path.name == checkpoints.FACTS else None

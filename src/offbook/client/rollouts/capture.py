@@ -7,10 +7,9 @@ import threading
 from collections.abc import Awaitable, Callable, Generator, Iterable
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Literal, overload
+from typing import TYPE_CHECKING, Literal, overload
 
-from openai.types.chat.chat_completion import Choice
-
+from offbook.base.choices import choice_of
 from offbook.base.errors import CaptureError, ConfigError, ServerError
 from offbook.base.types import (
     Call,
@@ -19,6 +18,9 @@ from offbook.base.types import (
     Trajectory,
 )
 from offbook.client.connection.http import Api
+
+if TYPE_CHECKING:
+    from openai.types.chat.chat_completion import Choice
 
 
 class Capture:
@@ -269,4 +271,4 @@ def _choice(call: Call, marked: bool) -> Choice:
         "finish_reason": output.finish_reason or "stop",
         "message": {"role": "assistant", **output.message},
     }
-    return Choice.model_validate(choice | {"offbook": mark} if marked else choice)
+    return choice_of(choice | {"offbook": mark} if marked else choice)

@@ -13,8 +13,7 @@ from collections.abc import Iterable, Mapping
 from itertools import count
 from typing import cast
 
-from openai.types.chat.chat_completion import Choice
-
+from offbook.base.choices import is_choice
 from offbook.base.errors import ConfigError
 from offbook.base.redaction import Redaction, protect_environment, redacted_record
 from offbook.base.text import counted
@@ -218,9 +217,7 @@ def _failed_record(error: RolloutException, model: str, place: RolloutPlace) -> 
 
 
 def _rendered(history: History) -> RenderedHistory | None:
-    targets = tuple(
-        index for index, item in enumerate(history.entries()) if isinstance(item, Choice) and call_ref(item) is None
-    )
+    targets = tuple(index for index, item in enumerate(history.entries()) if is_choice(item) and call_ref(item) is None)
     if not targets:
         return None
     messages = tuple(cast(Message, message) for message in history.messages())

@@ -8,15 +8,9 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
-from sqlalchemy import Engine
-from sqlalchemy.exc import SQLAlchemyError
-
 from offbook.base.errors import StoreError
 
 from ...engine.checkpoint_files import is_file, not_checked
-from .database import engine_at
-from .tables import SCHEMA, prepare
-from .writer import store_error
 
 APPLICATION_ID = 0x4F464642  # "OFFB"
 CHECKED_BYTES = 2**30
@@ -67,28 +61,6 @@ def fault_of(path: Path, check: str | None) -> str | None:
         raise not_checked(path, error) from error
     except (OSError, MemoryError) as error:
         raise not_checked(path, error) from error
-
-
-def create_file(path: Path) -> None:
-    """Create empty records that only this account can read. Raises OSError, StoreError."""
-    path.touch(0o600, exist_ok=False)
-    engine, where = engine_at(f"sqlite:///{path}", 1)
-    try:
-        prepare(engine, where)
-        mark_file(engine)
-    except SQLAlchemyError as error:
-        raise store_error(error, "create", where) from error
-    finally:
-        engine.dispose()
-
-
-def mark_file(engine: Engine) -> None:
-    """Write Offbook's application_id and the schema into the file's header."""
-    with engine.begin() as connection:
-        if connection.exec_driver_sql("PRAGMA application_id").scalar() != APPLICATION_ID:
-            connection.exec_driver_sql(f"PRAGMA application_id = {APPLICATION_ID}")
-        if connection.exec_driver_sql("PRAGMA user_version").scalar() != SCHEMA:
-            connection.exec_driver_sql(f"PRAGMA user_version = {SCHEMA}")
 
 
 def _foreign(connection: sqlite3.Connection) -> str | None:

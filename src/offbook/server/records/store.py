@@ -38,8 +38,8 @@ from .claims import chunks, finish
 from .database import engine_at
 from .listing import page
 from .overview import model_logs
-from .sqlite_file import check_file, mark_file
-from .tables import calls, expired, logs, meta, outputs, prepare, trains, trajectories
+from .sqlite_file import APPLICATION_ID, check_file
+from .tables import SCHEMA, calls, expired, logs, meta, outputs, prepare, trains, trajectories
 from .writer import Writer, store_error
 
 logger = logging.getLogger(__name__)
@@ -48,6 +48,28 @@ RUNNING = "running"
 """Key of the table `meta` for the text of RunningTime."""
 Expiry = tuple[float, Collection[str]]
 """Calls that ended before this time (unix seconds) expire, except those of these trajectories, which are sampling."""
+
+
+def create_file(path: Path) -> None:
+    """Create empty records that only this account can read. Raises OSError, StoreError."""
+    path.touch(0o600, exist_ok=False)
+    engine, where = engine_at(f"sqlite:///{path}", 1)
+    try:
+        prepare(engine, where)
+        _mark_file(engine)
+    except SQLAlchemyError as error:
+        raise store_error(error, "create", where) from error
+    finally:
+        engine.dispose()
+
+
+def _mark_file(engine: Engine) -> None:
+    """Write Offbook's application_id and the schema into the file's header."""
+    with engine.begin() as connection:
+        if connection.exec_driver_sql("PRAGMA application_id").scalar() != APPLICATION_ID:
+            connection.exec_driver_sql(f"PRAGMA application_id = {APPLICATION_ID}")
+        if connection.exec_driver_sql("PRAGMA user_version").scalar() != SCHEMA:
+            connection.exec_driver_sql(f"PRAGMA user_version = {SCHEMA}")
 
 
 def expire(connection: Connection, batch: Sequence[Expiry]) -> list[int | OffbookError]:
@@ -146,7 +168,7 @@ class Store:
                 check_file(Path(where), may_begin=may_begin)
             prepare(engine, where)
             if engine.dialect.name == "sqlite":
-                mark_file(engine)
+                _mark_file(engine)
         except SQLAlchemyError as error:
             engine.dispose()
             raise store_error(error, "open", where) from error

@@ -147,9 +147,9 @@ class ChatTemplate:
             return ""
         return last if last == between[: len(last)] and last.strip() else last + between
 
-    def encode(self, text: str) -> list[int]:
-        """The tokens of a rendered text."""
-        return self._tokenizer.encode(text, add_special_tokens=False)
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        """The tokens of a text. `special`: with those that the tokenizer puts before and after a text of its own."""
+        return self._tokenizer.encode(text, add_special_tokens=special)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens, without special tokens."""

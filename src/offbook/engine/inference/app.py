@@ -22,13 +22,16 @@ from offbook.openai_dialect.chat_answer import DONE
 from offbook.openai_dialect.errors import error_body
 
 from .chat.answers import AnswerWriter
+from .chat.completion_answers import CompletionWriter
 from .chat.requests import (
     BAD_REQUEST,
     INTERNAL,
     NOT_FOUND,
     ChatCompletionRequest,
+    CompletionRequest,
     DialectError,
     LoadAdapter,
+    SamplingRequest,
     UnloadAdapter,
     checked,
     read_object,
@@ -56,6 +59,7 @@ def build_app(service: SamplingService) -> FastAPI:
     app.add_api_route("/health", routes.health, methods=["GET"])
     app.add_api_route("/v1/models", routes.models, methods=["GET"])
     app.add_api_route("/v1/chat/completions", routes.chat, methods=["POST"], response_model=None)
+    app.add_api_route("/v1/completions", routes.completion, methods=["POST"], response_model=None)
     app.add_api_route("/v1/load_lora_adapter", routes.load, methods=["POST"], response_model=None)
     app.add_api_route("/v1/unload_lora_adapter", routes.unload, methods=["POST"], response_model=None)
     app.add_exception_handler(DialectError, _dialect_error)
@@ -121,11 +125,20 @@ class Endpoints:
     async def chat(self, request: Request) -> Response:
         """Sample an answer, as one JSON object or as server-sent events."""
         body = await request.body()
-        chat_request = await self._service.read(body)
-        generations = await self._service.generations(chat_request, len(body))
-        writer = self._service.writer(chat_request, generations[0].prompt_ids)
-        if chat_request.stream:
-            return StreamingResponse(self._events(chat_request, generations, writer), media_type=EVENT_STREAM)
+        return await self._answered(request, await self._service.read(body), len(body))
+
+    async def completion(self, request: Request) -> Response:
+        """Continue a prompt, as one JSON object or as server-sent events."""
+        body = await request.body()
+        return await self._answered(request, await self._service.read_completion(body), len(body))
+
+    async def _answered(
+        self, request: Request, sampling: ChatCompletionRequest | CompletionRequest, size: int
+    ) -> Response:
+        generations = await self._service.generations(sampling, size)
+        writer = self._service.writer(sampling, generations[0].prompt_ids)
+        if sampling.stream:
+            return StreamingResponse(self._events(sampling, generations, writer), media_type=EVENT_STREAM)
         inbox = self._service.submit(generations)
         answer = asyncio.ensure_future(_collected(inbox, len(generations)))
         disconnected = asyncio.ensure_future(_disconnected(request))
@@ -140,7 +153,7 @@ class Endpoints:
             self._service.release(generations)
 
     async def _events(
-        self, request: ChatCompletionRequest, generations: Sequence[Generation], writer: AnswerWriter
+        self, request: SamplingRequest, generations: Sequence[Generation], writer: AnswerWriter | CompletionWriter
     ) -> AsyncIterator[bytes]:
         inbox = self._service.submit(generations)
         open_choices = len(generations)

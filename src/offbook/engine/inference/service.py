@@ -14,8 +14,18 @@ from offbook.base.errors import ConfigError
 from ..protocol import TOO_LONG
 from .chat.answer_shape import ShapeCompiler, shape_of
 from .chat.answers import AnswerWriter
+from .chat.completion_answers import CompletionWriter
 from .chat.grammar import Grammars
-from .chat.requests import NOT_FOUND, ChatCompletionRequest, DialectError, read_chat, shortened
+from .chat.requests import (
+    NOT_FOUND,
+    ChatCompletionRequest,
+    CompletionRequest,
+    DialectError,
+    SamplingRequest,
+    read_chat,
+    read_completion,
+    shortened,
+)
 from .chat.template import ChatRenderer
 from .chat.thoughts import CLOSE, OPEN
 from .chat.time_limit import TimeLimitedPool
@@ -113,7 +123,11 @@ class SamplingService:
         """Parse a chat request. Raises DialectError, which names the first invalid field."""
         return await self._render(lambda: read_chat(body), len(body))
 
-    async def generations(self, request: ChatCompletionRequest, size: int) -> list[Generation]:
+    async def read_completion(self, body: bytes) -> CompletionRequest:
+        """Parse a request for a completion of a prompt. Raises DialectError, which names the first invalid field."""
+        return await self._render(lambda: read_completion(body), len(body))
+
+    async def generations(self, request: ChatCompletionRequest | CompletionRequest, size: int) -> list[Generation]:
         """The generations of a request, one per choice. `size` is the length of its body in bytes.
 
         Raises DialectError for an unknown model, a prompt or setting beyond the model's limits, or an invalid schema.
@@ -129,13 +143,13 @@ class SamplingService:
         adapter = self.adapters.get(
             request.model
         )  # before any await, so that an unload meanwhile does not affect this request
-        shape = shape_of(request)
-        prompt_ids = await self._render(lambda: self._renderer.prompt_ids(request), size)
+        shape = shape_of(request) if isinstance(request, ChatCompletionRequest) else None
+        prompt_ids = await self._render(lambda: self._prompt_ids(request), size)
         if prompt_ids and max(prompt_ids) >= self.runner.vocabulary:
             raise DialectError(
                 f"the prompt has token {max(prompt_ids)}, but the model has tokens 0 to {self.runner.vocabulary - 1}: the "
                 "tokenizer was extended without the model; resize its embeddings, or leave that token's text out",
-                param="messages",
+                param=request.prompt_field,
             )
         settings = self._settings(request, len(prompt_ids))
         masks = await self._shape_compiler.masks(shape, request.choices) if shape else []
@@ -152,8 +166,12 @@ class SamplingService:
             for index in range(request.choices)
         ]
 
-    def writer(self, request: ChatCompletionRequest, prompt_ids: tuple[int, ...]) -> AnswerWriter:
+    def writer(
+        self, request: ChatCompletionRequest | CompletionRequest, prompt_ids: tuple[int, ...]
+    ) -> AnswerWriter | CompletionWriter:
         """The writer for the answer to a request."""
+        if isinstance(request, CompletionRequest):
+            return CompletionWriter(request, prompt_ids, self.decoder)
         return AnswerWriter(request, prompt_ids, self.decoder, self.calls, thinks=self._thinks)
 
     def submit(self, generations: Sequence[Generation]) -> asyncio.Queue[tuple[int, Update]]:
@@ -192,7 +210,12 @@ class SamplingService:
                 if update.finish or update.failure:
                     del self._inboxes[generation]
 
-    def _settings(self, request: ChatCompletionRequest, prompt: int) -> Settings:
+    def _prompt_ids(self, request: ChatCompletionRequest | CompletionRequest) -> tuple[int, ...]:
+        if isinstance(request, ChatCompletionRequest):
+            return self._renderer.prompt_ids(request)
+        return self._renderer.plain_ids(request)
+
+    def _settings(self, request: SamplingRequest, prompt: int) -> Settings:
         limit, vocabulary = self.runner.max_model_len, self.runner.vocabulary
         field = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
         requested = request.max_completion_tokens or request.max_tokens
@@ -204,7 +227,7 @@ class SamplingService:
                     if prompt < limit
                     else f"shorten the prompt by {prompt + 1 - limit}"
                 ),
-                param=field if prompt < limit else "messages",
+                param=field if prompt < limit else request.prompt_field,
                 code=TOO_LONG,
             )
         max_tokens = requested or limit - prompt
@@ -233,7 +256,7 @@ class SamplingService:
             top_logprobs=request.top_logprobs or 0,
         )
 
-    def _stop_detector(self, request: ChatCompletionRequest) -> StopDetector | None:
+    def _stop_detector(self, request: SamplingRequest) -> StopDetector | None:
         if not request.stops:
             return None
         return StopDetector(self.decoder, request.stops, skip_special=request.skips_special)

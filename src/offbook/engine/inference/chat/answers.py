@@ -13,7 +13,7 @@ from ...protocol import UNKNOWN_LOGPROB
 from ..decoding.generation import Update
 from ..decoding.text import Decoder, StopCutter, TextStream
 from .hermes import ToolCall
-from .requests import ChatCompletionRequest
+from .requests import ChatCompletionRequest, SamplingRequest
 from .thoughts import OPEN, Thought, ThoughtSplitter
 from .tool_calls import HERMES, CallFormat
 
@@ -27,6 +27,31 @@ def _opens_thought(prompt_end: str) -> bool:
     return prompt_end.rstrip().endswith(OPEN)
 
 
+class TextReader:
+    """The text of one choice, from its updates, without end tokens and stop strings."""
+
+    def __init__(self, request: SamplingRequest, decoder: Decoder) -> None:
+        self._request = request
+        self._decoder = decoder
+        self._stream = TextStream(decoder, skip_special=request.skips_special)
+        self._cutter = StopCutter(request.stops, include=bool(request.include_stop_str_in_output))
+
+    def read(self, update: Update) -> str:
+        """The text that is final after this update. The last update returns everything that is left."""
+        shown = list(update.token_ids)
+        stop = update.stop_reason if isinstance(update.stop_reason, str) else None
+        if update.finish == "stop" and stop is None:
+            shown = shown[:-1]  # the end token has no text
+        if update.finish and not self._request.stream and not self._request.stops:
+            return self._decoder.decode(shown, skip_special=self._request.skips_special)
+        if not update.finish:
+            return self._cutter.push("".join(map(self._stream.push, shown)))
+        before, last = shown[:-1], shown[-1:]
+        text = self._cutter.push("".join(map(self._stream.push, before)))
+        ending = "".join(map(self._stream.push, last)) + self._stream.finish()
+        return text + self._cutter.finish(ending, stop)
+
+
 class ChoiceReader:
     """Splits the tokens of one choice into thought, content and tool calls."""
 
@@ -37,11 +62,8 @@ class ChoiceReader:
         calls: CallFormat,
         thoughts: ThoughtSplitter | None = None,
     ) -> None:
-        self._request = request
-        self._decoder = decoder
         self._thoughts = thoughts
-        self._stream = TextStream(decoder, skip_special=request.skips_special)
-        self._cutter = StopCutter(request.stops, include=bool(request.include_stop_str_in_output))
+        self._text = TextReader(request, decoder)
         parsing = bool(request.tools) and request.tool_choice != "none"
         call_format = HERMES if request.shaped else calls  # grammars use hermes' format for every model family
         self._parser = call_format.parser(request.most_calls) if parsing else None
@@ -73,26 +95,12 @@ class ChoiceReader:
 
     def _split(self, update: Update) -> tuple[str, str]:
         """The new text of the thought and of the answer."""
-        text = self._text(update)
+        text = self._text.read(update)
         if self._thoughts is None:
             return "", text
         thought, answer = self._thoughts.push(text)
         last = self._thoughts.finish() if update.finish else ("", "")
         return thought + last[0], answer + last[1]
-
-    def _text(self, update: Update) -> str:
-        shown = list(update.token_ids)
-        stop = update.stop_reason if isinstance(update.stop_reason, str) else None
-        if update.finish == "stop" and stop is None:
-            shown = shown[:-1]  # the end token has no text
-        if update.finish and not self._request.stream and not self._request.stops:
-            return self._decoder.decode(shown, skip_special=self._request.skips_special)
-        if not update.finish:
-            return self._cutter.push("".join(map(self._stream.push, shown)))
-        before, last = shown[:-1], shown[-1:]
-        text = self._cutter.push("".join(map(self._stream.push, before)))
-        ending = "".join(map(self._stream.push, last)) + self._stream.finish()
-        return text + self._cutter.finish(ending, stop)
 
 
 class AnswerWriter:

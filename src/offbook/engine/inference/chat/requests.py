@@ -5,7 +5,7 @@ Fields that this engine does not support are rejected by name. Fields that do no
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError, field_validator
 
@@ -35,6 +35,21 @@ _WITHOUT_EFFECT = frozenset(
     ]
 )
 """Fields that are accepted and ignored, because they do not affect sampling."""
+_OF_CHATS = frozenset(
+    [
+        "top_logprobs",
+        "max_completion_tokens",
+        "parallel_tool_calls",
+        "add_generation_prompt",
+        "continue_final_message",
+        "chat_template_kwargs",
+        "include_reasoning",
+    ]
+)
+"""Fields of every sampling request that a completion of a prompt does not have."""
+_DEFAULT_LENGTH = 16
+"""OpenAI's and vLLM's `max_tokens` of a completion without one."""
+_MOST_LOGPROBS = 20
 _VALUE_SHOWN = 100  # characters of a value in an error message
 
 
@@ -102,16 +117,10 @@ class StructuredOutputs(Part):
     choice: list[Annotated[str, Field(min_length=1)]] = Field(min_length=1)
 
 
-class ChatCompletionRequest(SampledFields):
-    """The body of POST /v1/chat/completions."""
+class SamplingRequest(SampledFields):
+    """What requests for chat completions and for completions share."""
 
     model: str
-    messages: list[Message] = Field(min_length=1)
-    tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
-    response_format: AnswerFormat | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    structured_outputs: StructuredOutputs | None = None
     repetition_penalty: float | None = Field(None, ge=0.01, le=10)
     logit_bias: dict[int, Annotated[FiniteFloat, Field(ge=-100, le=100)]] = Field(default_factory=dict[int, float])
     stream_options: StreamingOptions | None = None
@@ -124,15 +133,9 @@ class ChatCompletionRequest(SampledFields):
         return stop
 
     @property
-    def shaped(self) -> bool:
-        """Whether a grammar restricts the answer from its first token."""
-        free = self.response_format is None or self.response_format.type == "text"
-        return not free or self.tool_choice not in (None, "auto", "none")
-
-    @property
-    def most_calls(self) -> int | None:
-        """How many tool calls the answer may have; None for no limit."""
-        return 1 if self.parallel_tool_calls is False else None
+    def prompt_field(self) -> str:
+        """The field that is the prompt."""
+        return "messages"
 
     @property
     def skips_special(self) -> bool:
@@ -143,6 +146,47 @@ class ChatCompletionRequest(SampledFields):
     def stops(self) -> tuple[str, ...]:
         """The stop strings."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+
+class ChatCompletionRequest(SamplingRequest):
+    """The body of POST /v1/chat/completions."""
+
+    messages: list[Message] = Field(min_length=1)
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    response_format: AnswerFormat | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+    @property
+    def shaped(self) -> bool:
+        """Whether a grammar restricts the answer from its first token."""
+        free = self.response_format is None or self.response_format.type == "text"
+        return not free or self.tool_choice not in (None, "auto", "none")
+
+    @property
+    def most_calls(self) -> int | None:
+        """How many tool calls the answer may have; None for no limit."""
+        return 1 if self.parallel_tool_calls is False else None
+
+
+class CompletionRequest(SamplingRequest):
+    """The body of POST /v1/completions: a prompt that no template changes. Its `logprobs` are read as those of a chat."""
+
+    prompt: str | list[Annotated[int, Field(ge=0)]]
+    add_special_tokens: bool = True
+
+    @field_validator("prompt")
+    @classmethod
+    def _not_empty(cls, prompt: str | list[int]) -> str | list[int]:
+        if not prompt:
+            raise ValueError("a prompt has at least one token")
+        return prompt
+
+    @property
+    def prompt_field(self) -> str:
+        """The field that is the prompt."""
+        return "prompt"
 
 
 class LoadAdapter(Part):
@@ -177,8 +221,7 @@ def read_chat(body: bytes) -> ChatCompletionRequest:
     """Parse a chat request. Raises DialectError, which names the first invalid field."""
     fields = {name: value for name, value in read_object(body).items() if name not in _WITHOUT_EFFECT}
     request = checked(ChatCompletionRequest, fields)
-    if request.stream_options and not request.stream:
-        raise DialectError("stream_options needs stream=true", param="stream_options")
+    _check_stream(request)
     if request.top_logprobs and not request.logprobs:
         raise DialectError("top_logprobs needs logprobs=true", param="top_logprobs")
     if request.add_generation_prompt and request.continue_final_message and "add_generation_prompt" in fields:
@@ -187,6 +230,31 @@ def read_chat(body: bytes) -> ChatCompletionRequest:
             param="continue_final_message",
         )
     return request
+
+
+def read_completion(body: bytes) -> CompletionRequest:
+    """Parse a request for a completion of a prompt. Raises DialectError, which names the first invalid field."""
+    fields = {name: value for name, value in read_object(body).items() if name not in _WITHOUT_EFFECT}
+    for name in _OF_CHATS & fields.keys():
+        raise DialectError(f"{name} is a field of chat completions: leave it out", param=name)
+    prompt = fields.get("prompt")
+    if isinstance(prompt, list) and len(prompt := cast(list[Json], prompt)) == 1 and isinstance(prompt[0], str | list):
+        fields["prompt"] = prompt[0]
+    if "logprobs" in fields:
+        count = fields["logprobs"]
+        if type(count) is not int or not 0 <= count <= _MOST_LOGPROBS:
+            raise DialectError(
+                f"logprobs: a number of 0 to {_MOST_LOGPROBS} is needed (got {shortened(count)})", param="logprobs"
+            )
+        fields |= {"logprobs": True, "top_logprobs": count}
+    request = checked(CompletionRequest, {"max_tokens": _DEFAULT_LENGTH, **fields})
+    _check_stream(request)
+    return request
+
+
+def _check_stream(request: SamplingRequest) -> None:
+    if request.stream_options and not request.stream:
+        raise DialectError("stream_options needs stream=true", param="stream_options")
 
 
 def checked(model: type[M], fields: dict[str, Json]) -> M:

@@ -15,7 +15,7 @@ from offbook.base.types import Json
 
 from ...chat_template import ChatTemplate, PromptError
 from ...protocol import TOO_LONG
-from .requests import ChatCompletionRequest, DialectError
+from .requests import ChatCompletionRequest, CompletionRequest, DialectError
 
 _NFC_SHRINKS = 4
 """Most characters that NFC composes into one: the longest canonical decomposition (Unicode Standard Annex 15)."""
@@ -121,6 +121,13 @@ class ChatRenderer:
         self._keep(key, prompt_ids)
         return prompt_ids
 
+    def plain_ids(self, request: CompletionRequest) -> tuple[int, ...]:
+        """The tokens of a prompt that no template changes. Raises DialectError for one that is longer than the context."""
+        if not isinstance(request.prompt, str):
+            return tuple(request.prompt)
+        self._check_length(request.prompt, "prompt")
+        return tuple(self.template.encode(request.prompt, special=request.add_special_tokens))
+
     def _effort(self, request: ChatCompletionRequest) -> dict[str, Json]:
         """Convert `reasoning_effort` to the template's variables, as vLLM does. Raises DialectError if it has none."""
         effort = request.reasoning_effort
@@ -148,12 +155,15 @@ class ChatRenderer:
             text = self.template.render(request.messages, request.tools, options)
         except PromptError as error:
             raise DialectError(str(error), param="messages") from error
+        self._check_length(text, "messages")
+        return tuple(self.template.encode(text))
+
+    def _check_length(self, text: str, param: str) -> None:
         least = self._least.of(text)
         if least > self._limit:
             raise DialectError(
                 f"the context is at most {self._limit} tokens (--max-model-len); the prompt has {len(text)} characters, "
                 f"which are at least {least} tokens: shorten the prompt",
-                param="messages",
+                param=param,
                 code=TOO_LONG,
             )
-        return tuple(self.template.encode(text))

@@ -1,0 +1,29 @@
+"""Completions of a prompt (`/v1/completions`), whole and as the chunks of a stream, as plain JSON values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from .chat_answer import Answer
+
+COMPLETION = "text_completion"
+"""The value of `object`, of a whole completion and of a chunk."""
+
+
+def completion_logprobs(tokens: Iterable[tuple[str, float, Mapping[str, float]]], start: int = 0) -> Answer:
+    """The logprobs of tokens: text, logprob and the likeliest tokens. `start`: where the first one begins in the text.
+
+    >>> completion_logprobs([("a", -0.5, {}), ("bc", -1.0, {})], 3)["text_offset"]
+    [3, 4]
+    """
+    known = list(tokens)
+    offsets: list[int] = []
+    for text, _, _ in known:
+        offsets.append(start)
+        start += len(text)
+    return {
+        "tokens": [text for text, _, _ in known],
+        "token_logprobs": [logprob for _, logprob, _ in known],
+        "top_logprobs": [dict(top) for _, _, top in known],
+        "text_offset": offsets,
+    }

@@ -268,9 +268,9 @@ class ArchiveRequest(Wire):
 class ArchiveState(Wire):
     """An export as one tar of regular files. `size` is in bytes; `sha256` is of the whole tar, in hex."""
 
-    id: str
-    size: int
-    sha256: str
+    id: str = Field(pattern="^[A-Za-z0-9][A-Za-z0-9._@-]{0,199}$")
+    size: int = Field(ge=0)
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
 
 
 class TrajectoryRecord(Wire):

@@ -6,6 +6,7 @@ An interrupted download leaves `.{folder}.{digest}.part` beside the folder. The 
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import logging
 import os
@@ -32,6 +33,10 @@ logger = logging.getLogger("offbook")
 
 MIB = 2**20
 GIB = 2**30
+MOST_FILES = 10_000
+"""Files of an export."""
+BAD_NAMES = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EILSEQ)
+"""Errors of names that an archive chose."""
 
 
 async def download_export(api: Api, model: str, step: int, format: ExportFormat, output: Path) -> Path:
@@ -61,28 +66,38 @@ async def download_export(api: Api, model: str, step: int, format: ExportFormat,
 
 
 def unpack(archive: Path, folder: Path, sender: str) -> None:
-    """Write the files of an uncompressed tar to a new folder.
+    """Write the files of an uncompressed tar to a new folder. They take no more bytes than the archive.
 
-    Raises ServerError for an entry that is not a regular file, or whose path leaves the folder; OSError. `sender` is the
-    server's URL, for the message.
+    Raises ServerError for a damaged archive, for an entry that is not a regular file, whose path leaves the folder or
+    occurs twice, and for a sparse one; OSError. `sender` is the server's URL, for the message.
     """
     folder.mkdir()
     try:
         with tarfile.open(archive, "r:") as tar:
-            for entry in tar:
-                path = PurePosixPath(entry.name)
-                inside = path.parts and not path.is_absolute() and not {"..", "."} & set(path.parts)
-                if (
-                    entry.type not in (tarfile.REGTYPE, tarfile.AREGTYPE)
-                    or not inside
-                    or set("\\:\0") & set(entry.name)
-                ):
+            for number, entry in enumerate(tar, 1):
+                if number > MOST_FILES or not _is_plain(entry):
                     raise ServerError(
-                        f"{sender} sent an archive with {entry.name!r}, which is not a regular file inside the folder"
+                        f"{sender} sent an archive with {entry.name!r:.200}, which is not a regular file inside the folder"
+                        if number <= MOST_FILES
+                        else f"{sender} sent an archive of more than {MOST_FILES} files"
                     )
-                _write(tar, entry, folder / path)
-    except tarfile.TarError as error:
-        raise ServerError(f"{sender} sent an archive that cannot be read: {error}") from error
+                _write(tar, entry, folder / entry.name)
+    except (tarfile.TarError, ValueError) as error:  # ValueError: numbers and names in extended headers
+        raise ServerError(f"{sender} sent an archive that cannot be read: {error!s:.200}") from error
+    except OSError as error:
+        if error.errno not in BAD_NAMES:
+            raise
+        raise ServerError(
+            f"{sender} sent an archive whose names cannot be written: {error.strerror}: {error.filename!r:.200}"
+        ) from error
+
+
+def _is_plain(entry: tarfile.TarInfo) -> bool:
+    """Whether it is a regular file inside the folder, and not sparse: a sparse one unpacks to any size."""
+    path = PurePosixPath(entry.name)
+    inside = path.parts and not path.is_absolute() and not {"..", "."} & set(path.parts)
+    regular = entry.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and not entry.issparse() and entry.size >= 0
+    return bool(regular and inside) and not set("\\:\0") & set(entry.name)
 
 
 def _write(tar: tarfile.TarFile, entry: tarfile.TarInfo, path: Path) -> None:
@@ -127,6 +142,8 @@ async def _fetch(api: Api, archive: ArchiveState, part: Path) -> None:
             bar.update(have // MIB, archive.size // MIB, "MiB")
             try:
                 await _append(api, archive, part, have, bar)
+                if _size(part) <= have:
+                    raise httpx.RemoteProtocolError(f"an answer without bytes, {have} of {archive.size} have come")
             except httpx.TransportError as error:
                 api.alive()
                 if _size(part) > have:
@@ -148,8 +165,10 @@ async def _append(api: Api, archive: ArchiveState, part: Path, have: int, bar: B
             async for (
                 piece
             ) in answer.aiter_raw():  # no chunk size: bytes still buffered would be lost on a broken connection
-                file.write(piece)
+                file.write(piece[: archive.size - have])  # a stream without end fills no disk
                 have += len(piece)
+                if have >= archive.size:
+                    return
                 bar.update(have // MIB, archive.size // MIB, "MiB")
 
 

@@ -84,27 +84,29 @@ class Api:
 
     async def health(self) -> Health:
         """The server's state and versions."""
-        return Health.model_validate(await self._ask("GET", "/health"))
+        return self._read(Health.model_validate, await self._ask("GET", "/health"))
 
     async def register(self, request: RegisterRequest) -> ModelState:
         """Create a trainable model, or return the existing one of the same name and base."""
-        return ModelState.model_validate(await self._ask("POST", "/api/models", request))
+        return self._read(ModelState.model_validate, await self._ask("POST", "/api/models", request))
 
     async def models(self) -> list[ModelState]:
         """Every registered model."""
-        return _MODELS.validate_python(await self._ask("GET", "/api/models"))
+        return self._read(_MODELS.validate_python, await self._ask("GET", "/api/models"))
 
     async def model(self, name: str) -> ModelState:
         """One registered model, with its newest step."""
-        return ModelState.model_validate(await self._ask("GET", _path(name)))
+        return self._read(ModelState.model_validate, await self._ask("GET", _path(name)))
 
     async def latest_model(self) -> ModelState:
         """The model that `lora:latest` means. Raises ServerError with code `ambiguous_model` when it could mean several."""
-        return ModelState.model_validate(await self._ask("GET", f"/api/models/{LATEST}"))
+        return self._read(ModelState.model_validate, await self._ask("GET", f"/api/models/{LATEST}"))
 
     async def fork(self, name: str, request: ForkRequest) -> ModelState:
         """Create a model that starts from a step of this one."""
-        return ModelState.model_validate(await self._ask("POST", f"{_path(name)}/fork", request, repeat=False))
+        return self._read(
+            ModelState.model_validate, await self._ask("POST", f"{_path(name)}/fork", request, repeat=False)
+        )
 
     async def log(self, name: str, request: LogRequest) -> None:
         """Store metrics with the model."""
@@ -112,11 +114,11 @@ class Api:
 
     async def logs(self, name: str) -> list[LogRequest]:
         """Everything logged with the model, oldest first."""
-        return _LOGS.validate_python(await self._ask("GET", f"{_path(name)}/log"))
+        return self._read(_LOGS.validate_python, await self._ask("GET", f"{_path(name)}/log"))
 
     async def state(self, name: str) -> dict[str, Json]:
         """The user's JSON object stored with the model."""
-        return UserState.model_validate(await self._ask("GET", f"{_path(name)}/state")).value
+        return self._read(UserState.model_validate, await self._ask("GET", f"{_path(name)}/state")).value
 
     async def set_state(self, name: str, value: dict[str, Json]) -> None:
         """Replace the user's JSON object stored with the model."""
@@ -124,7 +126,7 @@ class Api:
 
     async def checkpoints(self, name: str) -> list[CheckpointState]:
         """The checkpoints that exist, by step."""
-        checkpoints = _CHECKPOINTS.validate_python(await self._ask("GET", f"{_path(name)}/checkpoints"))
+        checkpoints = self._read(_CHECKPOINTS.validate_python, await self._ask("GET", f"{_path(name)}/checkpoints"))
         return sorted(checkpoints, key=lambda checkpoint: checkpoint.step)
 
     async def delete_checkpoint(self, name: str, step: int) -> None:
@@ -134,12 +136,14 @@ class Api:
     async def export(self, name: str, step: int, request: ExportRequest) -> ExportResult:
         """Export a checkpoint to a folder on the server's machine; may take up to an hour."""
         path = f"{_path(name)}/checkpoints/{step}/export"
-        return ExportResult.model_validate(await self._ask("POST", path, request, repeat=False, timeout=3600))
+        return self._read(
+            ExportResult.model_validate, await self._ask("POST", path, request, repeat=False, timeout=3600)
+        )
 
     async def archive(self, name: str, step: int, request: ArchiveRequest) -> ArchiveState:
         """Create a downloadable archive of an export, or return the existing one; may take up to an hour."""
         path = f"{_path(name)}/checkpoints/{step}/archive"
-        return ArchiveState.model_validate(await self._ask("POST", path, request, timeout=3600))
+        return self._read(ArchiveState.model_validate, await self._ask("POST", path, request, timeout=3600))
 
     async def delete_archive(self, archive_id: str) -> None:
         """Remove an archive from the server's disk."""
@@ -150,7 +154,7 @@ class Api:
         calls: dict[str, int] = {}
         for batch in _batches(records):
             answer = await self._ask("POST", "/api/trajectories", FinishRequest(trajectories=tuple(batch)))
-            result = FinishResult.model_validate(answer)
+            result = self._read(FinishResult.model_validate, answer)
             calls.update(result.calls)
             for trajectory_id, count in result.expired.items():
                 logger.warning(
@@ -164,7 +168,7 @@ class Api:
     async def trajectories(self, query: TrajectoryQuery) -> TrajectoryPage:
         """A page of the finished trajectories that match; pass `after=page.next` for the next page."""
         parameters = httpx.QueryParams(query.model_dump(exclude_none=True))
-        return TrajectoryPage.model_validate(await self._ask("GET", f"/api/trajectories?{parameters}"))
+        return self._read(TrajectoryPage.model_validate, await self._ask("GET", f"/api/trajectories?{parameters}"))
 
     async def traces(self, query: TrajectoryQuery) -> TracePage:
         """Like `trajectories`, with the calls of every trajectory but without their token arrays."""
@@ -174,11 +178,13 @@ class Api:
         try:
             return TracePage.model_validate_json(response.content)  # half the time of parsing first
         except ValidationError:
-            return TracePage.model_validate(self._json(path, response))
+            return self._read(TracePage.model_validate, self._json(path, response))
 
     async def trajectory(self, trajectory_id: str) -> TrajectoryWithCalls:
         """A trajectory and the calls recorded under it."""
-        return TrajectoryWithCalls.model_validate(await self._ask("GET", f"/api/trajectories/{trajectory_id}"))
+        return self._read(
+            TrajectoryWithCalls.model_validate, await self._ask("GET", f"/api/trajectories/{trajectory_id}")
+        )
 
     async def _ask(
         self,
@@ -225,10 +231,19 @@ class Api:
     def _json(self, path: str, response: httpx.Response) -> Json:
         try:
             return response.json() if response.content else None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ServerError(
                 f"{self.url} answered {path} with something that is not JSON: {response.text[:200]!r}; "
                 "is this the URL of an Offbook server?"
+            ) from error
+
+    def _read(self, read: Callable[[Json], Answer], answer: Json) -> Answer:
+        try:
+            return read(answer)
+        except ValidationError as error:
+            raise ServerError(
+                f"{self.url} answered with values that this version does not know: {error!s:.500}; install the same version on "
+                "both sides"
             ) from error
 
 

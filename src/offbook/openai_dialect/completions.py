@@ -3,11 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
 
 from .chat_answer import Answer
 
 COMPLETION = "text_completion"
 """The value of `object`, of a whole completion and of a chunk."""
+
+
+class CompletionChoice(BaseModel):
+    """One choice of a completion."""
+
+    model_config = ConfigDict(extra="allow")
+
+    index: int
+    finish_reason: str | None
+    text: str
+
+
+class TextCompletion(BaseModel):
+    """A completion of a prompt that is not streamed, in OpenAI's format."""
+
+    model_config = ConfigDict(extra="allow")
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
 
 
 def completion_logprobs(tokens: Iterable[tuple[str, float, Mapping[str, float]]], start: int = 0) -> Answer:

@@ -161,7 +161,9 @@ def row(rollout: RolloutTrace) -> Sequence[Json]:
     """A rollout as a row of the samples table; the columns are COLUMNS and the metrics."""
     record = rollout.record
     opening, last = question_and_answer(rollout)
-    question = next((message.get("content") for message in reversed(opening) if message.get("role") == "user"), None)
+    question = next(
+        (message.get("content") for message in reversed(opening) if message.get("role") in ("user", "prompt")), None
+    )
     answer = (last or {}).get("content") or (last or {}).get("tool_calls")
     explained = next((line for line in reversed(record.logs) if line.startswith("RULER explanation: ")), None)
     error = f"{record.exception.type}: {record.exception.message}" if record.exception is not None else None

@@ -73,7 +73,10 @@ def test_a_stream_adds_up_to_the_whole_answer(http: httpx.Client, policy: ModelR
 
 
 def test_sixteen_tokens_are_the_limit_without_one(http: httpx.Client) -> None:
-    assert completed(http, max_tokens=None, ignore_eos=True)["usage"]["completion_tokens"] == 16
+    body = {"model": "base", "prompt": PROMPT, "ignore_eos": True}
+    assert http.post("/v1/completions", json=body).json()["usage"]["completion_tokens"] == 16
+    whole = completed(http, max_tokens=None, ignore_eos=True)["usage"]
+    assert whole["total_tokens"] == http.get("/v1/models").json()["data"][0]["max_model_len"]
 
 
 def test_markup_and_stop_strings_are_text(

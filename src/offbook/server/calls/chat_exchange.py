@@ -118,8 +118,7 @@ class ChatExchange(Response):
         except ApiError as error:
             if not self._request.fit or error.param not in LENGTHS or self._started or sampled.choices:
                 raise
-            without = {name: value for name, value in payload.items() if name not in LENGTHS}
-            await self._send_on(without, call, sampled, send)  # up to the end of the context
+            await self._send_on(self._request.unlimited(payload), call, sampled, send)
 
     async def _send_on(self, payload: dict[str, Json], call: OpenCall | None, sampled: Sampled, send: Send) -> None:
         if self._request.stream:
@@ -133,7 +132,7 @@ class ChatExchange(Response):
     async def _whole(self, reply: Reply, call: OpenCall | None, sampled: Sampled, send: Send) -> None:
         if reply.status != 200:
             raise _refusal(reply.status, reply.content)
-        answer = json_object(reply.content)
+        answer = understood(self._request.as_chat, json_object(reply.content))
         understood(sampled.add_answer, answer)
         sampled.check()
         if call is not None:
@@ -156,7 +155,7 @@ class ChatExchange(Response):
                     if (relayed := relay.event(raw)) is not None:
                         ready.append(relayed)
                         continue
-                    chunk = json_object(raw)
+                    chunk = understood(self._request.as_chat, json_object(raw))
                     ready += map(_event, await self._take(chunk, call, sampled, held))
                     relay.learn(raw, chunk)
                 if call is not None:

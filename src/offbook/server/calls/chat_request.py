@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import cast
+from typing import Self, cast
 
 import orjson
 from pydantic import ValidationError
@@ -83,11 +83,22 @@ class ChatRequest:
     @classmethod
     def parse(
         cls, raw: bytes, headers: Mapping[str, str], url_trajectory: str | None = None, quirks: Quirks | None = None
-    ) -> ChatRequest:
+    ) -> Self:
         """Parse body, headers and base URL. Raises ApiError 400 or 413, naming the field."""
-        body = _json_object(raw)
+        return cls.of(json_body(raw), headers, url_trajectory, quirks, len(raw))
+
+    @classmethod
+    def of(
+        cls,
+        body: dict[str, Json],
+        headers: Mapping[str, str],
+        url_trajectory: str | None = None,
+        quirks: Quirks | None = None,
+        size: int = 0,
+    ) -> Self:
+        """Parse a body of `size` bytes, headers and base URL. Raises ApiError 400 or 413, naming the field."""
         _known(body)
-        _bounded(body, len(raw))
+        _bounded(body, size)
         try:
             fields = ChatFields.model_validate(body)
         except ValidationError as error:
@@ -101,7 +112,7 @@ class ChatRequest:
         if key is not None and len(key) > _MAX_KEY:
             raise ApiError(400, f"{IDEMPOTENCY_HEADER} is longer than {_MAX_KEY} characters", IDEMPOTENCY_HEADER)
         trajectory = _trajectory(fields, headers, url_trajectory, key)
-        return cls(body, fields, trajectory, key, _origin(headers), _fit(headers), quirks or Quirks(), len(raw))
+        return cls(body, fields, trajectory, key, _origin(headers), _fit(headers), quirks or Quirks(), size)
 
     @property
     def model(self) -> str:
@@ -199,6 +210,14 @@ class ChatRequest:
         texts = cast(list[Json], given["choice"]) if kinds == {"choice"} else []
         return tuple(text for text in texts if isinstance(text, str))
 
+    def unlimited(self, payload: dict[str, Json]) -> dict[str, Json]:
+        """A payload for an answer up to the end of the context."""
+        return {name: value for name, value in payload.items() if name not in LENGTHS}
+
+    def as_chat(self, answer: dict[str, Json]) -> dict[str, Json]:
+        """The sampler's answer, or a chunk of one, in the form of a chat completion."""
+        return answer
+
     def payload(self, adapter: str, block: int | None = None) -> dict[str, Json]:
         """The sampler's request: the client's JSON with the adapter's name and explicit sampling defaults.
 
@@ -228,7 +247,8 @@ class ChatRequest:
         return sent
 
 
-def _json_object(raw: bytes) -> dict[str, Json]:
+def json_body(raw: bytes) -> dict[str, Json]:
+    """The JSON object of a body. Raises ApiError 400."""
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError as error:

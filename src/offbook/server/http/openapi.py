@@ -18,7 +18,10 @@ from offbook.base.types import Json
 from offbook.base.wire import FinishRequest, TrainEvent
 from offbook.openai_dialect.chat_answer import ChatCompletion
 from offbook.openai_dialect.chat_fields import ChatFields
+from offbook.openai_dialect.completions import TextCompletion
 from offbook.openai_dialect.errors import ErrorAnswer
+
+from ..calls.prompt_request import CompletionFields
 
 OPENAPI = "/openapi.json"
 PROGRAMS = ("/v1/", "/t/", "/api/", "/health")
@@ -27,7 +30,7 @@ REFERENCE = "#/components/schemas/{model}"
 Object = dict[str, Json]
 
 
-READ_BY_HAND = (FinishRequest, TrainEvent, ChatFields, ChatCompletion, ErrorAnswer)
+READ_BY_HAND = (FinishRequest, TrainEvent, ChatFields, ChatCompletion, CompletionFields, TextCompletion, ErrorAnswer)
 """Types of bodies that are parsed or written without FastAPI."""
 
 
@@ -45,7 +48,7 @@ def add_openapi(app: FastAPI) -> None:
 
 
 def description(routes: list[APIRoute]) -> Object:
-    """Build the OpenAPI document of the routes for programs, and of chat completions, which are no FastAPI route."""
+    """Build the OpenAPI document of the routes for programs, and of the calls, which are no FastAPI route."""
     described = [route for route in routes if route.path_format.startswith(PROGRAMS)]
     document: Object = get_openapi(
         title="Offbook", version=offbook.__version__, routes=described, separate_input_output_schemas=False
@@ -58,8 +61,11 @@ def description(routes: list[APIRoute]) -> Object:
     document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     document["security"] = [{"key": []}, {}]
     paths = cast(dict[str, dict[str, Object]], document["paths"])
-    paths["/v1/chat/completions"] = {"post": _chat(0)}
-    paths["/t/{trajectory_id}/v1/chat/completions"] = {"post": _chat(1)}
+    for number, place in enumerate(("", "/t/{trajectory_id}")):
+        paths[f"{place}/v1/chat/completions"] = {
+            "post": _sampled("Chat Completion", number, ChatFields, ChatCompletion)
+        }
+        paths[f"{place}/v1/completions"] = {"post": _sampled("Completion", number, CompletionFields, TextCompletion)}
     paths["/api/trajectories"]["post"]["requestBody"] = _body(FinishRequest)
     for path, operations in paths.items():
         for operation in operations.values():
@@ -77,13 +83,13 @@ def _declare(operation: Object, names: list[str]) -> None:
     known += [{"name": n, "in": "path", "required": True, "schema": text} for n in names if n not in declared]
 
 
-def _chat(number: int) -> Object:
-    answer = _answer("Sampled and recorded", "application/json", ChatCompletion)
+def _sampled(summary: str, number: int, fields: type[BaseModel], answered: type[BaseModel]) -> Object:
+    answer = _answer("Sampled and recorded", "application/json", answered)
     answer["content"]["text/event-stream"] = {"schema": {"type": "string"}}
     return {
-        "summary": "Chat Completion",
-        "operationId": f"chat_completion_{number}",
-        "requestBody": _body(ChatFields),
+        "summary": summary,
+        "operationId": f"{summary.lower().replace(' ', '_')}_{number}",
+        "requestBody": _body(fields),
         "responses": {"200": answer},
     }
 

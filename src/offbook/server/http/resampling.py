@@ -12,6 +12,7 @@ from offbook.base.wire import LENGTH_HEADER, name_at
 
 from ..calls.chat_exchange import ChatExchange
 from ..calls.chat_request import ChatRequest
+from ..calls.prompt_request import PROMPT, PromptRequest
 from ..errors import ApiError
 from ..services import ServicesDep
 
@@ -40,8 +41,9 @@ async def resample(body: ResampleRequest, services: ServicesDep) -> ChatExchange
         raise ApiError(
             404, f"There is no call {body.call!r} in the rollout {body.trajectory!r}", "call", "unknown_call"
         )
-    content = json.dumps(_payload(call, body.step)).encode()
-    chat = ChatRequest.parse(content, {LENGTH_HEADER: "fit"}, None, services.engine.quirks)
+    payload = _payload(call, body.step)
+    kind = PromptRequest if PROMPT in payload else ChatRequest
+    chat = kind.parse(json.dumps(payload).encode(), {LENGTH_HEADER: "fit"}, None, services.engine.quirks)
     services.models.registry.resolve(chat.model)
     return ChatExchange(chat, services.models.leases, services.sampler.calls, services.recorder)
 
@@ -50,11 +52,14 @@ def _payload(call: Call, step: int) -> dict[str, Json]:
     longest = max((len(output.token_ids) for output in call.outputs), default=0)
     payload: dict[str, Json] = {
         "model": name_at(call.model, step),
-        "messages": list(call.messages),
         "temperature": call.sampling.temperature,
         "top_p": call.sampling.top_p,
-        "max_completion_tokens": max(LEAST_TOKENS, 2 * longest),
+        "max_tokens": max(LEAST_TOKENS, 2 * longest),
     }
+    if any(message.get("role") == PROMPT for message in call.messages):
+        payload[PROMPT] = list(call.prompt_ids)
+    else:
+        payload["messages"] = list(call.messages)
     if call.sampling.top_k:
         payload["top_k"] = call.sampling.top_k
     if call.sampling.min_p:

@@ -36,7 +36,7 @@ again."""
 
 
 class SamplerCalls(Protocol):
-    """Chat completions of a sampler, and its sleep mode, which frees the GPU for a train step."""
+    """Calls of a sampler: chat completions and completions of a prompt; and its sleep mode, which frees the GPU for a train step."""
 
     @property
     def in_flight(self) -> int:
@@ -44,14 +44,14 @@ class SamplerCalls(Protocol):
         ...
 
     async def post(self, payload: Mapping[str, Json], limit: int = MAX_ANSWER) -> Reply:
-        """Send a chat completion and return the whole answer, whatever its HTTP status.
+        """Send a call and return the whole answer, whatever its HTTP status. With `prompt` it is a completion, else a chat.
 
         Raises EngineError if the sampler cannot answer, and WrongAnswer for more than `limit` bytes.
         """
         ...
 
     def stream(self, payload: Mapping[str, Json]) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        """Open a streamed chat completion.
+        """Open a streamed call.
 
         Entered at the response's first bytes; leaving cancels it. Raises EngineError.
         """

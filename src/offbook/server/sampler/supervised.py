@@ -21,7 +21,18 @@ from offbook.base.types import Json
 
 from .answer_limits import MAX_ANSWER
 from .sampler import SamplerState
-from .transport import BROKEN, SERVED_NAME, CallClient, Reply, SamplerConnection, error_text, read, reason_of
+from .transport import (
+    BROKEN,
+    CHAT,
+    COMPLETION,
+    SERVED_NAME,
+    CallClient,
+    Reply,
+    SamplerConnection,
+    error_text,
+    read,
+    reason_of,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -45,12 +56,12 @@ class SamplerClient:
         return self._in_flight
 
     async def post(self, payload: Mapping[str, Json], limit: int = MAX_ANSWER) -> Reply:
-        """Send a chat completion and return the whole answer; see `SamplerCalls.post`."""
-        body = self._body(payload)
+        """Send a call and return the whole answer; see `SamplerCalls.post`."""
+        body, path = self._body(payload), _path(payload)
 
         async def whole(connection: SamplerConnection) -> Reply:
             client = connection.calls
-            response = await client.open(body)
+            response = await client.open(body, path)
             try:
                 return Reply(response.status, await read(response, limit))
             finally:
@@ -61,11 +72,11 @@ class SamplerClient:
 
     @asynccontextmanager
     async def stream(self, payload: Mapping[str, Json]) -> AsyncGenerator[aiohttp.ClientResponse]:
-        """Open a streamed chat completion; see `SamplerCalls.stream`."""
-        body = self._body(payload)
+        """Open a streamed call; see `SamplerCalls.stream`."""
+        body, path = self._body(payload), _path(payload)
 
         async def opened(connection: SamplerConnection) -> tuple[CallClient, aiohttp.ClientResponse]:
-            return connection.calls, await connection.calls.open(body)
+            return connection.calls, await connection.calls.open(body, path)
 
         async with self._turn():
             client, response = await self._sampler.send(opened)
@@ -153,6 +164,11 @@ class SamplerClient:
         if payload["model"] == SERVED_NAME != self._sampler.served_name:
             payload = {**payload, "model": self._sampler.served_name}
         return orjson.dumps(payload)
+
+
+def _path(payload: Mapping[str, Json]) -> str:
+    """Where a call is sent: a prompt instead of messages is a completion."""
+    return COMPLETION if "prompt" in payload else CHAT
 
 
 def _queue_time(text: str, what: Literal["sum", "count"]) -> float:

@@ -24,7 +24,8 @@ CALLS, CONTROLS = 2048, 16
 BROKEN = (aiohttp.ClientError, httpx.TransportError)
 """Exceptions of a broken connection: of the client for calls, of the client for control requests."""
 
-_CHAT = "v1/chat/completions"
+CHAT, COMPLETION = "v1/chat/completions", "v1/completions"
+"""Where calls are sent: messages, and a prompt."""
 _IDLE_SECONDS = 3.0
 """Idle connections are closed on this side first: uvicorn and vLLM close them after five seconds."""
 _CONNECT_SECONDS = 10.0
@@ -74,13 +75,13 @@ class CallClient:
         """Whether `close` was called."""
         return self._session.closed
 
-    async def open(self, body: bytes) -> aiohttp.ClientResponse:
-        """Send a chat completion. Returns the response at its first bytes; pass it to `done` afterwards.
+    async def open(self, body: bytes, path: str = CHAT) -> aiohttp.ClientResponse:
+        """Send a call to `path`: CHAT or COMPLETION. Returns the response at its first bytes; pass it to `done` afterwards.
 
         Raises aiohttp.ClientError, and EngineError for a redirect or a compressed answer.
         """
         # BytesIO is written in pieces. aiohttp warns of large bodies of plain bytes.
-        response = await self._session.post(_CHAT, data=io.BytesIO(body), allow_redirects=False)
+        response = await self._session.post(path, data=io.BytesIO(body), allow_redirects=False)
         if 300 <= response.status < 400:
             location = response.headers.get("location")
             response.close()
@@ -177,7 +178,7 @@ async def check_sampling(client: httpx.AsyncClient, model: str, *, vllm: bool = 
     request = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1, "top_k": 1}
     request |= {"temperature": 1.0, "logprobs": True, "return_token_ids": True}
     request |= {"vllm_xargs": {FLAT_LOGPROBS: 1}} if vllm else {}
-    response = await client.post("/" + _CHAT, json=request)
+    response = await client.post("/" + CHAT, json=request)
     if response.is_error:
         raise EngineError(f"it rejected a plain chat completion: {reason_of(response)}")
     try:

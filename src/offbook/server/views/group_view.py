@@ -104,8 +104,8 @@ class GroupView:
 
     @property
     def task(self) -> str:
-        """The last user message that all rollouts have in common; empty without one."""
-        return next((message.text for message in reversed(self.common) if message.role == "user"), "")
+        """The last user message, or prompt, that all rollouts have in common; empty without one."""
+        return next((message.text for message in reversed(self.common) if message.role in ("user", "prompt")), "")
 
 
 async def group_view(source: DashboardSource, run: str | None, group: str) -> GroupView | None:

@@ -208,13 +208,13 @@ M = TypeVar("M", bound=BaseModel)
 _OBJECT: TypeAdapter[dict[str, Json]] = TypeAdapter(dict[str, Json])
 
 
-def read_object(body: bytes) -> dict[str, Json]:
-    """Parse a JSON object, and remove fields that are null. Raises DialectError."""
+def read_object(body: bytes, keep: str | None = None) -> dict[str, Json]:
+    """Parse a JSON object, and remove fields that are null, but for `keep`. Raises DialectError."""
     try:
         fields = _OBJECT.validate_json(body)
     except ValidationError as error:
         raise DialectError(f"the body is not a JSON object: {error.errors(include_url=False)[0]['msg']}") from error
-    return {name: value for name, value in fields.items() if value is not None}
+    return {name: value for name, value in fields.items() if value is not None or name == keep}
 
 
 def read_chat(body: bytes) -> ChatCompletionRequest:
@@ -233,8 +233,11 @@ def read_chat(body: bytes) -> ChatCompletionRequest:
 
 
 def read_completion(body: bytes) -> CompletionRequest:
-    """Parse a request for a completion of a prompt. Raises DialectError, which names the first invalid field."""
-    fields = {name: value for name, value in read_object(body).items() if name not in _WITHOUT_EFFECT}
+    """Parse a request for a completion of a prompt. Raises DialectError, which names the first invalid field.
+
+    Without `max_tokens` it has 16; with null, as many as the context allows, as in vLLM.
+    """
+    fields = {name: value for name, value in read_object(body, "max_tokens").items() if name not in _WITHOUT_EFFECT}
     for name in _OF_CHATS & fields.keys():
         raise DialectError(f"{name} is a field of chat completions: leave it out", param=name)
     prompt = fields.get("prompt")

@@ -9,6 +9,7 @@ from pathlib import Path
 from offbook.base.errors import ConfigError
 from offbook.memory_plan.base_shape import BaseShape
 from offbook.memory_plan.card import GIB, parse_card
+from offbook.memory_plan.host import PROCESSES, host_bytes, learner_tensors
 from offbook.memory_plan.parts import CALL_TOKENS, CUDA_GRAPHS, LEAST_CALLS, Workload
 from offbook.memory_plan.plan import make_plan, remedy
 from offbook.memory_plan.published import find_shape, published
@@ -30,7 +31,7 @@ def cell(base: str, shape: BaseShape, card: str, work: Workload) -> str:
     except ConfigError:
         return f"no: {remedy(shape, parse_card(card), work)}"
     kept = f", {plan.unrecomputed_tokens:,} kept" if plan.unrecomputed_tokens else ""
-    return f"{plan.layout}, {plan.row_tokens:,}{kept}, {plan.cache_calls:,}"
+    return f"{plan.layout}, {plan.row_tokens:,}{kept}, {plan.cache_calls:,}, {plan.host / GIB:.0f} GiB"
 
 
 def table(title: str, work: Workload) -> list[str]:
@@ -40,6 +41,29 @@ def table(title: str, work: Workload) -> list[str]:
         shape = find_shape(base.name)
         cells = [cell(base.name, shape, card, work) for card in CARDS]
         lines.append(f"| {base.name} | {' | '.join(cells)} |")
+    return [*lines, ""]
+
+
+def host_table() -> list[str]:
+    """Host memory of `offload`: a row per base."""
+    lines = [
+        "## Host memory of `offload`",
+        "",
+        "GiB. torch pins each block at its exact size where it has more than 1 MiB, as Offbook sets it "
+        "(`PYTORCH_ALLOC_CONF`); by torch's default it rounds each block up to a power of two. The sum with the processes' "
+        f"own memory, of which {PROCESSES / GIB:.0f} GiB are assumed, is what must be free.",
+        "",
+        "| base | tensors | blocks by torch's default | blocks as Offbook sets it | with the processes | the same, `--load-in-4bit` |",
+        "|---|---|---|---|---|---|",
+    ]
+    for base in published():
+        shape, work, four = find_shape(base.name), Workload(), Workload(four_bit=True)
+        held = sum(size * count for size, count in learner_tensors(shape, work))
+        held += (shape.parameters + work.max_loras * shape.slot_parameters(work.rank)) * work.bytes_per_value
+        ours = host_bytes("offload", shape, work)
+        rounded = host_bytes("offload", shape, work, exact_above=None)
+        sizes = (held, rounded - PROCESSES, ours - PROCESSES, ours, host_bytes("offload", shape, four))
+        lines.append(f"| {base.name} | {' | '.join(f'{size / GIB:.1f}' for size in sizes)} |")
     return [*lines, ""]
 
 
@@ -54,12 +78,13 @@ def page() -> str:
         "",
         f"A cell is the memory layout that `auto` chooses, the largest row in tokens (asked: {usual.row_tokens:,}), the largest that "
         "keeps its activations instead of recomputing them, and how many "
-        f"calls of {CALL_TOKENS:,} tokens the key-value cache holds (at least {LEAST_CALLS}, or `--max-batch`); or `no` and what to change. "
+        f"calls of {CALL_TOKENS:,} tokens the key-value cache holds (at least {LEAST_CALLS}, or `--max-batch`), and the host memory; or `no` and what to change. "
         "[What the layouts are](../../docs/one_gpu.md).",
         "",
     ]
     for title, work in OPTIONS.items():
         lines += table(title, work)
+    lines += host_table()
     lines += ["## Where the numbers come from", "", "| base | parameters | configuration |", "|---|---|---|"]
     lines += [f"| {base.name} | {base.parameters:,} | {base.source} |" for base in published()]
     return "\n".join(lines) + "\n"

@@ -30,11 +30,6 @@ _STEP: dict[MemoryLayout, tuple[str, ...]] = {
     "free_cache": tuple(name for name in _ALL if name != "cache"),
     "offload": ("cuda_graphs", *_LEARNER_STATE, *_STEP_ONLY, "contexts"),
 }
-_HOST: dict[MemoryLayout, tuple[str, ...]] = {
-    "side_by_side": (),
-    "free_cache": (),
-    "offload": ("sampler_weights", "sampler_adapters", *_LEARNER_STATE),
-}
 
 
 def sampling_parts(layout: MemoryLayout, held: Parts) -> dict[str, int]:
@@ -45,11 +40,6 @@ def sampling_parts(layout: MemoryLayout, held: Parts) -> dict[str, int]:
 def step_parts(layout: MemoryLayout, held: Parts) -> dict[str, int]:
     """Part -> bytes on the GPU at the peak of a step."""
     return {name: getattr(held, name) for name in _STEP[layout]}
-
-
-def host_bytes(layout: MemoryLayout, held: Parts) -> int:
-    """Bytes in host memory: the learner's copy, which stays there, and what vLLM moves there when it sleeps."""
-    return sum(getattr(held, name) for name in _HOST[layout])
 
 
 def peak_bytes(layout: MemoryLayout, held: Parts) -> int:

@@ -11,7 +11,8 @@ from offbook.base.errors import ConfigError
 
 from .base_shape import BaseShape
 from .card import GIB, Card, parse_card
-from .layout import LAYOUTS, host_bytes, peak_bytes, sampling_parts, step_parts
+from .host import host_bytes
+from .layout import LAYOUTS, peak_bytes, sampling_parts, step_parts
 from .parts import CALL_TOKENS, LEAST_CALLS, Parts, Workload, cache_per_token, learner_activations, parts
 
 LEAST_ROW = 2048
@@ -62,8 +63,8 @@ class MemoryPlan:
 
     @property
     def host(self) -> int:
-        """Bytes in host memory."""
-        return host_bytes(self.layout, self.parts)
+        """Bytes in host memory: the pinned copies of `offload`, and the processes' own."""
+        return host_bytes(self.layout, self.shape, self.work)
 
     @property
     def learner_peak(self) -> int:

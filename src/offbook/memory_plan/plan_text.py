@@ -5,6 +5,7 @@ from __future__ import annotations
 from offbook.base.types import Json
 
 from .card import GIB
+from .host import PROCESSES
 from .layout import sampling_parts, step_parts
 from .parts import CALL_TOKENS
 from .plan import MemoryPlan
@@ -48,8 +49,8 @@ def plan_lines(plan: MemoryPlan) -> list[str]:
         lines.append(
             f"  rows of at most {plan.unrecomputed_tokens:,} tokens are trained without activation recomputation"
         )
-    if plan.host:
-        lines.append(f"  host memory: {plan.host / GIB:.1f} GiB")
+    copies = f"{(plan.host - PROCESSES) / GIB:.1f} pinned, " if plan.host > PROCESSES else ""
+    lines.append(f"  host memory: {plan.host / GIB:.1f} GiB ({copies}{PROCESSES / GIB:.0f} for the processes, assumed)")
     if (longest := plan.work.longest(plan.shape)) > plan.row_tokens:
         lines.append(
             f"  a call of more than {plan.row_tokens:,} tokens may not fit in a step; the longest is {longest:,}: "

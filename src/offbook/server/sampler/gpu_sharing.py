@@ -151,9 +151,9 @@ def _card(gpu: Gpu) -> Card:
 
 
 def _check_host(plan: MemoryPlan) -> None:
-    """Raise ConfigError if the layout needs more host memory than is free."""
+    """Raise ConfigError if the pinned copies of `offload` and the processes need more host memory than is free."""
     available = psutil.virtual_memory().available
-    if plan.host > available:
+    if plan.layout == "offload" and plan.host > available:
         raise ConfigError(
             f"{plan.base} with memory layout {plan.layout} needs {plan.host / GIB:.1f} GiB of host memory, and "
             f"{available / GIB:.1f} GiB are free: use --load-in-4bit, a machine with more memory, or a smaller --model"

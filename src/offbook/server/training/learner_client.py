@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from offbook.base.config import EngineOptions
 from offbook.base.errors import EngineError
+from offbook.base.torch_allocator import learner_settings
 
 from ...engine.protocol import (
     EVENTS,
@@ -226,10 +227,12 @@ class LearnerClient:
         return argv + (["--deterministic"] if options.deterministic else [])
 
     def _env(self) -> dict[str, str]:
-        """Environment of the learner: it sees only its own GPU, and Unsloth writes generated code beside the logs."""
+        """Environment of the learner: it sees only its own GPU, torch pins host memory without rounding it up, and
+        Unsloth writes generated code beside the logs."""
         gpus = ",".join(map(str, self._options.train_gpus))
         order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": gpus} if gpus else {}
-        return {"UNSLOTH_COMPILE_LOCATION": str(self._log_path.parent / "unsloth_compiled_cache"), **order}
+        compiled = str(self._log_path.parent / "unsloth_compiled_cache")
+        return {"UNSLOTH_COMPILE_LOCATION": compiled, **learner_settings(), **order}
 
 
 class _HangWatch:

@@ -32,6 +32,7 @@ from offbook.base.devices import (
     gpus,
 )
 from offbook.base.errors import ConfigError, MissingExtraError, OffbookError
+from offbook.base.torch_allocator import sampler_settings
 from offbook.base.types import Json
 
 from ..chat.families import OPTIONAL_THOUGHTS, has_template, parsers
@@ -152,7 +153,8 @@ def environment(place: Place, threads: int | None) -> dict[str, str]:
     }
     if place.gpus:
         shown = ",".join(str(index) for index in place.gpus)
-        return variables | {"CUDA_VISIBLE_DEVICES": shown, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # nvidia-smi's order
+        variables |= {"CUDA_VISIBLE_DEVICES": shown, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # nvidia-smi's order
+        return variables | sampler_settings()
     # Run the engine inside the server's process. As two processes they would busy-wait for each other on both cores. vLLM
     # advises against it on a CPU because it cannot set up OpenMP then; these variables do.
     variables |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}

@@ -89,7 +89,7 @@ def test_an_archive_of_very_many_files_is_refused(tmp_path: Path, monkeypatch: p
         unpack(sent, tmp_path / "inside", "http://box")
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 9_000), st.integers(0, 255)), max_size=4), st.integers(0, 10_240), st.booleans()
 )

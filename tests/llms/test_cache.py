@@ -9,15 +9,20 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from offbook.base.errors import LlmError, StoreError
 from offbook.llms import Llm, Tokens, budget
+from offbook.llms.cache import AnswerCache, StoredAnswer, question_key
 from offbook.testing import LlmReply, LlmRequest, ScriptedLlm, cuts, fails, refuses, says, scripted_llm
 
 from .asking import GOOD, HELLO, Verdict, llm_at
@@ -125,6 +130,51 @@ async def test_who_waits_for_a_question_that_is_cancelled_asks_it(tmp_path: Path
         first.cancel()
         assert (await second).value.score == 0.5
     assert len(endpoint.requests) == 2
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 10_000), st.one_of(st.binary(max_size=3), st.sampled_from([b"[" * 9_999, b"\xff", b'"', b"null"]))
+)
+def test_a_damaged_answer_is_asked_for_again(place: int, damage: bytes) -> None:
+    """A foreign byte, a cut, or something else in the middle: never another answer, and never the end of the run."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "a.sqlite"
+        key, answer = question_key({"question": "a"}), StoredAnswer(GOOD, Tokens(20, 10), 0, "judge-1")
+        cache = AnswerCache(path)
+        asyncio.run(cache.put(key, answer))
+        with closing(sqlite3.connect(path)) as database, database:
+            (row,) = database.execute("SELECT CAST(answer AS BLOB) FROM answers").fetchone()
+            place %= len(row)
+            changed = (
+                row[:place] + damage + (row[place + 1 :] if len(damage) == 1 else b"" if not damage else row[place:])
+            )
+            database.execute("UPDATE answers SET answer = CAST(? AS TEXT)", (changed,))
+        assert asyncio.run(cache.get(key)) in (None, answer)
+        asyncio.run(cache.put(key, answer))
+        assert asyncio.run(cache.get(key)) == answer
+
+
+def test_an_answer_that_an_earlier_version_stored_is_still_good(tmp_path: Path) -> None:
+    cache, key = AnswerCache(tmp_path / "a.sqlite"), question_key({"question": "a"})
+    with closing(sqlite3.connect(tmp_path / "a.sqlite")) as database, database:
+        row = {"text": GOOD, "tokens": [20, 10], "repairs": 0, "served_model": None}
+        database.execute("INSERT INTO answers VALUES (?, ?, '')", (key, json.dumps(row)))
+    assert asyncio.run(cache.get(key)) == StoredAnswer(GOOD, Tokens(20, 10), 0, None)
+
+
+async def test_a_locked_cache_is_no_damaged_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("offbook.llms.cache.BUSY", 0.05)
+    cache = AnswerCache(tmp_path / "a.sqlite")
+    with closing(sqlite3.connect(tmp_path / "a.sqlite", isolation_level=None)) as database:
+        database.execute("PRAGMA locking_mode=EXCLUSIVE")
+        database.execute("PRAGMA journal_mode=DELETE")
+        database.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(StoreError, match=r"database is locked\. Look at the disk, or give cache= another"):
+            await cache.get(question_key({"question": "a"}))
+    (tmp_path / "b.sqlite").write_bytes(b"no database" * 999)
+    with pytest.raises(StoreError, match="damaged or no cache: delete it"):
+        AnswerCache(tmp_path / "b.sqlite")
 
 
 @pytest.mark.parametrize("reply", [refuses("no"), cuts(GOOD), says(None), says("no JSON"), fails(400), fails(401)])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import cast
 
@@ -14,12 +17,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.main import get_command
 
-from offbook.base.errors import ConfigError
+from offbook.base.errors import ConfigError, StoreError
+from offbook.scenarios import loading
 from offbook_mcp.commands import app
 from offbook_mcp.scenarios.files import ScenarioSet, load_scenarios, save_scenarios
 from offbook_mcp.scenarios.scenario import CheckKind, McpScenario, ReferenceCall
 from offbook_mcp.scenarios.split import combination, combinations, split_scenarios
 from offbook_mcp.training.probe_rollouts import ALWAYS_SOLVED, NEVER_SOLVED, set_aside
+
+DAMAGE = (
+    b"\0", b"\xff", b"\xed\xa0\x80", "\u2028".encode(), b"\r", b"\n", b"1e999", b"9" * 5_000, b"[" * 100_000, b"NaN",
+    b'{"id": "s1"}\n', b'"id": "s2", ', b"\xef\xbb\xbf",
+)  # fmt: skip
 
 
 def scenario(number: int, *calls: tuple[str, dict[str, object]], **fields: object) -> McpScenario:
@@ -58,7 +67,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
         raise OSError("disk full")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(StoreError, match=r"scenarios.jsonl' cannot be written: disk full"):
         save_scenarios(ScenarioSet((scenario(2, ("b", {})),), "ab12"), path)
     assert path.read_text() == before and os.listdir(tmp_path) == ["scenarios.jsonl"]
 
@@ -67,6 +76,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
     ("line", "message"),
     [
         ("{", "scenarios.jsonl, line 3: not JSON"),
+        ("[" * 100_000, "scenarios.jsonl, line 3: not JSON"),
         ('{"id": "b"}', "scenarios.jsonl, line 3, field task: Field required"),
         (
             json.dumps(json.loads(scenario(2, ("a", {})).model_dump_json()) | {"difficulty": 9}),
@@ -172,3 +182,28 @@ def test_what_is_advised_where_nothing_can_be_learned_are_options_that_exist() -
         advised = set(re.findall(r"(?<!\S)\(?(--?[a-z][a-z-]*)", text))
         options = {option for parameter in commands[name].params for option in parameter.opts}
         assert advised and advised <= options
+
+
+def test_two_writers_leave_one_of_their_files_whole(tmp_path: Path) -> None:
+    path = tmp_path / "scenarios.jsonl"
+    sets = [ScenarioSet(tuple(scenario(number, ("a", {})) for number in range(size)), "ab12") for size in (3, 40)]
+    with ThreadPoolExecutor() as writers:
+        for written in [writers.submit(save_scenarios, sets[number % 2], path) for number in range(20)]:
+            written.result()
+    assert load_scenarios(path) in sets and os.listdir(tmp_path) == ["scenarios.jsonl"]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 600), st.sampled_from(DAMAGE)), min_size=1, max_size=3), st.integers(0, 900))
+def test_a_damaged_file_is_loaded_or_its_fault_is_named(changes: list[tuple[int, bytes]], end: int) -> None:
+    """Cut in the middle of a line, foreign bytes, lines twice: for files of tools' scenarios and for any others."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "scenarios.jsonl"
+        save_scenarios(ScenarioSet(tuple(scenario(number, ("a", {"x": 1})) for number in range(3)), "ab12"), path)
+        content = path.read_bytes()
+        for place, found in changes:
+            content = content[:place] + found + content[place:]
+        path.write_bytes(content[:end])
+        for load in (load_scenarios, loading.load_scenarios):
+            with contextlib.suppress(ConfigError):
+                load(path)

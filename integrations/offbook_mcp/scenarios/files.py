@@ -14,7 +14,7 @@ from typing import cast
 
 from pydantic import ValidationError
 
-from offbook.base.errors import ConfigError
+from offbook.base.errors import ConfigError, StoreError
 from offbook.base.text import one_line
 
 from .scenario import McpScenario
@@ -59,13 +59,20 @@ class ScenarioSet:
 
 
 def save_scenarios(scenarios: ScenarioSet, path: str | Path) -> None:
-    """Write the file atomically. Raises OSError."""
+    """Write the file atomically: it is the old or the new, whole. Raises StoreError, as for a full disk."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _replace(path, _text(scenarios.scenarios))
+    except OSError as error:
+        raise StoreError(f"scenarios: {str(path)!r} cannot be written: {error.strerror or error}") from error
+
+
+def _replace(path: Path, text: str) -> None:
     handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(_text(scenarios.scenarios))
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         os.replace(scratch, path)
@@ -101,7 +108,7 @@ def load_scenarios(path: str | Path) -> ScenarioSet:
 def _scenario(line: str, place: str) -> McpScenario:
     try:
         fields = cast(object, json.loads(line))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{place}: not JSON: {error}") from error
     try:
         return McpScenario.model_validate(fields)

@@ -10,7 +10,7 @@ import os
 import sqlite3
 from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import asynccontextmanager, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -117,30 +117,52 @@ class AnswerCache:
             row = database.execute("SELECT answer FROM answers WHERE key = ?", (key,)).fetchone()
         if row is None:
             return None
-        kept: dict[str, Any] = json.loads(row[0])
-        tokens = None if kept["tokens"] is None else Tokens(*kept["tokens"])
-        return StoredAnswer(kept["text"], tokens, kept["repairs"], kept["served_model"])
+        try:
+            return _read(key, row[0])
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            logger.warning(
+                "cache: %s: a damaged answer is left out, its question is asked again: %r", self._path, error
+            )
+            return None
 
     def _put(self, key: str, answer: StoredAnswer) -> None:
-        kept = {
-            "text": answer.text,
-            "tokens": answer.tokens,
-            "repairs": answer.repairs,
-            "served_model": answer.served_model,
-        }
+        kept = asdict(answer)
+        row = (key, json.dumps(kept | {"digest": _digest(key, kept)}))
         with self._database() as database:
-            database.execute("INSERT OR REPLACE INTO answers VALUES (?, ?, datetime('now'))", (key, json.dumps(kept)))
+            database.execute("INSERT OR REPLACE INTO answers VALUES (?, ?, datetime('now'))", row)
 
     @contextmanager
     def _database(self) -> Generator[sqlite3.Connection]:
         """A connection for one transaction, which makes the cache usable from any thread and after a fork."""
         try:
             with closing(sqlite3.connect(self._path, timeout=BUSY)) as database, database:
+                database.text_factory = _replaced
                 yield database
         except sqlite3.Error as error:
-            raise StoreError(
-                f"cache: {self._path}: {error}. Delete the file, or give cache= another, or None"
-            ) from error
+            damaged = getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+            advice = "The file is damaged or no cache: delete it, or give" if damaged else "Look at the disk, or give"
+            raise StoreError(f"cache: {self._path}: {error}. {advice} cache= another, or None") from error
+
+
+def _replaced(text: bytes) -> str:
+    """Bytes that are no UTF-8 become U+FFFD: the digest tells, where SQLite would end the run."""
+    return text.decode(errors="replace")
+
+
+def _read(key: str, row: str) -> StoredAnswer:
+    """A stored answer. Raises ValueError and others for a damaged one; rows of earlier versions have no digest."""
+    kept: dict[str, Any] = json.loads(row)
+    digest = kept.pop("digest", None)
+    if digest is not None and digest != _digest(key, kept):
+        raise ValueError("its digest differs")
+    tokens = None if kept["tokens"] is None else Tokens(*map(int, kept["tokens"]))
+    if not isinstance(kept["text"], str):
+        raise TypeError("its text is none")
+    return StoredAnswer(kept["text"], tokens, int(kept["repairs"]), kept["served_model"])
+
+
+def _digest(key: str, kept: Mapping[str, Any]) -> str:
+    return hashlib.sha256(f"{key} {json.dumps(kept, sort_keys=True)}".encode()).hexdigest()
 
 
 @cache

@@ -173,6 +173,16 @@ def test_a_gpu_before_ampere_says_its_precision_memory_and_capability() -> None:
     assert new.found.endswith("compute capability 9.0, bfloat16")
 
 
+def test_a_driver_that_is_too_old_is_named_with_the_one_that_is_needed() -> None:
+    unused = ON_GPUS.model_copy(update={"devices": (), "driver_gpus": ("Tesla T4",), "driver": "570.86.15"})
+    gpu, _ = device_checks(unused)
+    assert gpu.status == "broken" and "driver 570.86.15 is too old for CUDA 13.0, which needs 580 or newer" in gpu.found
+    assert (gpu.fix or "").startswith("update the NVIDIA driver")
+    newer, _ = device_checks(unused.model_copy(update={"driver": "580.65.06"}))
+    assert newer.status == "broken" and "with driver 580.65.06" in newer.found
+    assert "torch.cuda.init()" in (newer.fix or "")
+
+
 def test_a_cpu_build_of_torch_beside_a_gpu_is_a_warning_with_the_command() -> None:
     lines = device_checks(ON_CPU.model_copy(update={"driver_gpus": ("Tesla T4",)}))
     assert [line.status for line in lines] == ["warn", "ok"]

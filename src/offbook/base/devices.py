@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -17,6 +18,8 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 _QUERY = "index,name,memory.total,memory.free,compute_cap,uuid"
 _SECONDS = 20.0
 _MIB = 2**20
+LEAST_DRIVERS = {12: 525, 13: 580}
+"""Major version of CUDA -> the oldest branch of NVIDIA's driver for Linux that runs it (CUDA's release notes, table 3)."""
 
 
 @dataclass(frozen=True)
@@ -55,23 +58,53 @@ def automatic_dtype(capabilities: Sequence[tuple[int, int]]) -> str:
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """The GPUs in the order of CUDA_VISIBLE_DEVICES; if it is not set, all by index. Empty without an NVIDIA driver. A
-    driver that fails is logged, and the result is empty."""
+    """The GPUs in the order of CUDA_VISIBLE_DEVICES; if it is not set, all by index. Empty without an NVIDIA driver.
+
+    A GPU without a figure for its memory or capability is left out, and logged. A driver that fails is logged, and the
+    result is empty."""
+    installed: list[Gpu] = []
+    for line in _ask(_QUERY):
+        try:
+            installed.append(_gpu(line))
+        except ValueError as error:
+            logger.warning("nvidia-smi gives no usable figures for a GPU, which is not used (%s): %s", error, line)
+    return visible(tuple(installed), os.environ.get(VISIBLE))
+
+
+def driver_version() -> str | None:
+    """The version of NVIDIA's driver, such as 580.65.06; None without one."""
+    return next((line for line in _ask("driver_version") if re.fullmatch(r"\d+(\.\d+)+", line)), None)
+
+
+def driver_fault(cuda: str, driver: str | None) -> str | None:
+    """What is wrong with a driver for a torch that was built for this version of CUDA; None if nothing is known.
+
+    >>> driver_fault("13.0", "570.86.15")
+    'driver 570.86.15 is too old for CUDA 13.0, which needs 580 or newer'
+    """
+    least = LEAST_DRIVERS.get(int(cuda.partition(".")[0]))
+    if least is None or driver is None or int(driver.partition(".")[0]) >= least:
+        return None
+    return f"driver {driver} is too old for CUDA {cuda}, which needs {least} or newer"
+
+
+def _ask(query: str) -> list[str]:
+    """nvidia-smi's answer, a line per GPU. Empty without nvidia-smi, and, with a warning, if it fails."""
     program = shutil.which("nvidia-smi")
     if program is None:
-        return ()
+        return []
     try:
         output = subprocess.run(
-            [program, f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"],
+            [program, f"--query-gpu={query}", "--format=csv,noheader,nounits"],
             capture_output=True,
             text=True,
             timeout=_SECONDS,
             check=True,
         ).stdout
-        return visible(tuple(_gpu(line) for line in output.splitlines() if line.strip()), os.environ.get(VISIBLE))
-    except (OSError, subprocess.SubprocessError, ValueError) as error:
+    except (OSError, subprocess.SubprocessError) as error:
         logger.warning("nvidia-smi failed (%s); no GPU is used unless --device names one", error)
-        return ()
+        return []
+    return [line.strip() for line in output.splitlines() if line.strip()]
 
 
 def visible(installed: tuple[Gpu, ...], shown: str | None) -> tuple[Gpu, ...]:

@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 import offbook
 from offbook.base.config import EngineOptions
+from offbook.base.devices import driver_fault
 from offbook.base.extras import install_command
 from offbook.base.text import counted
 
@@ -166,7 +167,7 @@ class Device(BaseModel):
 
 class TorchFacts(BaseModel):
     """What torch reports. `devices` are the GPUs that torch can use; `driver_gpus` are the names of those that the
-    driver lists."""
+    driver lists, `driver` is its version."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -176,6 +177,7 @@ class TorchFacts(BaseModel):
     devices: tuple[Device, ...] = ()
     mps: bool = False
     driver_gpus: tuple[str, ...] = ()
+    driver: str | None = None
 
 
 class EngineFacts(BaseModel):
@@ -357,12 +359,24 @@ def device_checks(torch: TorchFacts) -> list[Check]:
         )
         lines.append(Check("engine", f"cuda:{gpu.index}", "ok", text))
     if torch.driver_gpus and not torch.devices:
-        text = f"the driver lists {', '.join(torch.driver_gpus)}, but this torch ({torch.build} build) cannot use it"
-        lines.append(Check("engine", "GPU", "warn", text, f"pip install --force-reinstall torch=={KNOWN['torch'][0]}"))
+        lines.append(_unused_gpus(torch))
     if not torch.devices:
         also = "; mps with --device mps" if torch.mps else ""
         lines.append(Check("engine", "device", "ok", f"cpu, {torch.threads} threads, float32{also}"))
     return lines
+
+
+def _unused_gpus(torch: TorchFacts) -> Check:
+    """GPUs that the driver lists and torch cannot use. Broken where torch was built for them: `offbook serve` would
+    choose them and end."""
+    text = f"the driver lists {', '.join(torch.driver_gpus)}, but this torch ({torch.build} build) cannot use it"
+    kind, _, version = torch.build.partition(" ")
+    if kind != "CUDA":
+        return Check("engine", "GPU", "warn", text, f"pip install --force-reinstall torch=={KNOWN['torch'][0]}")
+    if fault := driver_fault(version, torch.driver):
+        return Check("engine", "GPU", "broken", f"{text}: {fault}", "update the NVIDIA driver, or --device cpu")
+    fix = "python -c 'import torch; torch.cuda.init()' says why, or --device cpu"
+    return Check("engine", "GPU", "broken", f"{text}, with driver {torch.driver or 'unknown'}", fix)
 
 
 def engine_check(what: str, package: str, facts: EngineFacts | Broken | None, installed: Installed) -> Check:

@@ -24,6 +24,8 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, loggi
 
 from offbook.base.errors import ConfigError
 
+from .precision import device_name
+
 _SHOWN = 5
 """Names of weights in a message."""
 _LOADABLE = frozenset({"bitsandbytes", "mxfp4"})
@@ -126,9 +128,12 @@ def _shape(size: Iterable[int]) -> str:
 
 
 def main() -> int:
-    """`python -m offbook.engine.base_weights DIR`: the check for vLLM. Exit code 2, with the reason on stderr, for a
-    base that must not be loaded. vLLM also knows architectures that transformers does not; those are not checked."""
+    """`python -m offbook.engine.base_weights DIR [--cuda]`: the check for vLLM. Exit code 2, with the reason on stderr,
+    for a base that must not be loaded, and with --cuda for a GPU that torch cannot use. vLLM also knows architectures
+    that transformers does not; those are not checked."""
     try:
+        if "--cuda" in sys.argv[2:]:
+            device_name("cuda")
         check_weights(Path(sys.argv[1]), any_quantization=True)
     except ConfigError as error:
         print(error, file=sys.stderr)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from offbook.base.devices import gpus, has_bfloat16
+from offbook.base.devices import driver_version, gpus, has_bfloat16
 
 from .learner.model.unsloth_loader import vllm_extensions_hidden
 
@@ -27,6 +27,7 @@ def torch_facts() -> dict[str, object]:
         "devices": [_cuda(index) for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else [],
         "mps": torch.backends.mps.is_available(),
         "driver_gpus": [gpu.name for gpu in gpus()],
+        "driver": driver_version(),
     }
 
 

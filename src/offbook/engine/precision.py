@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 
-from offbook.base.devices import automatic_dtype
+from offbook.base.devices import automatic_dtype, driver_fault, driver_version, gpus
 from offbook.base.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 _DTYPES = {
     "float32": torch.float32,
@@ -16,13 +20,32 @@ _DTYPES = {
 
 
 def device_name(wanted: str) -> str:
-    """`auto` takes cuda, then cpu. Raises ConfigError for a word that names no device."""
+    """`auto` takes cuda, then cpu, with a warning where there is a GPU that torch cannot use. Raises ConfigError for
+    a word that names no device, and for a GPU that torch cannot use."""
     name = wanted if wanted != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         torch.device(name)
     except RuntimeError as error:
         raise ConfigError(f"--device {wanted!r}: one of auto, cpu, cuda, cuda:N, mps") from error
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"--device {wanted}: {_unusable()}, or use --device cpu")
+    if wanted == "auto" and name == "cpu" and gpus():
+        logger.warning("This machine has a GPU, but the CPU is used: %s", _unusable())
     return name
+
+
+def _unusable() -> str:
+    """Why torch cannot use a GPU, and what to do."""
+    cuda = torch.version.cuda
+    if cuda is None:
+        return f"torch {torch.__version__} is built without CUDA: install the CUDA build"
+    driver = driver_version()
+    if fault := driver_fault(cuda, driver):
+        return f"torch {torch.__version__} cannot use a GPU, as {fault}: update the driver"
+    return (
+        f"torch {torch.__version__} (CUDA {cuda}) cannot use a GPU, with driver {driver or 'none'}: "
+        "`python -c 'import torch; torch.cuda.init()'` says why; repair that"
+    )
 
 
 def dtype_of(wanted: str, device: str) -> torch.dtype:

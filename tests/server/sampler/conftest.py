@@ -12,9 +12,11 @@ import pytest
 def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """`driver(line, ...)` puts an nvidia-smi on the path that tells of these GPUs."""
 
-    def install(*lines: str, code: int = 0) -> None:
+    def install(*lines: str, code: int = 0, version: str = "580.65.06") -> None:
         program = tmp_path / "nvidia-smi"
-        program.write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in lines) + f"exit {code}\n")
+        shown = "".join(f"echo '{line}'\n" for line in lines)
+        asked = f'case "$*" in *driver_version*) echo {version}; exit {code};; esac\n'
+        program.write_text(f"#!/bin/sh\n{asked}{shown}exit {code}\n")
         program.chmod(0o755)
         monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
 

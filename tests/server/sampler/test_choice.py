@@ -129,10 +129,20 @@ def test_both_sides_are_given_the_first_visible_gpu_and_no_other_may_be_named(
 
 
 def test_a_driver_that_fails_counts_as_none_and_is_logged(driver, caplog: pytest.LogCaptureFixture) -> None:
-    for lines, code in ((["Failed to initialize NVML"], 9), (["no, such, table"], 0)):
+    for lines, code, logged in (
+        (["Failed to initialize NVML"], 9, "nvidia-smi failed"),
+        (["no, such, table"], 0, "no usable figures for a GPU"),
+    ):
         driver(*lines, code=code)
         assert gpus() == ()
-        assert "nvidia-smi failed" in caplog.text
+        assert logged in caplog.text
+
+
+def test_a_gpu_without_a_memory_figure_hides_no_other_gpu(driver, caplog: pytest.LogCaptureFixture) -> None:
+    driver("0, NVIDIA GB10, [N/A], [N/A], 12.1, GPU-0f", T4.format(index=1, free=15 * GIB))
+    assert [gpu.index for gpu in gpus()] == [1]
+    assert "is not used" in caplog.text and "NVIDIA GB10" in caplog.text
+    assert choose(EngineOptions(engine="vllm"), "tiny", trains=True).options.inference_gpus == (1,)
 
 
 def test_what_a_gpu_can_compute_in_is_read_from_its_capability(driver) -> None:

@@ -26,7 +26,7 @@ from offbook.tiny import path as tiny_policy
 from tests.server.sampler.cards import GIB, H100, L4
 
 SMALL, SEVEN, EIGHT = "Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen3-8B"
-IDLE_L4, IDLE_H100 = L4.format(index=0, free=22_600), H100.format(index=0, free=81_000)
+IDLE_L4, IDLE_H100 = L4.format(index=0, free=22_600), H100.format(index=0, free=81_440)
 MIB = 2**20
 
 
@@ -155,6 +155,14 @@ def test_memory_that_other_programs_hold_is_not_planned_with_and_is_named(driver
     plan = plan_of(engine)
     assert max(plan.sampling, plan.step) <= plan.card.usable < 12 * 2**30
     assert float(after("--memory-share", command(engine)) or 1) * plan.card.memory <= plan.card.usable
+
+
+def test_what_a_display_holds_is_not_planned_with(driver) -> None:
+    """Below a GiB too: 434 MiB are the driver's own, 600 more a display's."""
+    driver(L4.format(index=0, free=22_600 - 600))
+    plan = plan_of(chosen(SMALL))
+    assert plan.card.taken == (434 + 600 - 512) * MIB
+    assert max(plan.sampling, plan.step) <= plan.card.usable
 
 
 def test_host_memory_that_is_too_small_for_the_layout_is_refused(driver, host: SimpleNamespace) -> None:

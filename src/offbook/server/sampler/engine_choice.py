@@ -149,7 +149,9 @@ def choose(options: EngineOptions, model: str, *, trains: bool) -> EngineChoice:
     name = options.engine if options.engine != "auto" else _automatic(present)
     if name == "vllm" and present and not sampling and options.device in ("auto", "cuda"):
         sampling = training = (present[0].index,)  # explicit on both sides, since CUDA may order GPUs differently
-    options = options.model_copy(update={"inference_gpus": sampling, "train_gpus": training})
+    # A GPU was chosen: neither process may fall back to the CPU because its torch cannot use it.
+    device = "cuda" if present and training and options.device == "auto" else options.device
+    options = options.model_copy(update={"inference_gpus": sampling, "train_gpus": training, "device": device})
     sharing = None
     if trains and set(training) <= set(sampling):
         sharing = share_gpu(name, options, model, _sampling_gpus(options, present) if name == "vllm" else ())

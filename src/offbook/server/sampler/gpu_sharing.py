@@ -30,8 +30,6 @@ KEPT_FREE = 1.5 * GIB
 """Bytes left free on a shared GPU without a plan, for CUDA contexts and what nvidia-smi does not count."""
 LEAST_SHARE = 0.1
 """Smallest gpu_memory_utilization at which vLLM is started."""
-IDLE = GIB
-"""Bytes that nvidia-smi may count as used on an idle GPU."""
 
 
 @dataclass(frozen=True)
@@ -145,9 +143,9 @@ def _plan(options: EngineOptions, model: str, gpus: tuple[Gpu, ...]) -> MemoryPl
 
 
 def _card(gpu: Gpu) -> Card:
-    """The GPU as a card of the plan. `taken` is what other programs hold now, before anything of ours is loaded."""
-    used = gpu.total - gpu.free
-    return Card(gpu.name, gpu.total, used - RESERVE if used > IDLE else 0)
+    """The GPU as a card of the plan. `taken` is what a display and other programs hold now, before anything of ours is
+    loaded: all beyond RESERVE, which the driver itself counts as used on an idle GPU."""
+    return Card(gpu.name, gpu.total, max(0, gpu.total - gpu.free - RESERVE))
 
 
 def _check_host(plan: MemoryPlan) -> None:

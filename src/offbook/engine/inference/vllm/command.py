@@ -57,7 +57,7 @@ FORCED_CALLS = "hermes"
 _PARENT_CHECK = 0.5  # seconds
 _PR_SET_PDEATHSIG = 1
 WEIGHTS_MODULE = "offbook.engine.base_weights"
-"""python -m WEIGHTS_MODULE DIR: the check of the base's weight files."""
+"""python -m WEIGHTS_MODULE DIR [--cuda]: the check of the base's weight files, and of the GPU."""
 REFUSED = 2
 """Exit code of WEIGHTS_MODULE, and of this module, for a base or an option that is wrong."""
 OPTIONAL_THOUGHTS_MODULE = f"{__package__}.optional_thoughts"
@@ -247,9 +247,11 @@ def _check_version() -> None:
             logger.warning("vLLM %s is installed; this Offbook is tested with %s", installed, KNOWN_VERSION)
 
 
-def _weights_are_wrong(base: Path) -> bool:
-    """Check the base's weight files, in a process that frees the memory of torch and transformers when it ends."""
-    return subprocess.run([sys.executable, "-m", WEIGHTS_MODULE, str(base)], check=False).returncode == REFUSED
+def _is_refused(base: Path, place: Place) -> bool:
+    """Check the base's weight files, and that torch can use the GPU, in a process that frees the memory of torch and
+    transformers when it ends."""
+    words = [str(base), *(["--cuda"] if place.gpus else [])]
+    return subprocess.run([sys.executable, "-m", WEIGHTS_MODULE, *words], check=False).returncode == REFUSED
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -306,7 +308,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OffbookError as error:
         logger.error("%s", error)
         return REFUSED
-    if _weights_are_wrong(options.model):
+    if _is_refused(options.model, place):
         return REFUSED
     logger.info("vLLM: %s", " ".join(words))
     return run(words, environment(place, options.threads), options.parent_pid)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import ssl
 from base64 import b64encode
@@ -58,7 +59,6 @@ class LangfuseConnection:
             base_url=self.base_url,
             headers={"authorization": self.authorization},
             timeout=seconds,
-            follow_redirects=True,
             verify=_certificates(),
         )
 
@@ -74,6 +74,10 @@ class LangfuseConnection:
                 f"Langfuse at {self.base_url} refused the keys ({answer.status_code}): look at {PUBLIC} "
                 f"({self.public_key!r}) and {SECRET}; keys of another region or project do not work here"
             )
+        if answer.has_redirect_location:
+            raise ConfigError(
+                f"{URLS[0]}: {self.base_url} redirects to {answer.headers['location']!r:.200}: give the address that it has"
+            )
         if answer.status_code == 404:
             raise ConfigError(f"{URLS[0]}: {self.base_url} answers, but has no Langfuse API: is the URL right?")
         if not answer.is_success:
@@ -87,6 +91,10 @@ def _certificates() -> ssl.SSLContext:
 
 
 PAGE: Final = 100
+MOST_PAGES: Final = 10_000
+"""Pages of a listing: a server that repeats itself ends there."""
+LARGEST: Final = 256 * 2**20
+"""Bytes of an answer, as it is unpacked."""
 Parameters: TypeAlias = Mapping[str, str | int | float | bool | Sequence[str] | None]
 
 
@@ -112,29 +120,38 @@ class LangfuseRest:
         return self._ask("POST", path, body=body)
 
     def by_cursor(self, path: str, parameters: Parameters, limit: int | None = None) -> Iterator[Mapping[str, Json]]:
-        """The items of every page, `limit` at most."""
+        """The items of every page, `limit` at most. Raises ConfigError for a cursor that comes twice."""
         cursor: str | None = None
+        known: set[str] = set()
         count = 0
-        while True:
+        for _ in range(MOST_PAGES):
             answer = self.get(path, {**parameters, "cursor": cursor})
-            for item in cast(Sequence[Mapping[str, Json]], answer.get("data") or ()):
+            for item in _items(path, answer):
                 if count == limit:
                     return
                 count += 1
                 yield item
-            cursor = cast(Mapping[str, str | None], answer.get("meta") or {}).get("cursor")
-            if cursor is None:
+            following: Json = _meta(answer).get("cursor")
+            if following is None:
                 return
+            if not isinstance(following, str) or following in known:
+                raise ConfigError(
+                    f"Langfuse answered {path} with the cursor {following!r:.100}, again or no text: its pages have no end"
+                )
+            cursor = following
+            known.add(cursor)
+        raise ConfigError(f"Langfuse answered {path} with more than {MOST_PAGES:,} pages: narrow the filter")
 
     def by_page(self, path: str, parameters: Parameters) -> Iterator[Mapping[str, Json]]:
-        """The items of every numbered page."""
-        page = 1
-        while True:
+        """The items of every numbered page. An empty page is the last, whatever their announced number."""
+        for page in range(1, MOST_PAGES + 1):
             answer = self.get(path, {**parameters, "page": page, "limit": PAGE})
-            yield from cast(Sequence[Mapping[str, Json]], answer.get("data") or ())
-            if page >= int(cast(Mapping[str, int], answer.get("meta") or {}).get("totalPages", 1)):
+            items = _items(path, answer)
+            yield from items
+            pages = _meta(answer).get("totalPages", 1)
+            if not items or not isinstance(pages, int) or page >= pages:
                 return
-            page += 1
+        raise ConfigError(f"Langfuse answered {path} with more than {MOST_PAGES:,} pages")
 
     def _ask(
         self,
@@ -146,15 +163,49 @@ class LangfuseRest:
     ) -> Mapping[str, Json]:
         named = {name: value for name, value in (parameters or {}).items() if value is not None}
         try:
-            answer = self._http.request(method, path, params=cast(dict[str, str], named), json=body)
+            answer = _bounded(
+                self._http, self._http.build_request(method, path, params=cast(dict[str, str], named), json=body)
+            )
         except httpx.HTTPError as error:
             url = self._connection.base_url
             raise ConnectionError(f"no answer from Langfuse at {url} ({type(error).__name__}: {error})") from error
         if answer.status_code in (401, 403):
             raise ConfigError(f"Langfuse refused the keys ({answer.status_code}): look at {PUBLIC} and {SECRET}")
+        if answer.has_redirect_location:
+            raise ConfigError(
+                f"Langfuse redirects {path} to {answer.headers['location']!r:.200}: give {URLS[0]} the address that it has"
+            )
         if not answer.is_success:
             raise ConfigError(f"Langfuse answered {answer.status_code} to {method} {path}: {answer.text[:300]!r}")
         try:
-            return cast(Mapping[str, Json], answer.json())
-        except ValueError as error:
+            found = answer.json()
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"Langfuse answered {path} with no JSON: {answer.text[:200]!r}") from error
+        if not isinstance(found, dict):
+            raise ConfigError(f"Langfuse answered {path} with no JSON object: {answer.text[:200]!r}")
+        return cast(Mapping[str, Json], found)
+
+
+def _bounded(http: httpx.Client, request: httpx.Request) -> httpx.Response:
+    """The answer, read to at most LARGEST bytes. Raises ConfigError for a larger one, httpx.HTTPError."""
+    with contextlib.closing(http.send(request, stream=True)) as answer:
+        content = bytearray()
+        for piece in answer.iter_bytes():
+            content += piece
+            if len(content) > LARGEST:
+                raise ConfigError(f"Langfuse answered {request.url.path} with more than {LARGEST:,} bytes")
+    kept = {name: value for name, value in answer.headers.items() if name in ("location", "content-type")}
+    return httpx.Response(answer.status_code, headers=kept, content=bytes(content), request=request)
+
+
+def _items(path: str, answer: Mapping[str, Json]) -> list[Mapping[str, Json]]:
+    """The objects of a page. Raises ConfigError for anything else."""
+    items: Json = answer.get("data") or []
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in cast(list[Json], items)):
+        raise ConfigError(f"Langfuse answered {path} with `data` that is no list of objects: {items!r:.200}")
+    return cast(list[Mapping[str, Json]], items)
+
+
+def _meta(answer: Mapping[str, Json]) -> Mapping[str, Json]:
+    meta = answer.get("meta")
+    return cast(Mapping[str, Json], meta) if isinstance(meta, dict) else {}

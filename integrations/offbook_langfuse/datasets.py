@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from typing import Final, cast
 from urllib.parse import quote
 
+from pydantic import ValidationError
+
 from offbook import Scenario
 from offbook.base.errors import ConfigError
 from offbook.base.types import Json
+from offbook.base.user_values import json_value
 from offbook.scenarios.identity import scenario_fields, scenario_id
 
 from .connection import LangfuseConnection, LangfuseRest
@@ -68,7 +71,7 @@ def _stored(item: Mapping[str, Json]) -> DatasetItem:
         expected = cast(Mapping[str, Json], expected)[VALUE]
     metadata = item.get("metadata")
     return DatasetItem(
-        str(item["id"]),
+        str(item.get("id", "")),
         str(item.get("datasetId", "")),
         item.get("input"),
         expected,
@@ -101,7 +104,10 @@ def _scenario(item: DatasetItem) -> Scenario:
     if item.expected is not None:
         fields[str(item.metadata.get("expected_field") or EXPECTED[0])] = item.expected
     fields.pop("id", None)
-    return Scenario.model_validate({"id": item.id, **fields})
+    try:
+        return Scenario.model_validate({"id": item.id, **json_value(fields, "its input")})
+    except (ValidationError, ConfigError, RecursionError) as error:
+        raise ConfigError(f"the dataset's item {item.id!r:.100} is no scenario: {error!s:.300}") from error
 
 
 def _fields(value: Json) -> Iterator[tuple[str, Json]]:

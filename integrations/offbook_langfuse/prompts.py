@@ -51,7 +51,12 @@ def managed_prompt(
         raise ConfigError(f"prompt {name!r}: give a version or a label, not both")
     with LangfuseRest(connection or LangfuseConnection.from_environment()) as rest:
         found = rest.get(f"/api/public/v2/prompts/{quote(name, safe='')}", {"version": version, "label": label})
-    text: Json = found["prompt"]
-    prompt = text if isinstance(text, str) else tuple(cast(Sequence[Message], text))
-    config = cast(Mapping[str, Json], found.get("config") or {})
-    return ManagedPrompt(str(found["name"]), int(found["version"]), prompt, config)
+    text: Json = found.get("prompt")
+    number: Json = found.get("version")
+    config: Json = found.get("config") or {}
+    messages = cast(Sequence[Json], text if isinstance(text, list) else ())
+    whole = isinstance(text, str) or (isinstance(text, list) and all(isinstance(each, dict) for each in messages))
+    if not whole or not isinstance(number, int) or not isinstance(config, dict):
+        raise ConfigError(f"Langfuse answered the prompt {name!r} with no prompt: {dict(found)!r:.300}")
+    prompt = text if isinstance(text, str) else tuple(cast(Sequence[Message], messages))
+    return ManagedPrompt(str(found.get("name", name)), number, prompt, cast(Mapping[str, Json], config))

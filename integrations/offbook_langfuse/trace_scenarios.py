@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,10 +13,15 @@ from typing import Final, TypedDict, Unpack, cast
 
 from offbook import Scenario
 from offbook.base.errors import ConfigError
+from offbook.base.redaction import MARK, Redaction
+from offbook.base.text import counted
 from offbook.base.types import Json
+from offbook.base.user_values import json_value
 
 from .attributes import OWN_TAG
 from .connection import LangfuseConnection, LangfuseRest
+
+logger = logging.getLogger("offbook")
 
 FIELDS: Final = "core,basic,io,metadata,trace_context"
 PAGE: Final = 500
@@ -95,7 +101,16 @@ def scenarios_from_traces(
     with LangfuseRest(connection or LangfuseConnection.from_environment()) as rest:
         bound = ScoreBound.parse(low_score) if low_score is not None else None
         scores = _scored(rest, bound, wanted.get("from_time")) if bound is not None else None
-        return list(_scenarios(rest, wanted, scores, limit))
+        return _without_keys(list(_scenarios(rest, wanted, scores, limit)))
+
+
+def _without_keys(scenarios: list[Scenario]) -> list[Scenario]:
+    """The scenarios without the keys that users wrote into their texts: agents would send them to every model."""
+    redaction = Redaction()
+    clean = [Scenario.model_validate(redaction.value(scenario.model_dump())) for scenario in scenarios]
+    if redaction.marks:
+        logger.warning("scenarios from traces: %s replaced by %s", counted(redaction.marks, "key"), MARK)
+    return clean
 
 
 def _scored(rest: LangfuseRest, bound: ScoreBound, since: datetime | None) -> dict[str, float]:
@@ -103,7 +118,8 @@ def _scored(rest: LangfuseRest, bound: ScoreBound, since: datetime | None) -> di
     found: dict[str, float] = {}
     parameters = {**bound.parameters, "fields": "subject", "limit": SCORES, "fromTimestamp": _time(since)}
     for score in rest.by_cursor("/api/public/v3/scores", parameters):
-        subject = cast(Mapping[str, Json], score.get("subject") or {})
+        about: Json = score.get("subject")
+        subject = cast(Mapping[str, Json], about if isinstance(about, dict) else {})
         trace = subject.get("id") if subject.get("kind") == "trace" else subject.get("traceId")
         value = score.get("value")
         if trace is not None and isinstance(value, int | float) and bound.holds(float(value)):
@@ -125,7 +141,7 @@ def _scenarios(
             "input": _value(root.get("input")),
             "answer": _value(root.get("output")),
         }
-        if scores is not None:
+        if scores is not None and trace in scores:
             facts["score"] = scores[trace]
         yield Scenario.model_validate({"id": trace, "prompt": _last_said(facts["input"]), **facts})
         if len(known) == limit:
@@ -205,8 +221,8 @@ def _value(text: Json) -> Json:
     if not isinstance(text, str):
         return text
     try:
-        return json.loads(text)
-    except ValueError:
+        return json_value(json.loads(text), "a trace")
+    except (ValueError, ConfigError, RecursionError):  # no JSON, or JSON that no record takes: NaN, 1e999, deep nesting
         return text
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -13,7 +14,7 @@ import pytest
 from offbook import Scenario, Trajectory
 from offbook.base.errors import ConfigError
 from offbook.client.rollouts.capture import capturing
-from offbook.contracts import GroupsFinished
+from offbook.contracts import DeliveryError, GroupsFinished
 from offbook.scenarios.identity import scenario_text
 from offbook.testing.sinks import sample_rollout
 from offbook_langfuse import (
@@ -24,6 +25,8 @@ from offbook_langfuse import (
     save_dataset,
     scenarios_from_traces,
 )
+from offbook_langfuse.scores import LangfuseScore, ScoreSender
+from tests.fakes.scripted_api import Asked, Reply, scripted_api
 from tests.fakes.trace_server import PUBLIC, SECRET, TraceServer, trace_server
 
 
@@ -173,3 +176,94 @@ def test_a_managed_prompt_is_noted_on_the_rollout_that_uses_it(server: TraceServ
         managed_prompt("greet", version=1, label="x", connection=connection(server))
     with pytest.raises(ConfigError, match="404"):
         managed_prompt("gone", connection=connection(server))
+
+
+HOSTILE: dict[str, Any] = {
+    "a list": [1],
+    "data that is no list": {"data": {"a": 1}},
+    "items that are no objects": {"data": [1, None]},
+    "a cursor that comes twice": {"data": [], "meta": {"cursor": "again", "totalPages": 1}},
+    "a cursor that is no text": {"data": [], "meta": {"cursor": {"a": 1}, "totalPages": "x"}},
+    "a meta that is no object": {"data": [], "meta": [1]},
+    "pages without end": {"data": [], "meta": {"totalPages": 10**9}},
+    "items of other types": {
+        "data": [
+            {"id": 3, "traceId": [1], "input": "[" * 500, "startTime": 5, "subject": "x", "value": "y", "metadata": 7}
+        ],
+        "meta": None,
+    },
+    "an input that is no JSON": {"data": [{"id": "a", "traceId": "a", "input": "NaN", "output": '"\\ud800"'}]},
+    "an item that is no scenario": {"data": [{"id": "a", "input": {"prompt": 3}, "expectedOutput": {"value": 1}}]},
+    "a prompt that is none": {"prompt": 7, "version": "x", "name": "n"},
+}
+
+
+@pytest.mark.parametrize("body", HOSTILE.values(), ids=HOSTILE)
+def test_whatever_langfuse_answers_is_read_or_an_error_that_names_it(body: object) -> None:
+    with scripted_api(lambda asked: Reply(json=body)) as api:
+        there = LangfuseConnection(api.url, PUBLIC, SECRET)
+        for read in (
+            lambda: scenarios_from_traces(connection=there),
+            lambda: scenarios_from_traces(low_score="a<1", connection=there),
+            lambda: dataset_scenarios("d", connection=there),
+            lambda: managed_prompt("p", connection=there),
+        ):
+            with contextlib.suppress(ConfigError):
+                read()
+        assert len(api.asked) < 12
+
+
+@pytest.mark.parametrize("text", ["<html>", "[" * 100_000, ""])
+def test_an_answer_that_is_no_json_is_told(text: str) -> None:
+    with scripted_api(lambda asked: Reply(text=text)) as api, pytest.raises(ConfigError, match="with no JSON"):
+        scenarios_from_traces(connection=LangfuseConnection(api.url, PUBLIC, SECRET))
+
+
+def test_pages_without_end_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("offbook_langfuse.connection.MOST_PAGES", 5)
+
+    def script(asked: Asked) -> Reply:
+        item = {"id": "a", "input": {"question": "why?"}, "traceId": "a"}
+        return Reply(json={"data": [item], "meta": {"totalPages": 10**9, "cursor": str(len(api.asked))}})
+
+    with scripted_api(script) as api:
+        there = LangfuseConnection(api.url, PUBLIC, SECRET)
+        for read in (lambda: scenarios_from_traces(connection=there), lambda: dataset_scenarios("d", connection=there)):
+            with pytest.raises(ConfigError, match="more than 5 pages"):
+                read()
+        assert len(api.asked) == 5 + 6
+
+
+def test_an_answer_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("offbook_langfuse.connection.LARGEST", 1_000)
+    with (
+        scripted_api(lambda asked: Reply(text=" " * 2_000)) as api,
+        pytest.raises(ConfigError, match="more than 1,000 bytes"),
+    ):
+        scenarios_from_traces(connection=LangfuseConnection(api.url, PUBLIC, SECRET))
+
+
+@pytest.mark.parametrize("status", [301, 307, 308])
+def test_nothing_is_sent_where_langfuse_redirects_to(status: int) -> None:
+    with scripted_api() as other, scripted_api(lambda asked: Reply(status, location=f"{other.url}/taken")) as api:
+        there = LangfuseConnection(api.url, PUBLIC, SECRET)
+        for read in (
+            lambda: scenarios_from_traces(connection=there),
+            lambda: save_dataset("d", ["a secret prompt"], connection=there),
+            there.check,
+        ):
+            with pytest.raises(ConfigError, match=f"redirects .*{other.url}/taken"):
+                read()
+        scores = ScoreSender(there, 5.0)
+        with pytest.raises(DeliveryError, match=f"answered {status}"):
+            scores.send([LangfuseScore("a", "reward", 1.0, 0.0, trace="t")])
+        scores.close()
+    assert other.asked == []
+
+
+def test_keys_that_users_wrote_are_in_no_scenario(server: TraceServer, caplog: pytest.LogCaptureFixture) -> None:
+    key = "sk-" + "a1B2" * 8
+    server.observations = [trace(1, {"question": f"why does {key} fail?"}, output=json.dumps({"api_key": key}))]
+    (scenario,) = scenarios_from_traces(connection=connection(server))
+    assert scenario.prompt == "why does [redacted key] fail?" and key not in scenario.model_dump_json()
+    assert "3 keys replaced" in caplog.text

@@ -82,9 +82,14 @@ def same(sent: str, known: str) -> bool:
     return secrets.compare_digest(sent.encode(), known.encode())
 
 
-def sent_key(authorization: str) -> bytes | None:
-    """The key in `Bearer <key>`, or the password in `Basic` credentials, which browsers send."""
-    scheme, _, value = authorization.partition(" ")
+KEY_HEADERS = ("x-api-key", "x-goog-api-key")
+"""Where clients of Anthropic's and Google's APIs send their key."""
+
+
+def sent_key(headers: Mapping[str, str]) -> bytes | None:
+    """The key in `Authorization: Bearer <key>`, the password in `Basic` credentials, which browsers send, or the value of
+    one of KEY_HEADERS."""
+    scheme, _, value = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and value.strip():
         return value.strip().encode()
     if scheme.lower() == "basic":
@@ -92,14 +97,14 @@ def sent_key(authorization: str) -> bytes | None:
             return base64.b64decode(value.strip(), validate=True).partition(b":")[2] or None
         except binascii.Error:
             return None
-    return None
+    return next((headers[name].strip().encode() for name in KEY_HEADERS if headers.get(name, "").strip()), None)
 
 
 def key_refusal(key: str | None, path: str, headers: Mapping[str, str]) -> Refusal | None:
     """The rejection of a request by a server with one key, or with none on loopback; None if it may pass."""
     if key is None:
         return host_refusal(headers.get("host", ""))
-    sent = sent_key(headers.get("authorization", ""))
+    sent = sent_key(headers)
     if path in OPEN_PATHS or (sent is not None and secrets.compare_digest(sent, key.encode())):
         return None
     return 401, "invalid_api_key", "send the header `Authorization: Bearer <key>`"

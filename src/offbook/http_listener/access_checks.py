@@ -20,6 +20,8 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 """An ASGI application. The types are here so that a listener needs no web framework."""
 Decide = Callable[[str, Mapping[str, str], str], object]
 """From a path, its headers and method to the rejection (a `Refusal`), None for what is open to everybody, or the access."""
+Written = Callable[[str, Refusal], object]
+"""From a path and the rejection of a request to the body of the response."""
 
 ADMIT = "offbook.admit"
 """Key of the ASGI scope. Its value is a function that the application calls once a request may pass."""
@@ -36,6 +38,12 @@ def single_key(key: str | None) -> Decide:
         return key_refusal(key, path, headers) or (None if key is not None and path in OPEN_PATHS else True)
 
     return decide
+
+
+def openai_error(path: str, refusal: Refusal) -> object:
+    """The body of an error in OpenAI's format."""
+    status, code, message = refusal
+    return error_body(message, kind_of(status), code=code)
 
 
 async def respond(send: Send, status: int, body: object, headers: Mapping[str, str] | None = None) -> None:
@@ -60,10 +68,12 @@ class AccessChecks:
         origins: frozenset[str] = frozenset(),
         forms: frozenset[str] = frozenset(),
         sign_in: Callable[[Scope, Mapping[str, str]], Application | None] | None = None,
+        written: Written = openai_error,
     ) -> None:
         """`max_body` is in bytes; `size_option` is the command line's option for it. Origins of `origins` may do everything.
 
         `forms` has the paths that accept a form. `sign_in` returns what answers a 401 instead of an error, if anything.
+        `written`: the form of errors.
         """
         self._app = app
         self._decide = decide
@@ -72,6 +82,7 @@ class AccessChecks:
         self._origins = origins
         self._forms = forms
         self._sign_in = sign_in
+        self._written = written
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -83,18 +94,18 @@ class AccessChecks:
         refusal = cast(Refusal, decided) if isinstance(decided, tuple) else None
         refusal = refusal or cross_site_refusal(method, headers, self._origins, form=path in self._forms)
         if refusal is not None:
-            status, code, message = refusal
+            status = refusal[0]
             page = self._sign_in(scope, headers) if status == 401 and self._sign_in is not None else None
             if page is not None:
                 return await page(scope, receive, send)
-            return await respond(send, status, error_body(message, kind_of(status), code=code))
+            return await respond(send, status, self._written(path, refusal))
         scope.setdefault("state", {})["access"] = decided
         if decided is not None and (admit := scope.get(ADMIT)) is not None:
             admit()
         largest = self._max_body if decided is not None else min(self._max_body, OPEN_BODY)
         declared = headers.get("content-length", "0")
         if declared.isdecimal() and (len(declared) > 18 or int(declared) > largest):
-            return await self._refuse_large(receive, send, largest)
+            return await self._refuse_large(path, receive, send, largest)
         return await self._bounded(scope, receive, send, largest)
 
     async def _bounded(self, scope: Scope, receive: Receive, send: Send, largest: int) -> None:
@@ -122,9 +133,11 @@ class AccessChecks:
             if responding or received <= largest:
                 raise
         if not responding and received > largest:
-            await self._refuse_large(receive, send, largest, sending=client_sending)
+            await self._refuse_large(scope["path"], receive, send, largest, sending=client_sending)
 
-    async def _refuse_large(self, receive: Receive, send: Send, largest: int, *, sending: bool = True) -> None:
+    async def _refuse_large(
+        self, path: str, receive: Receive, send: Send, largest: int, *, sending: bool = True
+    ) -> None:
         """Answer 413 after reading on for a while: a client that is still sending would only see a reset connection."""
         left = 4 * largest if sending else 0
         with suppress(TimeoutError):
@@ -134,7 +147,5 @@ class AccessChecks:
                     if not message.get("more_body"):
                         break
                     left -= len(message["body"])
-        body = error_body(
-            f"The request body is larger than {largest} bytes{self._hint}", kind_of(413), code="body_too_large"
-        )
-        await respond(send, 413, body, {"connection": "close"})
+        refusal = (413, "body_too_large", f"The request body is larger than {largest} bytes{self._hint}")
+        await respond(send, 413, self._written(path, refusal), {"connection": "close"})

@@ -54,14 +54,19 @@ class StoreFullError(StoreError):
 
 
 def refused(error: OffbookError, request: str) -> JSONResponse:
-    """The response to a request that failed.
+    """The response to a request that failed. See `as_refused`."""
+    return as_refused(error, request).response()
+
+
+def as_refused(error: OffbookError, request: str) -> ApiError:
+    """The error of a request that failed.
 
     Errors of the server (5xx) are logged with `request`, its method and path.
     """
     api_error = as_api_error(error)
     if api_error.status >= 500:
         logger.error("%s: %s", request, api_error)
-    return api_error.response()
+    return api_error
 
 
 def internal_error(error: Exception) -> ApiError:

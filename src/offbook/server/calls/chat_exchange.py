@@ -1,4 +1,4 @@
-"""One chat completion as an HTTP exchange: sample, record, and only then respond.
+"""One call as an HTTP exchange: sample, record, and only then respond. The answer is a chat completion until it is written.
 
 It runs in its own task. A client that disconnects cancels the task, which frees the engine's slot and records the tokens so
 far.
@@ -15,13 +15,13 @@ from urllib.parse import quote
 import aiohttp
 import orjson
 from fastapi import Response
+from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from offbook.base.errors import EngineError, OffbookError, StoreError
-from offbook.base.server_sent_events import EVENT_STREAM, event
-from offbook.base.types import Call, Json
+from offbook.base.types import Call, Json, new_id
 from offbook.base.wire import CALL_HEADER, TRAJECTORY_HEADER
-from offbook.openai_dialect.chat_answer import DONE, Answer
+from offbook.openai_dialect.chat_answer import Answer
 
 from ...engine.protocol import TOO_LONG
 from ..errors import ApiError, as_api_error, internal_error
@@ -35,6 +35,7 @@ from .chat_request import LENGTHS, ChatRequest
 from .chunk_relay import ChunkRelay
 from .event_stream import EventStream, json_object, understood
 from .recorder import OpenCall, Recorder
+from .rendering import ChatRendering, Rendering
 from .sampled_answer import Sampled
 
 logger = logging.getLogger(__name__)
@@ -51,9 +52,18 @@ _PROMPT_LENGTHS = frozenset({"input_tokens", "input_text"})
 class ChatExchange(Response):
     """The response to one request. An error is sent as a status before the first byte, and as an event after it."""
 
-    def __init__(self, request: ChatRequest, leases: AdapterLeases, sampler: SamplerCalls, recorder: Recorder) -> None:
+    def __init__(
+        self,
+        request: ChatRequest,
+        leases: AdapterLeases,
+        sampler: SamplerCalls,
+        recorder: Recorder,
+        rendering: Rendering | None = None,
+    ) -> None:
+        """`rendering`: as a chat completion by default."""
         super().__init__()
         self._request = request
+        self._rendering = rendering or ChatRendering()
         self._leases = leases
         self._sampler = sampler
         self._recorder = recorder
@@ -146,18 +156,20 @@ class ChatExchange(Response):
     ) -> None:
         """Pass chunks on as they arrive. Chunks that finish a choice wait until the call is durable."""
         held: list[Answer] = []
-        relay = ChunkRelay(self._request, sampled)
+        # Only a chat completion's chunks are passed on as they are.
+        relay = ChunkRelay(self._request, sampled) if isinstance(self._rendering, ChatRendering) else None
         stream = EventStream(response, sampled.limits.bytes)
         while (events := await stream.next(TAIL_SECONDS if sampled.finished() else None)) is not None:
             ready: list[bytes] = []
             try:
                 for raw in events:
-                    if (relayed := relay.event(raw)) is not None:
+                    if relay is not None and (relayed := relay.event(raw)) is not None:
                         ready.append(relayed)
                         continue
                     chunk = understood(self._request.as_chat, json_object(raw))
-                    ready += map(_event, await self._take(chunk, call, sampled, held))
-                    relay.learn(raw, chunk)
+                    ready += map(self._rendering.feed, await self._take(chunk, call, sampled, held))
+                    if relay is not None:
+                        relay.learn(raw, chunk)
                 if call is not None:
                     call.note_first_token(sampled)
             finally:  # chunks that arrived before an error are sent before it
@@ -167,7 +179,7 @@ class ChatExchange(Response):
                 f"the sampler's stream ended after {len(sampled.choices)} choices of {self._request.choices}, "
                 "not all of them finished"
             )
-        await self._end(DONE, send)
+        await self._end_stream(call, send)
 
     async def _take(self, chunk: Answer, call: OpenCall | None, sampled: Sampled, held: list[Answer]) -> list[Answer]:
         """Record a chunk. Returns what to send of it and of `held`, which waits for the record."""
@@ -197,11 +209,11 @@ class ChatExchange(Response):
             await self._send_json(replayed(call, self._request), call, send)
             return
         again = OpenCall(self._request, call.trajectory_id, call.model, call.step, call.id)
-        await self._send_events(list(map(_event, replayed_chunks(call, self._request))), again, send)
-        await self._end(DONE, send)
+        await self._send_events(list(map(self._rendering.feed, replayed_chunks(call, self._request))), again, send)
+        await self._end_stream(again, send)
 
     async def _send_json(self, answer: Answer, call: Call | None, send: Send) -> None:
-        body = orjson.dumps(answer)
+        body = orjson.dumps(self._rendering.whole(answer, call.id if call is not None else new_id("call")))
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         if call is not None:
             headers += _call_headers(call.id, call.trajectory_id)
@@ -217,22 +229,29 @@ class ChatExchange(Response):
     async def _send_events(self, events: list[bytes], call: OpenCall | None, send: Send) -> None:
         if not events:
             return
+        body = b"".join(events)
         if not self._started:
-            headers = [(b"content-type", f"{EVENT_STREAM}; charset=utf-8".encode()), (b"cache-control", b"no-cache")]
+            headers = [(b"content-type", self._rendering.media_type.encode()), (b"cache-control", b"no-cache")]
             if call is not None:
                 headers += _call_headers(call.id, call.trajectory_id)
             self._started = True
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": b"".join(events), "more_body": True})
+            body = self._rendering.start(call.id if call is not None else new_id("call")) + body
+        if body:
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def _end_stream(self, call: OpenCall | None, send: Send) -> None:
+        await self._send_events([b""] if not self._started else [], call, send)
+        await self._end(self._rendering.end(), send)
 
     async def _refuse(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
         if error.status >= 500:
             logger.error("chat completion for %r failed: %s", self._request.model, error)
         self._over = True
         if not self._started:
-            await error.response()(scope, receive, send)
+            await JSONResponse(self._rendering.refusal(error), error.status)(scope, receive, send)
         else:
-            await self._end(event(orjson.dumps(error.body())) + DONE, send)
+            await self._end(self._rendering.error(error), send)
 
 
 def _opened(request: ChatRequest, route: ModelRoute) -> OpenCall | None:
@@ -254,10 +273,6 @@ async def _until_disconnected(receive: Receive) -> None:
     """Return when the client has closed the connection."""
     while (await receive())["type"] != "http.disconnect":
         continue
-
-
-def _event(chunk: Answer) -> bytes:
-    return event(orjson.dumps(chunk))
 
 
 def _refusal(status: int, raw: bytes) -> ApiError | EngineError:

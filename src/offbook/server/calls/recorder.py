@@ -20,6 +20,7 @@ from ..errors import ApiError
 from ..records.store import Store
 from .chat_request import ChatRequest
 from .sampled_answer import Sampled, status_of
+from .sampled_calls import SampledCalls
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class Recorder:
         self._mark_ids = mark_ids
         self._turns: dict[tuple[str, str], tuple[asyncio.Lock, int]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self.sampled = SampledCalls(store)
         self.wrong_answers = 0
         """Number of the sampler's answers since the start that did not match their request."""
         self.in_flight: Counter[str] = Counter()
@@ -172,7 +174,9 @@ class Recorder:
             first_token_at=call.first_token_at,
         )
         call.settled = True
-        return await self._store.add_call(record, request.idempotency_key if status.usable else None)
+        kept = await self._store.add_call(record, request.idempotency_key if status.usable else None)
+        self.sampled.add(kept)
+        return kept
 
     async def _write_or_log(self, call: OpenCall, sampled: Sampled, status: CallStatus, reason: str) -> None:
         try:

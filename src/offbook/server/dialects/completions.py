@@ -1,4 +1,4 @@
-"""Chat completions in the format of OpenAI's `/v1/completions`."""
+"""OpenAI's `/v1/completions`: a prompt that no chat template changes."""
 
 from __future__ import annotations
 
@@ -11,17 +11,33 @@ from offbook.base.types import Json
 from offbook.openai_dialect.chat_answer import DONE, Answer
 from offbook.openai_dialect.completions import COMPLETION, completion_logprobs
 
+from ..calls.prompt_request import PromptRequest
+from ..errors import ApiError
+from .dialect import DialectRequest, Translation
+
+
+class Completions:
+    """The dialect. Its body is that of a `PromptRequest`."""
+
+    async def translate(self, request: DialectRequest) -> Translation:
+        """The request as it is."""
+        return Translation(request.body, CompletionAnswer(), request=PromptRequest)
+
+    def refusal(self, error: ApiError) -> Answer:
+        """An error in OpenAI's format."""
+        return error.body()
+
 
 class CompletionAnswer:
     """Chat completions in the format of completions, whole and as chunks of a stream."""
 
-    media_type = EVENT_STREAM
+    media_type = f"{EVENT_STREAM}; charset=utf-8"
 
-    def whole(self, completion: Answer, call_id: str | None) -> Answer:
+    def whole(self, completion: Answer, call_id: str) -> Answer:
         """A complete answer. Its choices name the call."""
         return _completion(completion)
 
-    def start(self, call_id: str | None) -> bytes:
+    def start(self, call_id: str) -> bytes:
         """The beginning of a stream: none."""
         return b""
 
@@ -33,13 +49,14 @@ class CompletionAnswer:
         """The end of a stream."""
         return DONE
 
-    def broken(self, error: Answer, status: int) -> bytes:
+    def error(self, error: ApiError) -> bytes:
         """The end of a stream that failed."""
-        return event(orjson.dumps(self.refusal(error, status))) + DONE
+        return event(orjson.dumps(self.refusal(error))) + DONE
 
-    def refusal(self, error: Answer, status: int) -> Answer:
-        """The body of an error, in OpenAI's format as it is. The prompt of a completion is no field `messages`."""
-        return {"error": error | {"param": "prompt"} if error["param"] == "messages" else error}
+    def refusal(self, error: ApiError) -> Answer:
+        """The body of an error in OpenAI's format. The prompt of a completion is no field `messages`."""
+        body = error.body()
+        return {"error": body["error"] | {"param": "prompt"}} if error.param == "messages" else body
 
 
 def _completion(chat: Answer) -> Answer:

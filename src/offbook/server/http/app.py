@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import offbook
 from offbook.base.errors import OffbookError
+from offbook.base.http_access import Refusal
 from offbook.base.wire import Health
 from offbook.http_listener.access_checks import AccessChecks
 from offbook.server.views.dashboard_source import DashboardSource, EngineState
@@ -41,7 +42,7 @@ def build(services: Services, guard: Guard) -> FastAPI:
     add_sign_in(app, guard)
     add_openapi(app)
     add_error_answers(app)
-    app.add_middleware(openai_api.ChatCompletions, services=services)
+    app.add_middleware(openai_api.ModelCalls, services=services)
     origins = services.options.allow_origin
     add_access_checks(app, guard, services.options.max_body, frozenset(origins))
     if origins:
@@ -60,7 +61,14 @@ def add_access_checks(app: FastAPI, guard: Guard, max_body: int, origins: frozen
         origins=origins,
         forms=FORMS,
         sign_in=to_sign_in,
+        written=_written,
     )
+
+
+def _written(path: str, refusal: Refusal) -> object:
+    """The body of a rejection, in the form of the API at the path."""
+    status, code, message = refusal
+    return openai_api.refusal_body(path, ApiError(status, message, code=code))
 
 
 def add_error_answers(app: FastAPI) -> None:
@@ -159,8 +167,6 @@ async def _refuse_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
         message = f"There is no {request.method} {request.url.path} here"
-        if request.url.path.endswith("/v1/responses"):
-            message += ": only the Chat Completions API is served. Let the client use that one (/v1/chat/completions)"
     elif error.status_code == 405:
         message = f"{request.method} is not allowed for {request.url.path}"
     else:

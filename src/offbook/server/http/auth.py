@@ -306,7 +306,7 @@ class Guard:
             return host_refusal(headers.get("host", "")) or self._checked(self._local, path, headers, method)
         if path in OPEN_PATHS or path == SIGN_IN or path.startswith(STATIC):
             return None
-        sent = sent_key(headers.get("authorization", ""))
+        sent = sent_key(headers)
         if sent is None:
             access = self.sessions.access(headers.get("cookie", ""))
             if access is not None:

@@ -1,64 +1,113 @@
-"""OpenAI's endpoints for chat completions, completions and models, also below `/t/{trajectory id}`."""
+"""The endpoints for calls of a model, in every API, and for the list of models, also below `/m/{model}/t/{trajectory id}`."""
 
 from __future__ import annotations
 
 import logging
 import re
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Request
 from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from offbook.base.errors import OffbookError
+from offbook.base.types import Json
+from offbook.base.wire import LENGTH_HEADER, TRAJECTORY_HEADER
 from offbook.openai_dialect.model_list import ModelCard, ModelCards
 
 from ..calls.chat_exchange import ChatExchange
-from ..calls.chat_request import ChatRequest
-from ..calls.prompt_request import PromptRequest
-from ..dialects.completions import CompletionAnswer
-from ..dialects.translated import Translated
-from ..errors import ApiError, refused
+from ..calls.chat_request import ChatRequest, json_body
+from ..dialects.completions import Completions
+from ..dialects.dialect import Dialect, DialectRequest
+from ..dialects.messages import Messages
+from ..errors import ApiError, as_refused
 from ..services import Services, ServicesDep
 
 logger = logging.getLogger(__name__)
 
 router = APIRouter()
 
-_CALLS = re.compile(r"(/t/(?P<trajectory>[^/]+))?/v1/(?P<chat>chat/)?completions/?")
+_WHERE = r"(?:/m/(?P<model>[^/]+))?(?:/t/(?P<trajectory>[^/]+))?"
+"""Before a path: the model that answers, whatever the client asks for, and the trajectory that the calls belong to."""
+_CHATS = re.compile(_WHERE + "/v1/chat/completions/?")
+DIALECTS: tuple[tuple[re.Pattern[str], Dialect], ...] = (
+    (re.compile(_WHERE + "/v1/completions/?"), Completions()),
+    (re.compile(_WHERE + "/v1/messages(?P<count>/count_tokens)?/?"), Messages()),
+)
+"""The other APIs. The groups of a pattern besides those of `_WHERE` are a dialect's own."""
 
 
-class ChatCompletions:
-    """ASGI middleware for chat completions, and completions of a prompt (see ChatExchange). Handled before FastAPI's router to avoid its per-call cost."""
+def _found(path: str) -> tuple[re.Match[str], Dialect | None] | None:
+    if (match := _CHATS.fullmatch(path)) is not None:
+        return match, None
+    for pattern, dialect in DIALECTS:
+        if (match := pattern.fullmatch(path)) is not None:
+            return match, dialect
+    return None
+
+
+def refusal_body(path: str, error: ApiError) -> dict[str, Json]:
+    """The body of an error, in the form of the API at the path."""
+    found = _found(path)
+    return error.body() if found is None or found[1] is None else found[1].refusal(error)
+
+
+class ModelCalls:
+    """ASGI middleware for the calls of a model (see ChatExchange). Handled before FastAPI's router to avoid its per-call cost."""
 
     def __init__(self, app: ASGIApp, services: Services) -> None:
         self._app = app
         self._services = services
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        match = _CALLS.fullmatch(scope["path"]) if scope["type"] == "http" else None
-        if match is None:
+        found = _found(scope["path"]) if scope["type"] == "http" else None
+        if found is None:
             return await self._app(scope, receive, send)
+        match, dialect = found
         what = f"{scope['method']} {scope['path']}"
         try:
-            if scope["method"] == "POST":
-                answer = await self._exchange(Request(scope, receive), match["trajectory"], chat=bool(match["chat"]))
-            else:
-                answer = ApiError(405, f"{what}: only POST is allowed here").response({"allow": "POST"})
+            if scope["method"] != "POST":
+                raise _wrong_method(what, scope)
+            answer = await self._exchange(Request(scope, receive), match, dialect)
         except ClientDisconnect:  # the client disconnected while sending its body
             logger.debug("%s: the client disconnected before its request was complete", what)
             return
         except OffbookError as error:
-            answer = refused(error, what)
+            refusal = as_refused(error, what)
+            headers = {"allow": "POST"} if refusal.status == 405 else None
+            body = refusal.body() if dialect is None else dialect.refusal(refusal)
+            answer = JSONResponse(body, refusal.status, headers)
         await answer(scope, receive, send)
 
-    async def _exchange(self, request: Request, trajectory_id: str | None, *, chat: bool) -> Response:
+    async def _exchange(self, request: Request, match: re.Match[str], dialect: Dialect | None) -> ChatExchange:
         services = self._services
         headers = dict(request.headers)  # Starlette's Headers scan the whole list at every access
-        kind = ChatRequest if chat else PromptRequest
-        call = kind.parse(await request.body(), headers, trajectory_id, services.engine.quirks)
-        services.models.registry.resolve(call.model)
-        exchange = ChatExchange(call, services.models.leases, services.sampler.calls, services.recorder)
-        return exchange if chat else Translated(exchange, CompletionAnswer())
+        raw = await request.body()
+        trajectory, rendering, kind = match["trajectory"], None, ChatRequest
+        body = json_body(raw)
+        if dialect is not None:
+            sampled = services.recorder.sampled
+            said = await sampled.of(trajectory or headers.get(TRAJECTORY_HEADER))
+            asked = DialectRequest(body, match.groupdict(), request.query_params, said, sampled)
+            translation = await dialect.translate(asked)
+            body, rendering = translation.body, translation.rendering
+            kind = translation.request
+            if kind is ChatRequest:
+                headers[LENGTH_HEADER] = "fit"  # these clients always send a length, and often one beyond the context
+            if not translation.recorded:
+                trajectory, headers = None, {LENGTH_HEADER: "fit"}
+        if match["model"] is not None:
+            body = body | {"model": match["model"]}
+        chat = kind.of(body, headers, trajectory, services.engine.quirks, len(raw))
+        services.models.registry.resolve(chat.model)
+        return ChatExchange(chat, services.models.leases, services.sampler.calls, services.recorder, rendering)
+
+
+def _wrong_method(what: str, scope: Scope) -> ApiError:
+    upgrade = next((value for name, value in scope["headers"] if name == b"upgrade"), b"")
+    if upgrade.lower() == b"websocket":
+        return ApiError(426, f"{what}: there are no WebSockets here, send a POST")  # clients then do so, at once
+    return ApiError(405, f"{what}: only POST is allowed here")
 
 
 @router.get("/v1/models")

@@ -15,7 +15,7 @@ from offbook.base.http_access import READING, same
 from ..pages.rendering import Crumb, page
 from .auth import COOKIE, PAGE_ACTIONS, SESSION_SECONDS, SIGN_IN, SIGN_OUT, Access, Guard, Sessions
 
-_PROGRAMS = ("/v1", "/api", "/t/", "/health", PAGE_ACTIONS)
+_PROGRAMS = ("/v1", "/api", "/t/", "/m/", "/health", PAGE_ACTIONS)
 """Path prefixes of programs' requests: they get a JSON error instead of the sign-in page."""
 FORMS = frozenset({SIGN_IN, SIGN_OUT})
 """Paths that accept a form."""

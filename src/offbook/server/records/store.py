@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from sqlalchemy import Connection, Engine, Row, Select, bindparam, delete, exists, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Engine, Row, Select, bindparam, delete, exists, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from offbook.base.errors import OffbookError, StoreError
@@ -199,6 +199,10 @@ class Store:
         """The trajectory's call with this idempotency key; None if there is none."""
         return await self.read(lambda connection: _with_key(connection, trajectory_id, idempotency_key))
 
+    async def call(self, call_id: str) -> Call | None:
+        """One call with all its choices, whichever trajectory has them; None if there is none with this id."""
+        return await self.read(lambda connection: _first(connection, calls.c.id == call_id))
+
     async def calls_of(self, trajectory_ids: Sequence[str]) -> dict[str, tuple[Call, ...]]:
         """The calls of each trajectory in order of start, each with only the choices that belong to the trajectory.
 
@@ -340,8 +344,11 @@ def _add_logs(connection: Connection, batch: Sequence[tuple[str, LogRequest]]) -
 
 
 def _with_key(connection: Connection, trajectory_id: str, key: str) -> Call | None:
-    query = select(calls).where(calls.c.trajectory_id == trajectory_id, calls.c.idempotency_key == key)
-    row = connection.execute(query).first()
+    return _first(connection, (calls.c.trajectory_id == trajectory_id) & (calls.c.idempotency_key == key))
+
+
+def _first(connection: Connection, condition: ColumnElement[bool]) -> Call | None:
+    row = connection.execute(select(calls).where(condition)).first()
     if row is None:
         return None
     return call_of(row, connection.execute(select(outputs).where(outputs.c.call_id == row.id)))

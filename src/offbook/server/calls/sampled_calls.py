@@ -1,0 +1,92 @@
+"""What was sampled, for clients that send it back in another form: the record is where answers are looked up.
+
+Clients of other APIs than chat completions get the arguments of a tool call as an object and send them back written anew.
+A prompt with other spaces than the sampled ones would not extend the one before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import cast
+
+from offbook.base.types import Call, Json
+from offbook.openai_dialect.tool_arguments import arguments_object
+
+from ..records.store import Store
+
+MAX_TRAJECTORIES = 1_000
+"""Trajectories in memory; the calls of another one are read from the records again."""
+
+
+class TrajectoryCalls:
+    """The sampled tool calls of one trajectory."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, tuple[Json, str]] = {}
+        self._by_value: dict[tuple[str, str], tuple[str, str]] = {}
+
+    def add(self, call: Call) -> None:
+        """Add the tool calls of a recorded call."""
+        for output in call.outputs:
+            for item in cast(Sequence[dict[str, Json]], output.message.get("tool_calls") or ()):
+                raw, call_id = str(item["function"]["arguments"]), str(item["id"])
+                value = arguments_object(raw)
+                self._by_id[call_id] = (value, raw)
+                self._by_value[item["function"]["name"], _key(value)] = (call_id, raw)
+
+    def restore(self, call_id: str | None, name: str, value: Json) -> tuple[str, str] | None:
+        """The id and the sampled text of the arguments `value`, by the call's id or, where clients drop ids, by its name.
+
+        None if they were not sampled here, or the client changed them.
+        """
+        if call_id is not None:
+            known = self._by_id.get(call_id)
+            return (call_id, known[1]) if known is not None and known[0] == value else None
+        return self._by_value.get((name, _key(value)))
+
+
+def _key(value: Json) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+class SampledCalls:
+    """The sampled tool calls of the trajectories that are asked for, and every recorded call by its id."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._trajectories: OrderedDict[str, tuple[TrajectoryCalls, asyncio.Task[None]]] = OrderedDict()
+
+    def add(self, call: Call) -> None:
+        """Add a call that was just recorded."""
+        if (entry := self._trajectories.get(call.trajectory_id)) is not None:
+            entry[0].add(call)
+
+    async def of(self, trajectory_id: str | None) -> TrajectoryCalls:
+        """The tool calls of a trajectory, from the records at its first use; none without a trajectory. Raises StoreError."""
+        if trajectory_id is None:
+            return TrajectoryCalls()
+        if trajectory_id not in self._trajectories:
+            said = TrajectoryCalls()  # calls that are recorded meanwhile are added to it
+            self._trajectories[trajectory_id] = (said, asyncio.create_task(self._read(trajectory_id, said)))
+            if len(self._trajectories) > MAX_TRAJECTORIES:
+                self._trajectories.popitem(last=False)
+        self._trajectories.move_to_end(trajectory_id)
+        said, reading = self._trajectories[trajectory_id]
+        try:
+            await asyncio.shield(reading)
+        except Exception:
+            self._trajectories.pop(trajectory_id, None)
+            raise
+        return said
+
+    async def call(self, call_id: str) -> Call | None:
+        """A recorded call; None if there is none with this id. Raises StoreError."""
+        return await self._store.call(call_id)
+
+    async def _read(self, trajectory_id: str, said: TrajectoryCalls) -> None:
+        calls = await self._store.calls_of([trajectory_id])
+        for call in calls[trajectory_id]:
+            said.add(call)

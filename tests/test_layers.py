@@ -55,6 +55,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "scenarios": USER | CLIENT,
     "tracing": USER | CLIENT,
     "trainer": USER | {*CLIENT, "llms", "rewards", "scenarios", "tracing"},
+    "processes": USER | {*CLIENT, "rewards", "scenarios", "trainer"},
     "comparison": USER
     | {*CLIENT, "http_listener", "llms", "openai_dialect", "rewards", "scenarios", "tracing", "trainer"},
     "quickstart": USER | {*CLIENT, "rewards", "scenarios", "tracing", "trainer", "offbook_langgraph"},
@@ -72,6 +73,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "http_listener",
         "llms",
         "memory_plan",
+        "processes",
         "quickstart",
         "scenarios",
         "server",

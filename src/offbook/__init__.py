@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .client.rollouts.gather import gather_trajectories, gather_trajectory_groups, trajectory_group_batches
     from .comparison.compare import acompare, compare
     from .contracts import TraceSink
+    from .processes.command import Command
     from .rewards.reward_result import RewardResult
     from .rewards.rubric import write_rubric
     from .rewards.ruler_judge import Ruler, ruler, ruler_score_group
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncClient",
+    "Command",
     "EngineOptions",
     "History",
     "LocalBackend",
@@ -73,6 +75,7 @@ __all__ = [
 
 _MODULE_OF = {
     "AsyncClient": "client.async_client",
+    "Command": "processes.command",
     "EngineOptions": "base.config",
     "History": "base.types",
     "LocalBackend": "client.local",

@@ -53,6 +53,11 @@ def test_an_agent_of_another_library_is_trained_as_the_page_tells(tmp_path: Path
     assert run("\n".join(code_of("frameworks.md")), tmp_path).splitlines()[-1] == "1 0.0"
 
 
+@pytest.mark.slow("whole trainings")
+def test_a_program_is_a_rollout_as_the_page_tells(tmp_path: Path) -> None:
+    assert run("\n".join(code_of("programs.md")), tmp_path).splitlines()[-1] == "4"
+
+
 @pytest.mark.parametrize("page", ["langfuse.md", "wandb.md", "production_scenarios.md"])
 def test_the_pages_about_trace_sinks_run_as_they_are_shown(page: str, tmp_path: Path) -> None:
     printed = run("\n".join(code_of(page)), tmp_path)

@@ -22,6 +22,7 @@ PLUGGED: Final = "offbook.commands"
 """Entry point group of the commands of integrations. Each is a `typer.Typer`."""
 OWN: Final = {
     "quickstart": "quickstart:quickstart",
+    "wrap": "wrap:wrap",
     "train": "training:train",
     "eval": "training:evaluate",
     "compare": "compare:compare_command",

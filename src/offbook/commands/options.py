@@ -20,7 +20,7 @@ SuccessAt = Annotated[float | None, typer.Option(help="least reward of a success
 ModelName = Annotated[
     str | None,
     typer.Option(
-        "--model", help="name of the trainable model, if the target was wrapped without one; needs --base-model"
+        "--model", help="name of the trainable model, for --command or if the target has none; needs --base-model"
     ),
 ]
 BaseModel = Annotated[

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, cast, get_args
 
 import typer
 
 from offbook.base.config import LossName, TrainConfig
 from offbook.base.errors import ConfigError
 from offbook.client.model import TrainableModel
+from offbook.processes.command import Command, CommandOptions
 from offbook.scenarios.loading import load_scenarios
 from offbook.tracing.jsonl import JsonlSink
 from offbook.tracing.sink_registry import named_sinks, resolve_sinks
@@ -17,7 +20,7 @@ from offbook.trainer.evaluate import RegressionGate, interval_lines, printing_fa
 from offbook.trainer.judge_check import ruler_at
 from offbook.trainer.messages import evaluation_line, failure_lines
 from offbook.trainer.options import EvaluateOptions, TrainOptions
-from offbook.trainer.trainable_target import load_target
+from offbook.trainer.trainable_target import TrainableTarget, load_target
 
 from .generated_options import with_options
 from .options import (
@@ -29,18 +32,34 @@ from .options import (
     RubricFile,
     Scenarios,
     SuccessAt,
-    Target,
     Trace,
 )
+
+TargetOrCommand = Annotated[
+    str | None,
+    typer.Argument(
+        help="the object that `trainable` returned, as MODULE:NAME, such as my_app:agent; or give --command",
+        show_default=False,
+    ),
+]
+CommandLine = Annotated[
+    str | None,
+    typer.Option("--command", help="program to run for each rollout, such as 'node agent.js {prompt}'; needs --model"),
+]
+Inside = Annotated[
+    str | None, typer.Option("--in", help="prefix that runs the program in a sandbox, such as 'docker run ...'")
+]
 
 NOT_TRAINING = ("eval_every", "group_size", "scenarios_per_step", "patience", "target_reward", "seed")
 """Options of a Trainer that an evaluation does not read."""
 
 
-@with_options(TrainOptions)
+@with_options(TrainOptions, CommandOptions)
 def train(
-    target: Target,
     scenarios: Scenarios,
+    target: TargetOrCommand = None,
+    command: CommandLine = None,
+    inside: Inside = None,
     eval: Annotated[Path | None, typer.Option(help="scenarios to evaluate on before and after training")] = None,
     learning_rate: Annotated[float, typer.Option(help="learning rate of AdamW")] = TrainConfig().learning_rate,
     loss: Annotated[str, typer.Option(help=f"loss function: {', '.join(get_args(LossName))}")] = TrainConfig().loss,
@@ -55,20 +74,22 @@ def train(
     *,
     options: dict[str, Any],
 ) -> None:
-    """Train a wrapped function or graph on scenarios."""
+    """Train a wrapped function or graph, or any program, on scenarios."""
+    trainable = target_or_command(target, command, inside, options)
     config = TrainConfig.parse(learning_rate=learning_rate, loss=loss, overlap=overlap, seed=options["seed"])
     options |= {"config": config, **judge_option(judge, judge_api_base, rubric), **model_option(model, base_model)}
     loaded = load_scenarios(scenarios)
     if eval is not None:
         options["eval"] = load_scenarios(eval)
-    trainable = load_target(target)
-    trainable.train(loaded, **(options | sinks_option(log, trace)))
+    trainable().train(loaded, **(options | sinks_option(log, trace)))
 
 
-@with_options(EvaluateOptions, without=NOT_TRAINING)
+@with_options(EvaluateOptions, CommandOptions, without=NOT_TRAINING)
 def evaluate(
-    target: Target,
     scenarios: Scenarios,
+    target: TargetOrCommand = None,
+    command: CommandLine = None,
+    inside: Inside = None,
     judge: JudgeModel = None,
     judge_api_base: JudgeBase = None,
     rubric: RubricFile = None,
@@ -88,13 +109,14 @@ def evaluate(
     """Evaluate the newest step on scenarios.
 
     Prints confidence intervals. The exit code can gate continuous integration."""
+    trainable = target_or_command(target, command, inside, options)
     options |= judge_option(judge, judge_api_base, rubric) | model_option(model, base_model) | sinks_option(None, trace)
     if results is not None and (results.is_dir() or not results.absolute().parent.is_dir()):
         raise ConfigError(f"--results: {results} cannot be written: name a file in an existing folder")
     loaded = load_scenarios(scenarios)
     gate = RegressionGate(fail_below, fail_if_worse_than, success_at)
     with printing_failures():
-        evaluation = load_target(target).evaluate(loaded, **options)
+        evaluation = trainable().evaluate(loaded, **options)
     if results is not None:
         results.write_text(report_json(evaluation), encoding="utf-8")
     comparison, faults = gate.examine(evaluation)
@@ -103,6 +125,25 @@ def evaluate(
     if faults:
         typer.echo("\n".join(faults), err=True)
         raise typer.Exit(1)
+
+
+def target_or_command(
+    target: str | None, command: str | None, inside: str | None, options: dict[str, Any]
+) -> Callable[[], TrainableTarget]:
+    """What loads the app, or makes the Command of `--command`; its options are taken out of `options`. Raises ConfigError."""
+    own = {item.name: options.pop(item.name) for item in fields(CommandOptions) if item.name in options}
+    own |= {} if inside is None else {"inside": inside}
+    if command is None and target is None:
+        raise ConfigError("what to run is missing: MODULE:NAME, or a program by --command 'node agent.js {prompt}'")
+    if command is None:
+        if changed := [name for name, value in own.items() if value != getattr(CommandOptions(), name)]:
+            named = ", ".join(f"--{'in' if name == 'inside' else name}" for name in changed)
+            raise ConfigError(f"{named}: only for --command")
+        return lambda: load_target(str(target))
+    if target is not None:
+        raise ConfigError(f"target: {target} and --command are two things to run: leave one of them out")
+    program = cast(TrainableTarget, Command(command, **own))  # it names its options, which the protocol leaves open
+    return lambda: program
 
 
 def judge_option(model: str | None, api_base: str | None, rubric: Path | None) -> dict[str, Any]:

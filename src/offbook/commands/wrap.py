@@ -1,0 +1,108 @@
+"""The command `offbook wrap`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from offbook.base.errors import ConfigError, RolloutError
+from offbook.base.text import counted
+from offbook.base.types import RolloutPlace, Trajectory, as_rollout_exception
+from offbook.client.connection.http import Api
+from offbook.client.rollouts.capture import recorded_calls
+from offbook.client.rollouts.records import rollout_records
+from offbook.client.running_server import server_at
+from offbook.processes.command import filled, words_of
+from offbook.processes.environment import ProgramGateway, as_env_file, gateway_variables, program_environment
+from offbook.processes.program import Ending, run_program
+
+from .options import Dir, Server
+
+Words = Annotated[list[str], typer.Argument(help="the program and its arguments, after --", metavar="-- PROGRAM ...")]
+
+
+def wrap(
+    words: Words,
+    model: Annotated[
+        str | None, typer.Option(help="model that answers, or MODEL@STEP  [default: the only one]")
+    ] = None,
+    timeout: Annotated[
+        float | None, typer.Option(help="seconds after which it is stopped  [default: no limit]")
+    ] = None,
+    inside: Annotated[str | None, typer.Option("--in", help="prefix of a sandbox, such as 'docker run ...'")] = None,
+    url: Server = None,
+    dir: Dir = None,
+) -> None:
+    """Run a program once and record its model calls.
+
+    A server must run. The program's environment sends the calls of the usual SDKs and CLIs to it."""
+    if timeout is not None and timeout <= 0:
+        raise ConfigError(f"--timeout: seconds above 0 are needed, got {timeout!r}")
+    api = server_at(url, dir)
+    if api is None:
+        raise ConfigError("no server runs here to record the calls: start one by `offbook serve`, or name one by --url")
+    prefix = words_of(inside, "--in") if inside is not None else []
+    raise typer.Exit(asyncio.run(_wrapped(api, model, prefix, words, timeout)))
+
+
+async def _wrapped(api: Api, named: str | None, prefix: list[str], words: list[str], timeout: float | None) -> int:
+    """Run the program and say what was recorded. Returns its exit code; 124 if it was stopped, 128 + n for signal n."""
+    model = await _model(api, named)
+    trajectory = Trajectory(captured=True)
+    gateway = ProgramGateway(api.url, trajectory.id, model, api.key or "none")
+    try:
+        ending = await _run(gateway, prefix, words, timeout)
+    except BaseException as error:
+        trajectory.exception = as_rollout_exception(error)
+        await asyncio.shield(_finished(api, trajectory, model))
+        raise
+    if ending.timed_out:
+        trajectory.exception = as_rollout_exception(RolloutError(f"stopped after --timeout {timeout}"))
+    count = await _finished(api, trajectory, model)
+    outcome = f"stopped after {timeout} s" if ending.timed_out else str(ending)
+    typer.echo(
+        f"offbook: {outcome}; recorded {counted(count, 'call')} of {model} in trajectory {trajectory.id}", err=True
+    )
+    if not count:
+        typer.echo(
+            f"offbook: the program must send its calls to {gateway.root}/v1 ($OPENAI_BASE_URL) or to {gateway.root} "
+            f"($ANTHROPIC_BASE_URL), for the model {model} ($OFFBOOK_MODEL)",
+            err=True,
+        )
+    if ending.timed_out:
+        return 124
+    return ending.code if ending.code >= 0 else 128 - ending.code
+
+
+async def _run(gateway: ProgramGateway, prefix: list[str], words: list[str], timeout: float | None) -> Ending:
+    with tempfile.TemporaryDirectory(prefix="offbook-wrap-") as name:
+        files = Path(name)
+        added = gateway_variables(gateway, files, os.environ)
+        env_file = files / "env"
+        env_file.touch(mode=0o600)
+        env_file.write_text(as_env_file(added), encoding="utf-8")
+        places = {"folder": str(Path.cwd()), "files": str(files), "env_file": str(env_file)}
+        argv = [*(filled(word, places, "--in") for word in prefix), *words]
+        environment = program_environment(added, os.environ)
+        return await run_program(argv, env=environment, stdin=None, timeout=timeout, captured=False)
+
+
+async def _finished(api: Api, trajectory: Trajectory, model: str) -> int:
+    """Finish the trajectory, so that lists show it as a whole. Returns the number of its recorded calls."""
+    count = len(await recorded_calls(api, trajectory.id))
+    if count:
+        await api.finish(rollout_records([trajectory.finish()], model, RolloutPlace()))
+    return count
+
+
+async def _model(api: Api, named: str | None) -> str:
+    """The model that answers. Raises ServerError for an unknown one, and where none is named and there are several."""
+    if named is None:
+        return (await api.latest_model()).name
+    await api.model(named.partition("@")[0])
+    return named

@@ -1,0 +1,1 @@
+"""Any program as a rollout: its environment, its supervisor, its reward."""

@@ -1,0 +1,354 @@
+"""`Command`: any program, in any language, as a rollout. One process is one rollout."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import re
+import shlex
+import shutil
+import tempfile
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from offbook.base.errors import ConfigError, RolloutError
+from offbook.base.options import RunOptions, option, takes
+from offbook.base.text import one_line
+from offbook.base.types import Trajectory, as_rollout_exception
+from offbook.base.user_values import json_value
+from offbook.client.model import TrainableModel
+from offbook.client.rollouts.capture import show_calls
+from offbook.client.rollouts.sampling import completion_limit, forced_temperature
+from offbook.rewards.reward_result import RewardResult, as_reward
+from offbook.scenarios.identity import TEXT_KEYS, scenario_fields, scenario_text
+from offbook.trainer.evaluate import Evaluation
+from offbook.trainer.options import EvaluateOptions, TrainerOptions, TrainOptions
+from offbook.trainer.report import TrainReport
+from offbook.trainer.trainer import Trainer
+
+from .environment import (
+    REWARD_FILE,
+    ProgramGateway,
+    as_env_file,
+    gateway_variables,
+    program_environment,
+    scenario_variables,
+)
+from .program import Ending, run_program
+
+logger = logging.getLogger("offbook")
+
+RewardSource = Literal["file", "line", "exit", "none"]
+_PLACEHOLDER = re.compile(r"(?<!\$)\{([A-Za-z_]\w*)\}")
+_CANNOT_RUN = (126, 127)  # exit codes of shells for a program that is not found or cannot be executed
+_LARGEST_REWARD_FILE = 2**20  # bytes
+_ENDING_SECONDS = 30.0  # above a program's limit: its end, its copy, its calls
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandOptions(RunOptions):
+    """How a program runs as a rollout. Raises ConfigError for an invalid value."""
+
+    reward: RewardSource = option(
+        "file",
+        "where the reward is: $OFFBOOK_REWARD_FILE, a line `reward: x` on stdout, the exit code, or none of them",
+    )
+    grader: str | None = option(None, "program that runs afterwards, without the agent's keys, and gives the reward")
+    stdin: str = option("", "what the program reads, such as {prompt} or {scenario}", shown_default="nothing")
+    folder: str | None = option(
+        None, "folder of which each rollout gets a fresh copy to run in", shown_default="none: the current folder"
+    )
+    inside: str | None = option(None, "prefix that runs the program in a sandbox, such as docker run ...")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.reward not in ("file", "line", "exit", "none"):
+            raise ConfigError(f"reward: file, line, exit or none is needed, got {self.reward!r}")
+        if self.grader is not None and self.reward == "none":
+            raise ConfigError("grader: it gives the reward, so reward='none' leaves nothing for it to do")
+
+
+@dataclass(frozen=True)
+class CommandArguments(CommandOptions):
+    """The arguments of a Command."""
+
+    command: str | Sequence[str]
+    _: KW_ONLY
+    timeout: float | None = option(None, "seconds that the program may take", shown_default="the Trainer's")
+    env: Mapping[str, str] | None = option(None, "variables to add to the program's environment")
+
+
+@dataclass(frozen=True)
+class CommandTrainArguments(TrainOptions):
+    """The arguments of `Command.train`."""
+
+    scenarios: Iterable[object]
+    _: KW_ONLY
+    model: TrainableModel | None = option(None, "the model that answers the program's calls")
+
+
+@dataclass(frozen=True)
+class CommandEvaluateArguments(EvaluateOptions):
+    """The arguments of `Command.evaluate`."""
+
+    scenarios: Iterable[object]
+    _: KW_ONLY
+    model: TrainableModel | None = option(None, "the model that answers the program's calls")
+
+
+class Command:
+    """A program as the rollout of a Trainer: `Trainer(model, Command("node agent.js {prompt}"), scenarios)`.
+
+    Each rollout is one process in a session of its own. Its environment sends the calls of the usual SDKs and CLIs to the
+    server, under the rollout's trajectory. `command` is a list of arguments, or a text that is split as a shell splits it;
+    no shell runs it. In it, in `stdin`, `folder`, `inside` and `grader`, `{name}` stands for that field of the scenario,
+    `{text}` for what the user says in it, and `{scenario}` for all of it as JSON; `inside` has `{folder}`, `{files}`
+    (configuration and reward file) and `{env_file}` too. The program ends, with all that it started, at `timeout`, at its
+    own end, and with the trainer. A program that makes no call, leaves no reward or is stopped is a failed rollout. There is
+    no sandbox: it may do all that the trainer's user may, unless `inside` names one.
+    """
+
+    @takes(CommandArguments, "Command")
+    def __init__(self, options: CommandArguments) -> None:
+        self.options = options
+        self._argv = words_of(options.command, "command")
+        self._inside = words_of(options.inside, "inside") if options.inside is not None else []
+        self._grader = words_of(options.grader, "grader") if options.grader is not None else []
+        if options.timeout is not None and options.timeout <= 0:
+            raise ConfigError(f"timeout: seconds above 0 are needed, got {options.timeout!r}")
+
+    def __repr__(self) -> str:
+        return f"Command({shlex.join(self._argv)!r})"
+
+    async def __call__(self, model: TrainableModel, scenario: object) -> Trajectory:
+        """Run the program once. A failure is the trajectory's `exception`, so that its calls and output are kept."""
+        if not isinstance(model, TrainableModel):  # pyright: ignore[reportUnnecessaryIsInstance]  # several, or a Model
+            raise ConfigError(f"Command: a program runs with one TrainableModel, got {model!r:.200}")
+        api = await model.api()
+        trajectory = Trajectory(captured=True)
+        gateway = ProgramGateway(api.url, trajectory.id, model.inference_name(), api.key or "none")
+        fields = placeholders(scenario)
+        async with self._places(fields) as (folder, files):
+            try:
+                result = await self._run(trajectory, gateway, fields, folder, files)
+            except RolloutError as error:
+                trajectory.exception = as_rollout_exception(error)
+                result = None
+        await show_calls(trajectory, [api])
+        if not trajectory.messages_and_choices and trajectory.exception is None:
+            trajectory.exception = as_rollout_exception(_no_call(gateway, trajectory))
+        if result is not None and trajectory.exception is None:
+            trajectory.reward = result.reward
+            trajectory.metrics.update(result.metrics)
+        return trajectory.finish()
+
+    @takes(CommandTrainArguments, "train")
+    def train(self, options: CommandTrainArguments) -> TrainReport:
+        """Train on scenarios; see `Trainer.train`. Raises ConfigError, RolloutError."""
+        return self._trainer(options, options.scenarios, options.model).train(options.steps)
+
+    @takes(CommandEvaluateArguments, "evaluate")
+    def evaluate(self, options: CommandEvaluateArguments) -> Evaluation:
+        """Evaluate the newest step on scenarios; see `Trainer.evaluate`. The program's own temperature holds unless it reads
+        `OFFBOOK_TEMPERATURE`. Raises ConfigError, RolloutError."""
+        trainer = self._trainer(options, options.scenarios, options.model)
+        return trainer.evaluate(temperature=options.temperature, rollouts=options.rollouts, scenarios=options.scenarios)
+
+    def _trainer(self, options: TrainerOptions, scenarios: Iterable[object], model: TrainableModel | None) -> Trainer:
+        if model is None:
+            raise ConfigError("model: name the model that answers the program's calls, as model=TrainableModel(...)")
+        own = self.options.timeout or options.timeout
+        arguments: dict[str, Any] = _arguments(self.options) | {"timeout": own}
+        limited = Command(**arguments)
+        passed: dict[str, Any] = options.passed_to(TrainerOptions) | {"timeout": own + _ENDING_SECONDS}
+        return Trainer(model, limited, scenarios, **passed)
+
+    @asynccontextmanager
+    async def _places(self, fields: Mapping[str, str]) -> AsyncGenerator[tuple[Path, Path]]:
+        """The folder to run in, and a folder for the rollout's own files. Copies are removed at the end."""
+        root = Path(tempfile.mkdtemp(prefix="offbook-rollout-"))
+        try:
+            files = root / "files"
+            files.mkdir()
+            if self.options.folder is None:
+                yield Path.cwd(), files
+                return
+            source = Path(filled(self.options.folder, fields, "folder"))
+            folder = root / "work"
+            try:
+                await asyncio.to_thread(shutil.copytree, source, folder, symlinks=True)
+            except (OSError, shutil.Error) as error:
+                raise RolloutError(f"folder: {str(source)!r} could not be copied: {error}") from error
+            yield folder, files
+        finally:
+            await asyncio.to_thread(_remove, root)
+
+    async def _run(
+        self, trajectory: Trajectory, gateway: ProgramGateway, fields: Mapping[str, str], folder: Path, files: Path
+    ) -> RewardResult | None:
+        """Run the program, then its grader. Returns the reward; None if something else gives it. Raises RolloutError."""
+        own = scenario_variables(fields["scenario"], files)
+        reward_file = files / "reward"
+        added = {
+            **gateway_variables(gateway, files, os.environ),
+            **own,
+            REWARD_FILE: str(reward_file),
+            **_sampling_variables(),
+            **(self.options.env or {}),
+        }
+        env_file = files / "env"
+        env_file.touch(mode=0o600)
+        env_file.write_text(as_env_file(added), encoding="utf-8")
+        places = {"folder": str(folder), "files": str(files), "env_file": str(env_file)}
+        argv = [
+            *(filled(word, {**fields, **places}, "inside") for word in self._inside),
+            *(filled(word, fields, "command") for word in self._argv),
+        ]
+        stdin = filled(self.options.stdin, fields, "stdin").encode("utf-8", "replace")
+        ending = await run_program(
+            argv,
+            env=program_environment(added, os.environ),
+            cwd=folder,
+            stdin=stdin,
+            timeout=self.options.timeout,
+        )
+        _keep_output(trajectory, ending, "program")
+        trajectory.metadata["exit_code"] = ending.code
+        if ending.timed_out:
+            raise RolloutError(f"{argv[0]} was stopped after timeout={self.options.timeout} s{_last_words(ending)}")
+        if self.options.reward == "none":
+            return None
+        if not self._grader:
+            return _reward(self.options.reward, ending, reward_file, "the program")
+        graded = files / "graded"
+        graded.unlink(missing_ok=True)  # the program may have written there
+        graders = [filled(word, fields, "grader") for word in self._grader]
+        environment = os.environ | own | {REWARD_FILE: str(graded)}
+        ending = await run_program(graders, env=environment, cwd=folder, timeout=self.options.timeout)
+        _keep_output(trajectory, ending, "grader")
+        if ending.timed_out:
+            raise RolloutError(f"grader: {graders[0]} was stopped after timeout={self.options.timeout} s")
+        return _reward(self.options.reward, ending, graded, "the grader")
+
+
+def words_of(command: object, option: str) -> list[str]:
+    """A command as its arguments. Raises ConfigError for an empty one, and for a text that no shell could split."""
+    try:
+        words = shlex.split(command) if isinstance(command, str) else list(cast(Sequence[str], command))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{option}: {command!r:.200} cannot be split into arguments: {error}") from error
+    if not words or not all(isinstance(word, str) for word in words):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"{option}: a program and its arguments are needed, got {command!r:.200}")
+    return words
+
+
+def placeholders(scenario: object) -> dict[str, str]:
+    """What `{name}` stands for: the scenario's fields (other values than text as JSON), `scenario`, and `text` if it has one.
+
+    >>> placeholders({"prompt": "fix it", "limit": 3})
+    {'prompt': 'fix it', 'limit': '3', 'scenario': '{"prompt": "fix it", "limit": 3}', 'text': 'fix it'}
+    """
+    fields = scenario_fields(scenario)
+    whole = json_value(fields or scenario, "scenario")
+    named = {name: value if isinstance(value, str) else json.dumps(value) for name, value in _items(whole)}
+    texts = {"text": scenario_text(scenario)} if isinstance(scenario, str) or set(TEXT_KEYS) & set(fields) else {}
+    return {**named, "scenario": json.dumps(whole), **texts}
+
+
+def filled(template: str, fields: Mapping[str, str], option: str) -> str:
+    """`template` with each `{name}` replaced; `${name}` stays, for shells. Raises ConfigError for an unknown name.
+
+    >>> filled("fix {file} in ${HOME}", {"file": "a b.py"}, "command")
+    'fix a b.py in ${HOME}'
+    """
+
+    def value(match: re.Match[str]) -> str:
+        if match[1] not in fields:
+            known = ", ".join(f"{{{name}}}" for name in fields)
+            raise ConfigError(
+                f"{option}: {match[0]} in {template!r:.200} is no field of the scenario: there are {known}"
+            )
+        return fields[match[1]]
+
+    return _PLACEHOLDER.sub(value, template)
+
+
+def _items(whole: Any) -> Iterable[tuple[str, Any]]:
+    return cast(dict[str, Any], whole).items() if isinstance(whole, dict) else ()
+
+
+def _arguments(options: CommandArguments) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in options.passed}
+
+
+def _sampling_variables() -> dict[str, str]:
+    """The Trainer's settings for programs that read them: a server answers as the program asks."""
+    values = {"OFFBOOK_TEMPERATURE": forced_temperature(), "OFFBOOK_MAX_COMPLETION_TOKENS": completion_limit()}
+    return {name: str(value) for name, value in values.items() if value is not None}
+
+
+def _reward(source: RewardSource, ending: Ending, file: Path, who: str) -> RewardResult:
+    """The reward that a program left. Raises RolloutError if it left none, or none that is finite."""
+    if source == "exit":
+        if ending.code < 0 or ending.code in _CANNOT_RUN:
+            raise RolloutError(f"{who} ended by {ending}, which is no reward{_last_words(ending)}")
+        return RewardResult(float(ending.code == 0))
+    if source == "line":
+        if ending.stdout.reward is None:
+            raise RolloutError(f"{who} wrote no line `reward: x` to stdout and ended by {ending}{_last_words(ending)}")
+        return as_reward(_number(ending.stdout.reward, f"{who}: `reward:`"), f"{who}: `reward:`")
+    if not file.is_file():  # a pipe would be read for ever
+        raise RolloutError(f"{who} wrote no reward to $OFFBOOK_REWARD_FILE and ended by {ending}{_last_words(ending)}")
+    with file.open("rb") as opened:
+        text = opened.read(_LARGEST_REWARD_FILE).decode("utf-8", "replace")
+    where = f"{who}: $OFFBOOK_REWARD_FILE"
+    return as_reward(_number(text, where), where)
+
+
+def _number(text: str, where: str) -> object:
+    """A number, or an object with the key `reward`. Raises RolloutError."""
+    try:
+        return json.loads(text) if text.lstrip().startswith("{") else float(text)
+    except (ValueError, RecursionError) as error:
+        raise RolloutError(
+            f"{where} has {one_line(text)!r}; a number, or JSON with the key reward, is needed"
+        ) from error
+
+
+def _keep_output(trajectory: Trajectory, ending: Ending, who: str) -> None:
+    for name, output in (("stdout", ending.stdout), ("stderr", ending.stderr)):
+        if output.size:
+            trajectory.log(f"{name} of the {who}:\n{output.text()}")
+
+
+def _last_words(ending: Ending) -> str:
+    """The end of its stderr, or of its stdout, for a message."""
+    text = ending.stderr.text().strip() or ending.stdout.text().strip()
+    return f": {one_line(text[-200:])}" if text else ""
+
+
+def _no_call(gateway: ProgramGateway, trajectory: Trajectory) -> RolloutError:
+    said = f" Its output: {one_line(trajectory.logs[-1][-300:])}" if trajectory.logs else ""
+    return RolloutError(
+        f"the program made no call that was answered. It must send them to {gateway.root}/v1 ($OPENAI_BASE_URL) or to "
+        f"{gateway.root} ($ANTHROPIC_BASE_URL), for the model {gateway.model!r} ($OFFBOOK_MODEL).{said}"
+    )
+
+
+def _remove(folder: Path) -> None:
+    """Remove a rollout's copies, also folders that the program made read-only."""
+    try:
+        shutil.rmtree(folder)
+    except OSError:
+        for place, _, _ in os.walk(folder):
+            with suppress(OSError):  # rmtree says it again
+                os.chmod(place, 0o700)
+        try:
+            shutil.rmtree(folder)
+        except OSError as error:
+            logger.warning("a rollout's copy, %s, could not be removed: %s", folder, error)

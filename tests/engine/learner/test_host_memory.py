@@ -95,6 +95,20 @@ def test_the_learners_process_is_in_host_memory_between_steps_and_keeps_rows_bel
         torch.testing.assert_close(weights, expected, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize("flags", [[], ["--offload"]])
+def test_before_it_is_ready_the_learner_gives_back_what_its_probe_took(
+    base: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str]
+) -> None:
+    """On a GPU that vLLM shares, which starts next: workspaces of cuBLAS first, since they lie in the cache."""
+    service = Service(parse(["--base", str(base), "--device", "cpu", "--threads", "1", *flags]), io.StringIO())
+    released: list[str] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: released.append("cache"))
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: released.append("workspaces"), raising=False)
+    service.ready()
+    assert released == ["workspaces", "cache"]
+
+
 def test_the_copy_of_frozen_weights_is_made_once(base: Path) -> None:
     learner, policy, memory = learner_on(base)
     frozen = next(value for value in policy.model.parameters() if not value.requires_grad)

@@ -157,6 +157,23 @@ def test_memory_that_other_programs_hold_is_not_planned_with_and_is_named(driver
     assert float(after("--memory-share", command(engine)) or 1) * plan.card.memory <= plan.card.usable
 
 
+def test_vllm_gets_less_than_planned_where_a_little_less_is_free_when_it_starts(
+    driver, caplog: pytest.LogCaptureFixture
+) -> None:
+    """vLLM refuses to start with a share of which not all is free: once the learner has loaded, the driver is asked again."""
+    driver(IDLE_H100)
+    engine = chosen("Qwen/Qwen2.5-14B-Instruct", memory_layout="free_cache")
+    plan, total = plan_of(engine), 81_920 * MIB
+    needed = plan.sampler // MIB + 512  # with vLLM's own CUDA context
+    shares = []
+    for lacking in (-100, 700, 30_000):
+        driver(H100.format(index=0, free=needed - lacking))
+        shares.append(float(after("--memory-share", command(engine)) or 0))
+    assert shares[0] == shares[2] and 0 <= plan.sampler / total - shares[0] < 0.001
+    assert 0 <= (plan.sampler - 700 * MIB) / total - shares[1] < 0.0011
+    assert "0.68 GiB less are free than planned" in caplog.text
+
+
 def test_what_a_display_holds_is_not_planned_with(driver) -> None:
     """Below a GiB too: 434 MiB are the driver's own, 600 more a display's."""
     driver(L4.format(index=0, free=22_600 - 600))

@@ -101,7 +101,7 @@ class Service:
             print(f"The token tree is off for this model, plain rows are used: {probe.reason}", file=sys.stderr)
         if self._host is not None:
             self._host.leave()
-            _release_memory()
+        _release_memory()  # what the probe took: the sampler starts beside this process
         return Ready(facts=facts, linear_layers=policy.linear_layers)
 
     def run(self, commands: Iterable[Command]) -> None:
@@ -175,7 +175,8 @@ def step_line(result: TrainResult, tree_refused: str | None) -> str:
 
 
 def _release_memory() -> None:
-    """Release torch's cached GPU memory, which a sampler on the same GPU needs now."""
+    """Release torch's cached GPU memory, and cuBLAS's workspaces in it, which a sampler on the same GPU needs now."""
     if torch.cuda.is_available():
         gc.collect()
+        torch._C._cuda_clearCublasWorkspaces()  # pyright: ignore[reportPrivateUsage]  # torch's own graph trees call it; there is no public one
         torch.cuda.empty_cache()

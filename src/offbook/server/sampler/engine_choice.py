@@ -114,7 +114,7 @@ class EngineChoice:
             }
             if sharing is not None:
                 words += ["--shares-gpu"] if sharing.layout != "side_by_side" else []
-                values["memory-share"] = sharing.memory_share(self._least_free() if sharing.plan is None else None)
+                values["memory-share"] = sharing.memory_share(self._least_free())
         return words + [
             word for flag, value in values.items() if value is not None for word in (f"--{flag}", str(value))
         ]

@@ -18,7 +18,7 @@ from offbook.memory_plan.plan_text import plan_lines
 
 from ...memory_plan.base_shape import UnknownShapeError
 from ...memory_plan.card import GIB, Card, parse_card
-from ...memory_plan.parts import RESERVE, Workload
+from ...memory_plan.parts import CONTEXT, RESERVE, Workload
 from ...memory_plan.plan import MemoryPlan, make_plan
 from ...memory_plan.published import find_shape
 
@@ -28,6 +28,9 @@ FORCING = ("memory_layout", "card")
 """Options that force a layout or a plan, even without a GPU."""
 KEPT_FREE = 1.5 * GIB
 """Bytes left free on a shared GPU without a plan, for CUDA contexts and what nvidia-smi does not count."""
+SHORTFALL = 2 * GIB
+"""Most bytes by which vLLM gets less than the plan says because less is free. If more is missing, something else is
+wrong, or the learner is at work; vLLM then refuses the planned share, and is started again."""
 LEAST_SHARE = 0.1
 """Smallest gpu_memory_utilization at which vLLM is started."""
 
@@ -60,14 +63,22 @@ class GpuSharing:
         return self.plan.unrecomputed_tokens if self.plan is not None else 0
 
     def memory_share(self, free: Gpu | None) -> float | None:
-        """vLLM's gpu_memory_utilization, from 0 to 1: the plan's, else the share of the GPU `free` that is free now.
+        """vLLM's gpu_memory_utilization, from 0 to 1: the plan's, or less if less of the GPU `free` is free now; without
+        a plan the share that is free.
 
         Call it when the learner has loaded and is where it stays during sampling. Returns None without a plan and a
         GPU. Raises ConfigError if too little is free.
         """
         if self.plan is not None:
             total = self.gpu.total if self.gpu is not None else self.plan.card.memory
-            return math.floor(1000 * self.plan.sampler / total) / 1000
+            lacking = self.plan.sampler - (free.free - CONTEXT) if free is not None else 0
+            if 0 < lacking <= SHORTFALL:
+                logger.warning(
+                    "GPU memory: %.2f GiB less are free than planned; vLLM gets a smaller key-value cache",
+                    lacking / GIB,
+                )
+            less = lacking if 0 < lacking <= SHORTFALL else 0
+            return math.floor(1000 * (self.plan.sampler - less) / total) / 1000
         if free is None:
             return None
         share = (free.free - KEPT_FREE) / free.total

@@ -197,13 +197,12 @@ def test_other_versions_are_named_with_those_known_to_work_and_are_no_fault() ->
     assert lines["langgraph"].status == "ok"
 
 
-@pytest.mark.parametrize("number", KNOWN["unsloth"])
-def test_unsloths_line_says_why_its_pins_differ_with_a_gpu_and_without(number: str) -> None:
-    line = {check.name: check for check in package_checks(with_all(unsloth=number, unsloth_zoo=number))}["unsloth"]
-    assert line.status == "ok" and line.found.startswith(f"unsloth {number}, unsloth_zoo {number}")
-    assert "With a GPU, 2026.10.7 is pinned" in line.found and "Without a GPU, 2026.10.9" in line.found
-    assert f"unsloth=={KNOWN['unsloth'][0]};" in (ROOT / "pyproject.toml").read_text()
-    assert f"unsloth=={KNOWN['unsloth'][1]};" in (ROOT / "requirements/engines-nodeps.txt").read_text()
+def test_unsloth_has_one_pin_for_tests_and_users() -> None:
+    [pin] = KNOWN["unsloth"]
+    for file in ("pyproject.toml", "requirements/engines-nodeps.txt"):
+        assert f"unsloth=={pin};" in (ROOT / file).read_text()
+    line = {check.name: check for check in package_checks(with_all(unsloth=pin, unsloth_zoo=pin))}["unsloth"]
+    assert line.status == "ok"
 
 
 def test_what_is_missing_is_named_by_its_extra() -> None:

@@ -52,8 +52,8 @@ def test_the_gpu_set_resolves_on_linux_beside_langgraph_and_mcp(resolve: Callabl
     engines = {
         "torch": "2.13.0",
         "vllm": "0.32.0",
-        "unsloth": "2026.10.7",
-        "unsloth-zoo": "2026.10.7",
+        "unsloth": "2026.10.9",
+        "unsloth-zoo": "2026.10.9",
         "transformers": "5.17.0",
     }
     assert {name: found.get(name) for name in engines} == engines

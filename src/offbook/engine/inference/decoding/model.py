@@ -15,7 +15,6 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import (
     AttentionInterface,
     AutoConfig,
-    AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -23,7 +22,7 @@ from transformers import (
 
 from offbook.base.errors import ConfigError, EngineError
 
-from ...base_weights import check_weights
+from ...base_weights import architecture_of, check_weights
 from ...chat_template import end_tokens
 from ...precision import device_name, dtype_of
 from .adapters import AdapterLayers
@@ -223,8 +222,9 @@ def load_model(folder: Path, *, device: str, dtype: str, max_model_len: int | No
     try:
         check_weights(folder)
         tokenizer = AutoTokenizer.from_pretrained(folder)
-        limit = int(AutoConfig.from_pretrained(folder).get_text_config().max_position_embeddings)
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=precision, attn_implementation=NAME)
+        config = AutoConfig.from_pretrained(folder)
+        limit = int(config.get_text_config().max_position_embeddings)
+        model = architecture_of(config).from_pretrained(folder, dtype=precision, attn_implementation=NAME)
     except ConfigError:
         raise
     except (OSError, ValueError) as error:

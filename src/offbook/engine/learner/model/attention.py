@@ -43,8 +43,8 @@ NO_MASK = torch.zeros(1, 1, 1, 1)
 unchanged, and so builds none."""
 
 UNSUPPORTED = ("softcap", "s_aux", "position_bias")
-"""Arguments by which some architectures change the attention scores. Tree attention does not implement them, so it
-raises."""
+"""Arguments by which some architectures change the attention scores. Neither SDPA nor tree attention computes
+them: a base with them runs `eager`."""
 
 logger = logging.getLogger(__name__)
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  # returns the log-sum-exp
@@ -154,16 +154,18 @@ def tree_attention(
     """transformers' attention function: query [B, H, T, D], key and value [B, Hkv, T, D] -> [B, T, H, D].
 
     With `offbook_tree`, B is 1 and the tree is the mask, within `sliding_window` tokens of depth; without it, this
-    is SDPA. Raises ValueError for arguments that tree attention does not implement: a mask, dropout, changed scores."""
+    is SDPA. Raises ValueError for arguments that are not implemented: changed scores, and on a tree a mask or dropout."""
+    for name in UNSUPPORTED:
+        if kwargs.get(name) is not None:
+            raise ValueError(
+                f"this model's attention takes {name}, which neither SDPA nor attention on a tree computes"
+            )
     if offbook_tree is None:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
     if (attention_mask is not None and attention_mask.shape != NO_MASK.shape) or dropout:
         raise ValueError("tree attention takes no mask and no dropout: the tree is the mask")
-    for name in UNSUPPORTED:
-        if kwargs.get(name) is not None:
-            raise ValueError(f"this model's attention takes {name}, which attention on a tree does not compute")
     offbook_tree.calls += 1
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     window = offbook_tree.cut_off(sliding_window)

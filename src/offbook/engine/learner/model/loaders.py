@@ -5,15 +5,16 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, BitsAndBytesConfig, PreTrainedConfig, PreTrainedModel
 
 from offbook.base.errors import ConfigError
-from offbook.engine.base_weights import check_weights
+from offbook.engine.base_weights import architecture_of, check_weights
 
 from . import attention, unsloth_loader
 
@@ -50,7 +51,10 @@ def load_base(base: Path, loader: Loader, device: str, dtype: torch.dtype, *, fo
 
 def tree_refused(base: Path) -> str | None:
     """Why the architecture cannot train on trees, according to its configuration; None: nothing there forbids it."""
-    config = AutoConfig.from_pretrained(base).get_text_config()
+    whole = AutoConfig.from_pretrained(base)
+    if _eager_only(whole):
+        return f"the attention of {whole.model_type} has parts that only transformers' `eager` computes"
+    config = whole.get_text_config()
     others = sorted(set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"})
     if others:
         return f"layers of type {', '.join(others)}: their state does not follow branches"
@@ -65,9 +69,38 @@ def sliding_window(config: PreTrainedConfig) -> int | None:
     return int(window) if window and slides else None
 
 
+@dataclass(frozen=True)
+class AttentionSize:
+    """The sizes of a layer's attention."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
+def attention_sizes(config: PreTrainedConfig) -> tuple[AttentionSize, ...]:
+    """The different sizes among the layers of a text model, in their order. Gemma 4's full and sliding layers differ."""
+    layers = config.per_layer_config if config.is_heterogeneous else [config]
+    return tuple(dict.fromkeys(_attention_size(layer) for layer in layers))
+
+
+def _attention_size(config: PreTrainedConfig) -> AttentionSize:
+    heads = int(config.num_attention_heads)
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return AttentionSize(heads, int(getattr(config, "num_key_value_heads", None) or heads), int(width))
+
+
+def _eager_only(config: PreTrainedConfig) -> bool:
+    """Whether transformers refuses SDPA for the architecture, such as gpt-oss, whose softmax has sinks."""
+    return not architecture_of(config)._supports_sdpa  # pyright: ignore[reportPrivateUsage]  # no public name
+
+
 def _attention_name(base: Path, loader: Loader) -> str:
     """The attention implementation to load the base with."""
-    config = AutoConfig.from_pretrained(base).get_text_config()
+    whole = AutoConfig.from_pretrained(base)
+    if _eager_only(whole):
+        return "eager"
+    config = whole.get_text_config()
     if tree_refused(base) is not None:
         return "sdpa"
     if sliding_window(config) is None:
@@ -93,26 +126,31 @@ def check_head(model: PreTrainedModel) -> None:
         raise ConfigError(
             f"base model {model.config.model_type!r}: its output layer is {type(head).__name__}, not Linear"
         )
+    if getattr(model.config.get_text_config(), "final_logit_softcapping", None) is not None:
+        raise _transformed(model)
     ids = torch.arange(4, device=head.weight.device)[None] % head.weight.shape[0]
-    hidden = getattr(model, model.base_model_prefix)(input_ids=ids, use_cache=False).last_hidden_state
+    try:
+        hidden = getattr(model, model.base_model_prefix)(input_ids=ids, use_cache=False).last_hidden_state
+    except ValueError as error:  # of an attention that takes what ours does not compute
+        raise ConfigError(f"base model {model.config.model_type!r}: {error}: choose another base model") from error
     expected = model(input_ids=ids, use_cache=False).logits
-    capped = getattr(model.config.get_text_config(), "final_logit_softcapping", None) is not None
-    if capped or not torch.allclose(
-        head(hidden.to(head.weight.dtype)), expected.to(head.weight.dtype), rtol=1e-3, atol=1e-3
-    ):
-        raise ConfigError(
-            f"base model {model.config.model_type!r} transforms its logits (soft-capping or scaling), which the learner "
-            "does not reproduce: choose another base model"
-        )
+    if not torch.allclose(head(hidden.to(head.weight.dtype)), expected.to(head.weight.dtype), rtol=1e-3, atol=1e-3):
+        raise _transformed(model)
+
+
+def _transformed(model: PreTrainedModel) -> ConfigError:
+    return ConfigError(
+        f"base model {model.config.model_type!r} transforms its logits (soft-capping or scaling), which the learner "
+        "does not reproduce: choose another base model"
+    )
 
 
 def _with_transformers(base: Path, device: str, dtype: torch.dtype, kind: str, *, four_bit: bool) -> PreTrainedModel:
+    architecture = architecture_of(AutoConfig.from_pretrained(base))
     if not four_bit:
         # Load directly onto the GPU: via host memory, a 7B base would need 15 GB of it.
         place = {"device_map": {"": device}} if device.startswith("cuda") else {}
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            base, dtype=dtype, attn_implementation=kind, **place
-        )
+        model: PreTrainedModel = architecture.from_pretrained(base, dtype=dtype, attn_implementation=kind, **place)
         model.to(torch.device(device))  # pyright: ignore[reportArgumentType]  # a decorator hides the signature
         return model
     packed = BitsAndBytesConfig(
@@ -121,7 +159,7 @@ def _with_transformers(base: Path, device: str, dtype: torch.dtype, kind: str, *
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=dtype,
     )
-    model = AutoModelForCausalLM.from_pretrained(
+    model = architecture.from_pretrained(
         base, dtype=dtype, attn_implementation=kind, quantization_config=packed, device_map={"": device}
     )
     for module in model.modules():

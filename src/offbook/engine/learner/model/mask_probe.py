@@ -1,5 +1,5 @@
-"""Tests at start-up, on the real weights, that the loaded model computes the same logprobs and gradients on a tree as
-on plain rows."""
+"""Tests at start-up, on the real weights: that the loaded model computes the same logprobs and gradients on a tree as on
+plain rows, and on a plain row the same logprobs as with transformers' `eager` attention."""
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
 # torch's own annotations are partial
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from offbook.base.errors import ConfigError
 from offbook.engine.learner.rows.layouts import plan
 from offbook.engine.learner.targets.target_settings import TargetSettings
 from offbook.engine.protocol import Sample
@@ -27,6 +28,9 @@ model."""
 GRADIENT_TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-2, torch.bfloat16: 0.3, torch.float16: 0.3}
 """Largest relative error of the adapter's gradient, in the 2-norm, that rounding explains."""
 PROMPT = 24
+EAGER_TOKENS = 1088
+"""Prompt of the comparison with `eager` for a base with sliding windows of up to 1,024 tokens, whose scores take that many
+tokens squared per head; windows that are longer are compared as full attention."""
 LONGEST_WINDOW = 8192
 """Sliding windows up to this many tokens are probed, by a prompt that is longer. Trees are refused beyond."""
 ROW_TOKENS = 4096
@@ -75,6 +79,31 @@ def mask_probe(policy: Policy) -> MaskProbe:
         reason = f"{calls} of {rows * policy.shape.layers} attention layers of the mask probe ran on the tree"
         return _refused(policy, difference, reason)
     return MaskProbe(True, difference)
+
+
+def eager_probe(policy: Policy) -> float | None:
+    """Compare the attention of a plain row with transformers' `eager`, which computes all that the architecture defines.
+    Returns the largest difference of a logprob in nats; None if the layers run Unsloth's own attention, which cannot be
+    exchanged. Raises ConfigError if they differ by more than rounding."""
+    if policy.attention_of_rows == "unsloth":
+        return None
+    draw = np.random.default_rng(1)
+    window = policy.window or 0
+    prompt = max(PROMPT, window + PROMPT) if window + PROMPT <= EAGER_TOKENS else PROMPT
+    ids = draw.integers(0, policy.vocabulary, prompt + PROMPT).astype(np.int32)
+    samples = numbered([Sample.bare(ids[:prompt], ids[prompt:])])
+    targets = _plain_settings(samples)
+    own = _logprobs(policy, samples, targets, "call_rows")
+    with policy.eager_attention():
+        eager = _logprobs(policy, samples, targets, "call_rows")
+    difference, allowed = float((own - eager).abs().max()), TOLERANCE[policy.dtype]
+    if not difference <= allowed:
+        raise ConfigError(
+            f"base model {policy.model_type!r}: logprobs with the attention {policy.attention_of_rows!r} differ by {difference:.2g} "
+            f"nats from those with transformers' `eager` (allowed {allowed:g}), so training would learn from the difference: choose "
+            "another base model, and report this one"
+        )
+    return difference
 
 
 def _refused(policy: Policy, difference: float, reason: str) -> MaskProbe:

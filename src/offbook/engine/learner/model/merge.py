@@ -1,4 +1,4 @@
-# pyright: reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
 # transformers and peft carry partial types
 """Merges a base model and an adapter into one plain model folder."""
 
@@ -12,10 +12,10 @@ from pathlib import Path
 
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
 from offbook.base.errors import ConfigError
-from offbook.engine.base_weights import check_weights
+from offbook.engine.base_weights import architecture_of, check_weights
 from offbook.engine.precision import device_name, dtype_of
 
 
@@ -27,7 +27,8 @@ def merge(base: Path, adapter: Path, output: Path, dtype: torch.dtype) -> Path:
     if output.exists():
         raise ConfigError(f"output: {output} exists already; name a new folder")
     check_weights(base)
-    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype=dtype), str(adapter))
+    architecture = architecture_of(AutoConfig.from_pretrained(base))
+    model = PeftModel.from_pretrained(architecture.from_pretrained(base, dtype=dtype), str(adapter))
     merged = model.merge_and_unload()  # pyright: ignore[reportCallIssue]  # PEFT types it as a Tensor
     scratch = output.with_name(f".{output.name}.part-{os.getpid()}")
     try:

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -35,6 +35,7 @@ from . import (
     unsloth_attention,
     unsloth_loader,
 )
+from .adaptable_layers import adaptable_layers, left_out
 from .loaders import Loader
 from .lora_linear import compute_in_sixteen_bits
 from .target_logprobs import target_logprobs
@@ -160,7 +161,27 @@ class Policy:
         """Name of the layers' attention: that for trees if the model can train on them."""
         if self._tree_attention is not None and self.tree_refused is None:
             return self._tree_attention
+        return self.attention_of_rows
+
+    @property
+    def attention_of_rows(self) -> str:
+        """Name of the layers' attention on plain rows."""
         return loaders.attention_kind(cast(PreTrainedModel, self._model.get_base_model()))
+
+    @property
+    def model_type(self) -> str:
+        """The base's architecture, as its config.json names it."""
+        return str(cast(PreTrainedModel, self._model.get_base_model()).config.model_type)
+
+    @contextmanager
+    def eager_attention(self) -> Generator[None]:
+        """Compute plain rows with transformers' `eager` attention inside the block."""
+        config = cast(PreTrainedModel, self._model.get_base_model()).config.get_text_config()
+        name, config._attn_implementation = config._attn_implementation, "eager"  # pyright: ignore[reportPrivateUsage]  # no public name
+        try:
+            yield
+        finally:
+            config._attn_implementation = name  # pyright: ignore[reportPrivateUsage]  # no public name
 
     @property
     def window(self) -> int | None:
@@ -175,12 +196,12 @@ class Policy:
     @property
     def linear_layers(self) -> tuple[str, ...]:
         """The names of the base's linear layers, as `target_modules` matches them."""
-        base = cast(PreTrainedModel, self._model.get_base_model())
-        return tuple(
-            name
-            for name, module in base.named_modules()
-            if isinstance(module, nn.Linear | LoraLayer) and not {"base_layer", "lora_A", "lora_B"} & {*name.split(".")}
-        )
+        return adaptable_layers(cast(PreTrainedModel, self._model.get_base_model()))
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What `all-linear` leaves out of a mixture of experts, such as `mlp.experts`."""
+        return left_out(cast(PreTrainedModel, self._model.get_base_model()))
 
     @property
     def vocabulary(self) -> int:
@@ -310,10 +331,11 @@ class Policy:
             self.tree_refused = self.tree_refused or unsloth_attention.install(base)
             self.shape = replace(self.shape, longest_row=int(base.config.get_text_config().max_position_embeddings))
         if self.tree_refused is None and (self._in_unsloth or kind in attention.NAMES):
-            kv_heads = int(getattr(base.config.get_text_config(), "num_key_value_heads", None) or self.shape.heads)
-            self._tree_attention = attention.choose(
-                self._head.weight.device, self.dtype, self.shape.heads, kv_heads, self.shape.head_dim
-            ).name
+            names: list[attention.AttentionName] = [
+                attention.choose(self._head.weight.device, self.dtype, size.heads, size.kv_heads, size.head_dim).name
+                for size in loaders.attention_sizes(base.config.get_text_config())
+            ]
+            self._tree_attention = "runs" if "runs" in names else names[0]
             self.shape = replace(self.shape, attention=self._tree_attention)
 
 
@@ -322,6 +344,9 @@ def _with_adapter(model: PreTrainedModel, lora: LoraOptions, loader: Loader) -> 
     if loader == "unsloth":
         unsloth_loader.restore(model)
     modules = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
+    if modules == "all-linear" and left_out(model):
+        head = model.get_output_embeddings()
+        modules = [name for name in adaptable_layers(model) if model.get_submodule(name) is not head]
     alpha = int(lora.alpha) if lora.alpha.is_integer() else lora.alpha  # PEFT types it as int and takes any number
     config = LoraConfig(
         r=lora.r,
@@ -377,13 +402,13 @@ def _size(weight: Tensor) -> int:
 
 def _shape(base: PreTrainedModel, trainable: dict[str, nn.Parameter], head: nn.Linear) -> ModelShape:
     config = base.config.get_text_config()
-    heads = int(config.num_attention_heads)
+    sizes = loaders.attention_sizes(config)
     tables = {id(head.weight), *(id(m.weight) for m in base.modules() if isinstance(m, nn.Embedding))}
     frozen = [p for p in base.parameters() if not p.requires_grad and p.ndim >= 2 and id(p) not in tables]
     shape = ModelShape(
         layers=int(config.num_hidden_layers),
-        heads=heads,
-        head_dim=int(getattr(config, "head_dim", None) or config.hidden_size // heads),
+        heads=max(size.heads for size in sizes),
+        head_dim=max(size.head_dim for size in sizes),
         linear=sum(_size(p) for p in frozen),
         lora=sum(p.numel() for p in trainable.values()),
         head=head.weight.numel(),

@@ -18,6 +18,7 @@ from offbook import (
     Trajectory,
     TrajectoryGroup,
     capture_auto_trajectory,
+    gather_trajectory_groups,
     log_reward,
 )
 from offbook.base.errors import (
@@ -80,6 +81,23 @@ def test_steps_are_a_total_and_a_second_run_goes_on(model: TrainableModel) -> No
     assert "at step 2: nothing is left to train. The LoRA is in" in out.getvalue()
     assert "raise it to go on, or take another name= to begin anew" in out.getvalue()
     assert out.getvalue().startswith("watch the run: ")
+
+
+async def test_a_run_after_a_killed_one_waits_for_its_update_and_trains_no_step_too_many(model: TrainableModel) -> None:
+    """The client is gone in the middle of its step's stream; the same command is given again at once."""
+    groups = await gather_trajectory_groups(
+        [TrajectoryGroup([varied(model, scenario) for _ in range(4)]) for scenario in SCENARIOS], pbar_desc=None
+    )
+    for number, trajectory in enumerate(trajectory for group in groups for trajectory in group):
+        trajectory.reward = float(number % 2)
+    begun = asyncio.Event()
+    killed = asyncio.create_task(model.train(groups, pbar_desc=None, on_event=lambda event: begun.set()))
+    await begun.wait()
+    killed.cancel()
+    progress, out = quiet()
+    report = await Trainer(model, varied, SCENARIOS, progress=progress, **SMALL).atrain(1)
+    assert (report.started, report.step, report.stopped) == (1, 1, Stopped.NOTHING_LEFT), out.getvalue()
+    assert await model.get_step() == 1
 
 
 def test_options_may_change_from_step_to_step(model: TrainableModel) -> None:

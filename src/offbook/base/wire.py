@@ -197,6 +197,7 @@ class ModelState(Wire):
     step: int
     lora: LoraOptions
     checkpoint: str | None  # folder of the newest step; None at step 0
+    training: bool = False  # a train request waits or is being applied; in answers to GET /api/models/{name}
 
 
 class ForkRequest(Wire):

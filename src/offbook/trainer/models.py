@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeGuard, cast
@@ -32,6 +32,8 @@ from offbook.client.rollouts.capture import recorded_calls
 from offbook.client.rollouts.records import rollout_records
 
 Models = tuple[TrainableModel, ...]
+UNDER_WAY_SECONDS = 0.2
+"""Interval of the question whether an update has ended."""
 
 
 class StepOutcome(StrEnum):
@@ -80,6 +82,19 @@ def _is_model(value: object) -> TypeGuard[TrainableModel]:
 async def steps_of(models: Models) -> dict[str, int]:
     """The newest step of every model, by name."""
     return {model.name: await model.get_step() for model in models}
+
+
+async def settled_steps_of(models: Models, say: Callable[[str], None]) -> dict[str, int]:
+    """The same, after the updates under way, such as that of a client that was killed: its step counts in a total of
+    steps."""
+    for model in models:
+        waiting = False
+        while (await (await model.api()).model(model.name)).training:
+            if not waiting:
+                say(f"an update of {model.name} is under way, from an earlier run or another client: waiting for it")
+            waiting = True
+            await asyncio.sleep(UNDER_WAY_SECONDS)
+    return await steps_of(models)
 
 
 async def train_each(

@@ -51,6 +51,7 @@ from .models import (
     log_to_each,
     save_rollouts,
     save_rollouts_after,
+    settled_steps_of,
     steps_of,
     train_each,
 )
@@ -129,8 +130,8 @@ class Trainer:
         `Stopped`. Raises ConfigError, and RolloutError if no rollout of an iteration is scored."""
         if not isinstance(steps, int) or steps < 1:  # pyright: ignore[reportUnnecessaryIsInstance]  # user input
             raise ConfigError(f"steps: a whole number of at least 1 is needed, got {steps!r}")
-        started = await steps_of(self.models)
         progress = self.options.progress or make_progress(steps)
+        started = await settled_steps_of(self.models, progress.say)
         run = Run(
             self.options, steps, started, started, progress, self.options.run or run_name("train", self.model.name)
         )

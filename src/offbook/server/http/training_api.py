@@ -72,7 +72,8 @@ async def register_model(services: ServicesDep, body: RegisterRequest) -> ModelS
 @router.get("/models/{name}")
 async def get_model(services: ServicesDep, name: str) -> ModelState:
     """One registered model with its newest step."""
-    return services.models.registry.model(name).state()
+    training = services.training.concerns(name)  # before the step is read: an update that ends meanwhile is in it
+    return services.models.registry.model(name).state().model_copy(update={"training": training})
 
 
 @router.post("/models/{name}/fork")

@@ -25,7 +25,7 @@ def pins(name: str) -> dict[str, str]:
 
 def test_every_row_of_the_tables_is_read() -> None:
     text = (ROOT / "docs" / "frameworks.md").read_text("utf-8")
-    assert len(ROWS) == len(re.findall(r"^\| `", text, re.MULTILINE)) == 14
+    assert len(ROWS) == len(re.findall(r"^\| `", text, re.MULTILINE)) == 16
 
 
 @pytest.mark.parametrize(("package", "pinned", "test"), ROWS)
@@ -37,5 +37,5 @@ def test_a_framework_is_installed_in_its_version_and_imported_by_its_tests(
     assert any(
         isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_") for node in tree.body
     )
-    modules = {"openai-agents": "agents", "pydantic-ai-slim": "pydantic_ai"}
+    modules = {"openai-agents": "agents", "pydantic-ai-slim": "pydantic_ai", "google-genai": "google.genai"}
     assert modules.get(package, package.replace("-", "_")) in (ROOT / test).read_text("utf-8")

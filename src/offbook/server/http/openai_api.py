@@ -19,6 +19,8 @@ from ..calls.chat_exchange import ChatExchange
 from ..calls.chat_request import ChatRequest, json_body
 from ..dialects.completions import Completions
 from ..dialects.dialect import Dialect, DialectRequest
+from ..dialects.gemini import Gemini
+from ..dialects.gemini_fields import GeminiModel, GeminiModels
 from ..dialects.messages import Messages
 from ..errors import ApiError, as_refused
 from ..services import Services, ServicesDep
@@ -33,6 +35,12 @@ _CHATS = re.compile(_WHERE + "/v1/chat/completions/?")
 DIALECTS: tuple[tuple[re.Pattern[str], Dialect], ...] = (
     (re.compile(_WHERE + "/v1/completions/?"), Completions()),
     (re.compile(_WHERE + "/v1/messages(?P<count>/count_tokens)?/?"), Messages()),
+    (
+        re.compile(
+            _WHERE + r"/v1(?:alpha|beta)?/models/(?P<named>.+):(?P<action>(?:streamG|g)enerateContent|countTokens)"
+        ),
+        Gemini(),
+    ),
 )
 """The other APIs. The groups of a pattern besides those of `_WHERE` are a dialect's own."""
 
@@ -123,3 +131,18 @@ async def one_model(name: str, services: ServicesDep) -> ModelCard:
     """One model name. 404 if calls cannot use it."""
     services.models.registry.resolve(name)
     return ModelCard(id=name)
+
+
+@router.get("/v1beta/models")
+@router.get("/t/{trajectory_id}/v1beta/models")
+async def list_google_models(services: ServicesDep) -> GeminiModels:
+    """The same names, in Google's form."""
+    return GeminiModels(models=[GeminiModel.named(name) for name in services.models.registry.names()])
+
+
+@router.get("/v1beta/models/{name:path}")
+@router.get("/t/{trajectory_id}/v1beta/models/{name:path}")
+async def one_google_model(name: str, services: ServicesDep) -> GeminiModel:
+    """One model name, in Google's form. 404 if calls cannot use it."""
+    services.models.registry.resolve(name)
+    return GeminiModel.named(name)

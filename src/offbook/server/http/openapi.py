@@ -24,7 +24,7 @@ from offbook.openai_dialect.errors import ErrorAnswer
 from ..calls.prompt_request import CompletionFields
 
 OPENAPI = "/openapi.json"
-PROGRAMS = ("/v1/", "/t/", "/m/", "/api/", "/health")
+PROGRAMS = ("/v1/", "/v1beta/", "/t/", "/m/", "/api/", "/health")
 """Path prefixes of the documented routes. Pages and the requests that they send are left out."""
 REFERENCE = "#/components/schemas/{model}"
 Object = dict[str, Json]

@@ -117,6 +117,8 @@ async def live(family: Family, engine: str, folder: Path, backend: offbook.Local
     asked = range(len(ASKED))
     base = await asyncio.gather(*(call(model, at) for at in asked for _ in range(3)))
     forced = await call(model, 1, **FORCED)
+    for _ in range(4):  # vLLM's grammar lets random weights write white space up to the limit
+        forced = forced if forced.finish != "length" else await call(model, 1, **FORCED)
     groups = [
         offbook.TrajectoryGroup(
             offbook.Trajectory(messages_and_choices=[*ASKED[place][0], one.choice], reward=float(reward))

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -44,7 +45,8 @@ def test_on_a_gpu_the_base_is_loaded_straight_onto_it(
         asked.append(options)
         raise OSError("enough")
 
-    monkeypatch.setattr(loaders.AutoModelForCausalLM, "from_pretrained", from_pretrained)
+    architecture = SimpleNamespace(from_pretrained=from_pretrained, _supports_sdpa=True)
+    monkeypatch.setattr(loaders, "architecture_of", lambda _: architecture)
     with pytest.raises(OSError, match="enough"):
         loaders.load_base(BASE, "peft", device, torch.bfloat16, four_bit=False)
     assert asked[0].get("device_map") == place

@@ -12,13 +12,14 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import cast
 
-from offbook.base.types import Call, Json
+from offbook.base.types import Call, Json, Message
 from offbook.openai_dialect.tool_arguments import arguments_object
 
 from ..records.store import Store
 
 MAX_TRAJECTORIES = 1_000
-"""Trajectories in memory; the calls of another one are read from the records again."""
+MAX_CHARACTERS = 2**26
+"""Trajectories in memory, and the arguments of all of them; the calls of another one are read from the records again."""
 
 
 class TrajectoryCalls:
@@ -27,15 +28,17 @@ class TrajectoryCalls:
     def __init__(self) -> None:
         self._by_id: dict[str, tuple[Json, str]] = {}
         self._by_value: dict[tuple[str, str], tuple[str, str]] = {}
+        self.characters = 0
+        """Characters of all arguments."""
 
-    def add(self, call: Call) -> None:
-        """Add the tool calls of a recorded call."""
-        for output in call.outputs:
-            for item in cast(Sequence[dict[str, Json]], output.message.get("tool_calls") or ()):
-                raw, call_id = str(item["function"]["arguments"]), str(item["id"])
-                value = arguments_object(raw)
-                self._by_id[call_id] = (value, raw)
-                self._by_value[item["function"]["name"], _key(value)] = (call_id, raw)
+    def add(self, message: Message) -> None:
+        """Add the tool calls of a recorded answer."""
+        for item in cast(Sequence[dict[str, Json]], message.get("tool_calls") or ()):
+            raw, call_id = str(item["function"]["arguments"]), str(item["id"])
+            value = arguments_object(raw)
+            self._by_id[call_id] = (value, raw)
+            self._by_value[item["function"]["name"], _key(value)] = (call_id, raw)
+            self.characters += len(raw)
 
     def restore(self, call_id: str | None, name: str, value: Json) -> tuple[str, str] | None:
         """The id and the sampled text of the arguments `value`, by the call's id or, where clients drop ids, by its name.
@@ -62,7 +65,8 @@ class SampledCalls:
     def add(self, call: Call) -> None:
         """Add a call that was just recorded."""
         if (entry := self._trajectories.get(call.trajectory_id)) is not None:
-            entry[0].add(call)
+            for output in call.outputs:
+                entry[0].add(output.message)
 
     async def of(self, trajectory_id: str | None) -> TrajectoryCalls:
         """The tool calls of a trajectory, from the records at its first use; none without a trajectory. Raises StoreError."""
@@ -71,9 +75,8 @@ class SampledCalls:
         if trajectory_id not in self._trajectories:
             said = TrajectoryCalls()  # calls that are recorded meanwhile are added to it
             self._trajectories[trajectory_id] = (said, asyncio.create_task(self._read(trajectory_id, said)))
-            if len(self._trajectories) > MAX_TRAJECTORIES:
-                self._trajectories.popitem(last=False)
         self._trajectories.move_to_end(trajectory_id)
+        self._shrink()
         said, reading = self._trajectories[trajectory_id]
         try:
             await asyncio.shield(reading)
@@ -86,7 +89,14 @@ class SampledCalls:
         """A recorded call; None if there is none with this id. Raises StoreError."""
         return await self._store.call(call_id)
 
+    def _shrink(self) -> None:
+        """Forget the trajectories that were asked for longest ago, beyond the limits."""
+        characters = sum(said.characters for said, _ in self._trajectories.values())
+        while len(self._trajectories) > 1 and (
+            len(self._trajectories) > MAX_TRAJECTORIES or characters > MAX_CHARACTERS
+        ):
+            characters -= self._trajectories.popitem(last=False)[1][0].characters
+
     async def _read(self, trajectory_id: str, said: TrajectoryCalls) -> None:
-        calls = await self._store.calls_of([trajectory_id])
-        for call in calls[trajectory_id]:
-            said.add(call)
+        for message in await self._store.sampled_messages(trajectory_id):
+            said.add(message)

@@ -59,6 +59,8 @@ class Messages:
         chat: dict[str, Json] = {"model": model, "messages": _messages(asked, request.said), **_tools(asked)}
         if asked.thinking is not None:
             chat["chat_template_kwargs"] = {"enable_thinking": asked.thinking.type != "disabled"}
+        if _goes_on(asked.messages[-1]):
+            chat |= {"continue_final_message": True, "add_generation_prompt": False}
         if request.path.get("count"):
             return Translation(chat | {"max_tokens": 1}, TokenCount(), recorded=False)
         if asked.max_tokens is None:
@@ -152,6 +154,15 @@ def _messages(asked: MessagesRequest, said: TrajectoryCalls) -> list[Message]:
         else:
             messages += _user(turn, f"messages.{number}")
     return messages
+
+
+def _goes_on(last: Turn) -> bool:
+    """Whether the answer continues the last turn, a text that the client put into the model's mouth."""
+    if last.role != "assistant":
+        return False
+    if isinstance(last.content, str):
+        return bool(last.content)
+    return bool(last.content) and all(isinstance(block, Text) and block.text for block in last.content)
 
 
 def _user(turn: Turn, field: str) -> list[Message]:

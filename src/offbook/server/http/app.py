@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -28,6 +29,9 @@ from .openapi import add_openapi
 from .sign_in import FORMS, add_sign_in, to_sign_in
 
 logger = logging.getLogger(__name__)
+
+_OTHER_MODELS = re.compile(r"/v1/(embeddings|moderations|images|audio)\b|:(?:batchE|e)mbedContents?$")
+"""Paths of APIs of other kinds of models."""
 
 
 def build(services: Services, guard: Guard) -> FastAPI:
@@ -167,6 +171,8 @@ async def _refuse_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
         message = f"There is no {request.method} {request.url.path} here"
+        if (other := _OTHER_MODELS.search(request.url.path)) is not None:
+            message += f": {other[1] or 'embeddings'} are not what a language model answers. Let the client use another server for them"
     elif error.status_code == 405:
         message = f"{request.method} is not allowed for {request.url.path}"
     else:

@@ -17,11 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+import orjson
 from sqlalchemy import ColumnElement, Connection, Engine, Row, Select, bindparam, delete, exists, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from offbook.base.errors import OffbookError, StoreError
-from offbook.base.types import Call, Json
+from offbook.base.types import Call, Json, Message
 from offbook.base.wire import (
     LogRequest,
     TracePage,
@@ -202,6 +203,12 @@ class Store:
     async def call(self, call_id: str) -> Call | None:
         """One call with all its choices, whichever trajectory has them; None if there is none with this id."""
         return await self.read(lambda connection: _first(connection, calls.c.id == call_id))
+
+    async def sampled_messages(self, trajectory_id: str) -> list[Message]:
+        """The answers that were recorded under a trajectory id, in order of start. Token arrays are not read."""
+        query = select(outputs.c.message).join(calls, calls.c.id == outputs.c.call_id)
+        query = query.where(calls.c.trajectory_id == trajectory_id).order_by(calls.c.started_at, outputs.c.choice)
+        return [orjson.loads(row.message) for row in await self._rows(query)]
 
     async def calls_of(self, trajectory_ids: Sequence[str]) -> dict[str, tuple[Call, ...]]:
         """The calls of each trajectory in order of start, each with only the choices that belong to the trajectory.

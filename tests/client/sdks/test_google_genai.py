@@ -53,6 +53,7 @@ def test_a_chat_of_googles_sdk_calls_functions(
     if streamed:
         chunks = list(chat.send_message_stream(ORDER))
         assert "".join(chunk.text or "" for chunk in chunks) == ANSWER and len(chunks) > 4
+        assert {chunk.response_id for chunk in chunks} == {call.id for call in served.calls(rollout)}
     else:
         assert chat.send_message(ORDER).text == ANSWER
     assert one_branch(recorded(served, rollout, 3))

@@ -67,6 +67,7 @@ class ChatExchange(Response):
         self._leases = leases
         self._sampler = sampler
         self._recorder = recorder
+        self._opening = b""  # of a stream
         self._started = False
         self._over = False  # sampled and recorded: the rest must not be interrupted
 
@@ -156,6 +157,7 @@ class ChatExchange(Response):
     ) -> None:
         """Pass chunks on as they arrive. Chunks that finish a choice wait until the call is durable."""
         held: list[Answer] = []
+        self._opening = self._rendering.start(_id_of(call))
         # Only a chat completion's chunks are passed on as they are.
         relay = ChunkRelay(self._request, sampled) if isinstance(self._rendering, ChatRendering) else None
         stream = EventStream(response, sampled.limits.bytes)
@@ -209,11 +211,12 @@ class ChatExchange(Response):
             await self._send_json(replayed(call, self._request), call, send)
             return
         again = OpenCall(self._request, call.trajectory_id, call.model, call.step, call.id)
+        self._opening = self._rendering.start(call.id)
         await self._send_events(list(map(self._rendering.feed, replayed_chunks(call, self._request))), again, send)
         await self._end_stream(again, send)
 
     async def _send_json(self, answer: Answer, call: Call | None, send: Send) -> None:
-        body = orjson.dumps(self._rendering.whole(answer, call.id if call is not None else new_id("call")))
+        body = orjson.dumps(self._rendering.whole(answer, _id_of(call)))
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         if call is not None:
             headers += _call_headers(call.id, call.trajectory_id)
@@ -236,7 +239,7 @@ class ChatExchange(Response):
                 headers += _call_headers(call.id, call.trajectory_id)
             self._started = True
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-            body = self._rendering.start(call.id if call is not None else new_id("call")) + body
+            body = self._opening + body
         if body:
             await send({"type": "http.response.body", "body": body, "more_body": True})
 
@@ -258,6 +261,10 @@ def _opened(request: ChatRequest, route: ModelRoute) -> OpenCall | None:
     if request.trajectory_id is None:
         return None
     return OpenCall(request, request.trajectory_id, route.model, route.step)
+
+
+def _id_of(call: OpenCall | Call | None) -> str:
+    return call.id if call is not None else new_id("call")
 
 
 def _reason(error: Exception) -> str:

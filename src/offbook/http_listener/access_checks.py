@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from contextlib import suppress
 from typing import Any, cast
+from urllib.parse import parse_qsl
 
 from offbook.base.errors import ServerError
-from offbook.base.http_access import OPEN_PATHS, Refusal, cross_site_refusal, key_refusal
+from offbook.base.http_access import KEY_HEADERS, OPEN_PATHS, Refusal, cross_site_refusal, key_refusal
 from offbook.openai_dialect.errors import error_body, kind_of
 
 Scope = MutableMapping[str, Any]
@@ -23,6 +25,8 @@ Decide = Callable[[str, Mapping[str, str], str], object]
 Written = Callable[[str, Refusal], object]
 """From a path and the rejection of a request to the body of the response."""
 
+_GOOGLE = re.compile(r"/v1(?:alpha|beta)?/models/")
+"""Paths of Google's API, where a key may come as `?key=`."""
 ADMIT = "offbook.admit"
 """Key of the ASGI scope. Its value is a function that the application calls once a request may pass."""
 OPEN_BODY = 10_000
@@ -90,6 +94,9 @@ class AccessChecks:
         # Starlette's Headers scan the whole list at every access. Of a repeated header, the first one counts there and here.
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
         path, method = scope["path"], scope["method"]
+        if not any(name in headers for name in ("authorization", *KEY_HEADERS)) and _GOOGLE.search(path):
+            query = dict(parse_qsl(scope["query_string"].decode("latin-1")))
+            headers |= {"x-goog-api-key": query["key"]} if "key" in query else {}
         decided = self._decide(path, headers, method)
         refusal = cast(Refusal, decided) if isinstance(decided, tuple) else None
         refusal = refusal or cross_site_refusal(method, headers, self._origins, form=path in self._forms)

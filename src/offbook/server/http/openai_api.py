@@ -29,10 +29,12 @@ logger = logging.getLogger(__name__)
 
 router = APIRouter()
 
-_WHERE = r"(?:/m/(?P<model>[^/]+))?(?:/t/(?P<trajectory>[^/]+))?"
-"""Before a path: the model that answers, whatever the client asks for, and the trajectory that the calls belong to."""
+_WHERE = r"(?:/m/(?P<model>[^/]+(?:/(?!v1|t/)[^/]+)?))?(?:/t/(?P<trajectory>[^/]+))?(?:/v1(?=/v1))?"
+"""Before a path: the model that answers, whatever the client asks for, and the trajectory that the calls belong to. A second
+version is that of a base URL to which the client adds another."""
 _CHATS = re.compile(_WHERE + "/v1/chat/completions/?")
 DIALECTS: tuple[tuple[re.Pattern[str], Dialect], ...] = (
+    (re.compile(_WHERE + "/messages/?"), Messages()),  # Vercel's provider: its base URL has the version
     (re.compile(_WHERE + "/v1/completions/?"), Completions()),
     (re.compile(_WHERE + "/v1/messages(?P<count>/count_tokens)?/?"), Messages()),
     (
@@ -120,6 +122,7 @@ def _wrong_method(what: str, scope: Scope) -> ApiError:
 
 @router.get("/v1/models")
 @router.get("/t/{trajectory_id}/v1/models")
+@router.get("/m/{model:path}/v1/models", include_in_schema=False)
 async def list_models(services: ServicesDep) -> ModelCards:
     """All model names that calls may use: every model, `name@step` for every callable step, and the base model."""
     return ModelCards(data=[ModelCard(id=name) for name in services.models.registry.names()])

@@ -1,0 +1,67 @@
+"""Where clients of other APIs send their keys, and the paths that they make of a base URL."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from offbook.server.http import app
+from offbook.server.http.auth import Guard
+from offbook.testing import scripted_sampler
+from offbook.testing.asgi import serving
+from offbook.testing.server import services_over
+from tests.fakes.gateway import Gateway
+
+BODY: dict[str, Any] = {"model": "default", "max_tokens": 8, "messages": [{"role": "user", "content": "hi"}]}
+GEMINI = "/v1beta/models/default:generateContent"
+CONTENTS: dict[str, Any] = {"contents": [{"role": "user", "parts": [{"text": "hi"}]}]}
+
+
+async def test_keys_come_where_each_api_has_them(tmp_path: Path) -> None:
+    async with (
+        scripted_sampler() as scripted,
+        services_over(scripted.url, tmp_path) as services,
+        serving(app.build(services, Guard("secret"))) as url,
+        httpx.AsyncClient(base_url=url, trust_env=False) as http,
+    ):
+
+        async def status(path: str, body: Any, **headers: str) -> int:
+            answer = await http.post(path, json=body, headers={k.replace("_", "-"): v for k, v in headers.items()})
+            if answer.status_code == 401:
+                assert answer.json().get("type") == ("error" if "messages" in path else None)
+            return answer.status_code
+
+        assert await status("/v1/messages", BODY, x_api_key="secret") == 200
+        assert await status("/v1/messages", BODY, authorization="Bearer secret", x_api_key="other") == 200
+        assert await status("/v1/messages", BODY, x_api_key="wrong") == 401
+        assert await status("/v1/messages?key=secret", BODY) == 401
+        assert await status(GEMINI, CONTENTS, x_goog_api_key="secret") == 200
+        assert await status(f"{GEMINI}?key=secret", CONTENTS) == 200
+        assert await status(f"{GEMINI}?key=wrong", CONTENTS) == 401
+        assert await status(GEMINI, CONTENTS) == 401
+        assert await status("/api/models?key=secret", {}) == 401
+
+
+@pytest.mark.parametrize(
+    ("path", "trajectory"),
+    [
+        ("/m/default/v1/messages", None),
+        ("/m/default/t/a/v1/messages", "a"),
+        ("/t/b/v1/v1/messages", "b"),
+        ("/m/default/t/c/messages", "c"),
+    ],
+)
+async def test_paths_that_clients_make_of_a_base_url(gateway: Gateway, path: str, trajectory: str | None) -> None:
+    model = "default" if not path.startswith("/m/") else "claude"
+    answer = await gateway.http.post(path, json=BODY | {"model": model})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers.get("x-offbook-trajectory") == trajectory
+
+
+async def test_a_model_whose_name_has_a_slash_can_stand_in_the_url(gateway: Gateway) -> None:
+    answer = await gateway.http.post("/m/some/one@3/t/a/v1/messages", json=BODY)
+    assert answer.status_code == 404 and "some/one" in answer.json()["error"]["message"]
+    assert (await gateway.http.get("/m/some/one/v1/models")).status_code == 200

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from offbook import TrainableModel
+from offbook.base.types import new_id
+from offbook.testing import ScriptedServer
 
-from .rollouts import trained
+from .rollouts import one_branch, recorded, trained
 
 TOOL: Any = {
     "type": "function",
@@ -47,3 +49,32 @@ async def test_an_agent_on_litellm_is_trained_on_its_own_tokens(
         return 3
 
     await trained(model, run)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_loop_through_its_responses(litellm: Any, served: ScriptedServer, streamed: bool) -> None:
+    rollout = new_id("traj")
+    tool = {"type": "function", **TOOL["function"]}
+    items: list[Any] = [{"role": "user", "content": "box_size(box='4821') then box_size(box='17')"}]
+    text = ""
+    for _ in range(3):
+        response = await litellm.aresponses(
+            model="openai/default",
+            api_base=f"{served.url}/t/{rollout}/v1",
+            api_key="unused",
+            input=items,
+            tools=[tool],
+            stream=streamed,
+        )
+        if streamed:
+            response = [event async for event in response][-1].response
+        output = [item.model_dump(exclude_none=True) for item in response.output]
+        items += output
+        for item in output:
+            if item["type"] == "function_call":
+                size = json.loads(item["arguments"])["box"][::-1]
+                items.append({"type": "function_call_output", "call_id": item["call_id"], "output": size})
+            else:
+                text = item["content"][0]["text"]
+    assert text == "the tools said 1284, 71"
+    assert one_branch(recorded(served, rollout, 3))

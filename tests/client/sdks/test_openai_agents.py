@@ -18,7 +18,7 @@ from agents import (
     Runner,
     function_tool,
 )
-from openai import AsyncOpenAI, NotFoundError
+from openai import AsyncOpenAI
 from pydantic import BaseModel
 
 from offbook import TrainableModel, Trajectory, TrajectoryGroup
@@ -85,11 +85,31 @@ async def test_a_streamed_agent_ends_with_an_object(served: ScriptedServer) -> N
     assert [call.constrained for call in calls] == ["response_format", "response_format"]
 
 
-async def test_the_responses_api_is_refused_with_what_to_use(served: ScriptedServer) -> None:
-    async with client_for(served, new_id("traj")) as client:
-        desk = Agent(name="desk", model=OpenAIResponsesModel("default", client))
-        with pytest.raises(NotFoundError, match="Chat Completions"):
-            await Runner.run(desk, "hi", run_config=UNTRACED)
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_the_default_model_calls_tools(served: ScriptedServer, streamed: bool) -> None:
+    rollout = new_id("traj")
+    async with client_for(served, rollout) as client:
+        desk = Agent(name="desk", instructions="Be brief.", model=OpenAIResponsesModel("default", client), tools=[add])
+        task = "add(a=1, b=2) and add(a=3, b=4) then add(a=5, b=6)"
+        if streamed:
+            run = Runner.run_streamed(desk, task, run_config=UNTRACED)
+            events = [event.type async for event in run.stream_events()]
+            assert "raw_response_event" in events
+        else:
+            run = await Runner.run(desk, task, run_config=UNTRACED)
+    assert run.final_output == "the tools said 3, 7, 11"
+    assert one_branch(recorded(served, rollout, 3))
+
+
+async def test_the_default_model_goes_on_from_a_recorded_response(served: ScriptedServer) -> None:
+    rollout = new_id("traj")
+    async with client_for(served, rollout) as client:
+        desk = Agent(name="desk", model=OpenAIResponsesModel("default", client), tools=[add])
+        run = await Runner.run(
+            desk, "add(a=1, b=2) then add(a=5, b=6)", auto_previous_response_id=True, run_config=UNTRACED
+        )
+    assert run.final_output == "the tools said 3, 11"
+    assert one_branch(recorded(served, rollout, 3))
 
 
 class Counted(AgentHooks[Any]):

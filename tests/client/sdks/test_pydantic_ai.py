@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from pydantic_ai import Agent, NativeOutput, PromptedOutput, ToolOutput, capture_run_messages
 from pydantic_ai.exceptions import UnexpectedModelBehavior
 from pydantic_ai.messages import ModelResponse
-from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 from offbook import TrainableModel
@@ -45,20 +45,27 @@ def chat(client: Any, name: str = "default") -> OpenAIChatModel:
     return OpenAIChatModel(name, provider=OpenAIProvider(openai_client=client))
 
 
-async def test_an_agent_calls_tools(served: ScriptedServer) -> None:
+def responses(client: Any, name: str = "default") -> OpenAIResponsesModel:
+    """Its model of the Responses API."""
+    return OpenAIResponsesModel(name, provider=OpenAIProvider(openai_client=client))
+
+
+@pytest.mark.parametrize("model_of", [chat, responses])
+async def test_an_agent_calls_tools(served: ScriptedServer, model_of: Any) -> None:
     rollout = new_id("traj")
     async with client_for(served, rollout) as client:
-        desk = Agent(chat(client), instructions="Be brief.", tools=[add])
+        desk = Agent(model_of(client), instructions="Be brief.", tools=[add])
         run = await desk.run("add(a=1, b=2) and add(a=3, b=4) then add(a=5, b=6)")
     assert run.output == "the tools said 3, 7, 11"
     assert one_branch(recorded(served, rollout, 3))
 
 
-async def test_a_streamed_agent_calls_tools(served: ScriptedServer) -> None:
+@pytest.mark.parametrize("model_of", [chat, responses])
+async def test_a_streamed_agent_calls_tools(served: ScriptedServer, model_of: Any) -> None:
     rollout = new_id("traj")
     async with (
         client_for(served, rollout) as client,
-        Agent(chat(client), tools=[add]).run_stream("add(a=1, b=2)") as run,
+        Agent(model_of(client), tools=[add]).run_stream("add(a=1, b=2)") as run,
     ):
         pieces = [piece async for piece in run.stream_text(delta=True, debounce_by=None)]
     assert "".join(pieces) == "the tools said 3" and len(pieces) > 1

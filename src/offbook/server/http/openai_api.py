@@ -22,6 +22,7 @@ from ..dialects.dialect import Dialect, DialectRequest
 from ..dialects.gemini import Gemini
 from ..dialects.gemini_fields import GeminiModel, GeminiModels
 from ..dialects.messages import Messages
+from ..dialects.responses import Responses
 from ..errors import ApiError, as_refused
 from ..services import Services, ServicesDep
 
@@ -43,6 +44,7 @@ DIALECTS: tuple[tuple[re.Pattern[str], Dialect], ...] = (
         ),
         Gemini(),
     ),
+    (re.compile(_WHERE + "/v1/responses(?P<count>/input_tokens)?/?"), Responses()),
 )
 """The other APIs. The groups of a pattern besides those of `_WHERE` are a dialect's own."""
 

@@ -171,8 +171,6 @@ async def _refuse_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
         message = f"There is no {request.method} {request.url.path} here"
-        if request.url.path.endswith("/v1/responses"):
-            message += ": the Responses API is not served. Let the client use Chat Completions (/v1/chat/completions)"
         if (other := _OTHER_MODELS.search(request.url.path)) is not None:
             message += f": {other[1] or 'embeddings'} are not what a language model answers. Let the client use another server for them"
     elif error.status_code == 405:

@@ -1,8 +1,9 @@
 """What a GPU does with Offbook, in independent stages of at most 9 minutes: scripts/gpu_check OUT [--set bare|full].
 
 `bare` needs torch, transformers and peft: the token tree against plain rows with MFU and memory, and FlexAttention's
-compile time. `full` needs Offbook's server with vLLM too: start, logprobs of vLLM against the learner, sleep, release and
-wake, swap, peak memory against the plan. Weights are random; nothing is downloaded. The table, OUT/gpu_check.md, is written
+compile time. `full` needs Offbook's server with vLLM too: first, in two minutes, the learner as users get it with each
+loader; then start, logprobs of vLLM against the learner, sleep, release and wake, swap, peak memory against the plan, with
+Unsloth and with PEFT. Weights are random; nothing is downloaded. The table, OUT/gpu_check.md, is written
 after every stage; a stage that fails or takes too long is a line of it, and the rest goes on. `--shape micro` is for a CPU.
 """
 
@@ -19,15 +20,19 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 STAGE_SECONDS = 530.0
+FIRST_SECONDS = 120.0
+"""Limit of the first stage of `full`."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """`words`: a script of this folder and its arguments. It writes the Markdown `page` into the folder of the stage."""
+    """`words`: a script of this folder and its arguments. It writes the Markdown `page` into the folder of the stage.
+    `limit`: its seconds at most."""
 
     name: str
     words: tuple[str, ...]
     page: str
+    limit: float = STAGE_SECONDS
 
 
 @dataclass(frozen=True)
@@ -40,10 +45,12 @@ class Ended:
 
 
 def stages(which: str, shapes: tuple[str, ...]) -> list[Stage]:
-    """All stages of `bare`; `full` has those of the server after them."""
+    """All stages of `bare`; `full` begins with the learner, and has those of the server after them."""
     on_cpu = shapes == ("micro",)
     device = ("--device", "cpu") if on_cpu else ()
     found: list[Stage] = []
+    if which == "full":
+        found.append(Stage("first", ("gpu_first.py", "--shape", shapes[0], *device), "first.md", FIRST_SECONDS))
     for shape in shapes:
         first = ("--shape", "check") if shape == "0.5B" else ()
         found.append(Stage(f"rows-{shape}", ("gpu.py", *first, "--shape", shape, *device), "gpu.md"))
@@ -51,14 +58,11 @@ def stages(which: str, shapes: tuple[str, ...]) -> list[Stage]:
     if which == "full":
         layouts = ("side_by_side", "offload") if on_cpu else ("side_by_side", "free_cache", "offload")
         for shape in shapes:
-            found += [
-                Stage(
-                    f"server-{shape}-{layout}",
-                    ("gpu_server.py", "--shape", shape, "--memory-layout", layout, *device),
-                    "server.md",
-                )
-                for layout in layouts
-            ]
+            for loader in ("peft",) if on_cpu else ("unsloth", "peft"):
+                words = ("gpu_server.py", "--shape", shape, "--loader", loader, *device, "--memory-layout")
+                found += [
+                    Stage(f"server-{shape}-{loader}-{layout}", (*words, layout), "server.md") for layout in layouts
+                ]
     return found
 
 
@@ -123,7 +127,7 @@ def main() -> None:
         if options.stage and stage.name not in options.stage:
             continue
         print(f"{stage.name} ...", flush=True)
-        ended.append(run(stage, output / stage.name, options.limit))
+        ended.append(run(stage, output / stage.name, min(stage.limit, options.limit)))
         print(f"{stage.name}: {ended[-1].ending}, {ended[-1].seconds:.0f} s", flush=True)
         (output / "gpu_check.md").write_text(page(ended, output), "utf-8")
     if any(each.ending != "ok" for each in ended):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import torch
 from gpu import Learner
-from gpu_cases import SHAPES, WAYS, Group
+from gpu_cases import SHAPES, WAYS, Group, Way
 
 from offbook.engine.learner.rows.layouts import plan
 from offbook.engine.learner.targets.target_settings import TargetSettings
@@ -33,7 +33,7 @@ def seconds(learner: Learner, group: Group, device: torch.device) -> list[float]
     ones = np.ones(len(ids))
     targets = TargetSettings(ids, ones, ones, np.zeros(len(ids), np.int64), 0 * ones)
     coefficients = torch.ones(len(ids), device=device) / len(ids)
-    way = next(each for each in WAYS[device.type] if each.attention in ("flex", "flash_pieces"))
+    way = Way("tree", "tree", learner.attention.name)
     made = plan(rows, way.layout, 16_384, learner.shape)
     found: list[float] = []
     for _ in range(STEPS):

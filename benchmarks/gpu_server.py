@@ -116,11 +116,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, required=True)
     parser.add_argument("--memory-layout", choices=("side_by_side", "free_cache", "offload"), required=True)
+    parser.add_argument("--loader", choices=("peft", "unsloth"), default="peft")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
+    try:
+        _measure(options, options.output)
+    finally:
+        shutil.rmtree(options.output / "base", ignore_errors=True)  # 15 GB at 7B
+
+
+def _measure(options: argparse.Namespace, folder: Path) -> None:
     on_cpu = options.device == "cpu"
-    folder: Path = options.output
     began = time.monotonic()
     writing = (SHAPES[options.shape], folder / "base", options.device)
     writer = multiprocessing.get_context("spawn").Process(target=write_base, args=writing)  # leaves nothing on the GPU
@@ -129,7 +136,7 @@ def main() -> None:
     if writer.exitcode:
         raise SystemExit(f"the weights were not written: exit code {writer.exitcode}")
     rows = [("weights written, s", f"{time.monotonic() - began:.1f}")]
-    words = ["--engine", "vllm", "--loader", "peft", "--memory-layout", options.memory_layout]
+    words = ["--engine", "vllm", "--loader", options.loader, "--memory-layout", options.memory_layout]
     words += ["--max-model-len", "2048", *(["--device", "cpu", "--threads", "1"] if on_cpu else [])]
     with server(folder / "base", folder / "dir", words) as (client, started):
         rows.append(("server ready, s", f"{started:.1f}"))
@@ -140,7 +147,6 @@ def main() -> None:
     rows += [(f"vLLM: {what}, s", seconds) for seconds, what in TOOK.findall(log)]
     lines = ["| what | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
     (folder / "server.md").write_text("\n".join(lines) + "\n", "utf-8")
-    shutil.rmtree(folder / "base")  # 15 GB at 7B
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 from pathlib import Path
@@ -12,13 +13,14 @@ from benchmarks import gpu_check
 from benchmarks.gpu_check import Stage
 from tests.paths import ROOT
 
-BARE = ["rows-micro", "flex-micro"]
-SERVER = ["server-micro-side_by_side", "server-micro-offload"]
+FIRST, BARE = "first", ["rows-micro", "flex-micro"]
+SERVER = ["server-micro-peft-side_by_side", "server-micro-peft-offload"]
 SHOWN = {
+    "first": r"\| peft: mask_probe \| ok, differs by",
     "rows-micro": r"\| micro \| .* \| tree, segments \|",
     "flex-micro": r"\| another length \| [\d.]+ \| [\d.]+ \| [\d.]+ \|",
-    "server-micro-side_by_side": r"\| step 2: kl/sampler_learner_max_diff \| [\d.e-]+ \|",
-    "server-micro-offload": r"\| vLLM: fall asleep, s \| [\d.]+ \|\n(.*\n)*\| vLLM: wake up, s \| [\d.]+ \|",
+    "server-micro-peft-side_by_side": r"\| step 2: kl/sampler_learner_max_diff \| [\d.e-]+ \|",
+    "server-micro-peft-offload": r"\| vLLM: fall asleep, s \| [\d.]+ \|\n(.*\n)*\| vLLM: wake up, s \| [\d.]+ \|",
 }
 
 
@@ -28,7 +30,7 @@ def check(output: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow("the GPU benchmark")
-@pytest.mark.parametrize("name", BARE)
+@pytest.mark.parametrize("name", [FIRST, *BARE])
 def test_a_bare_stage_writes_what_it_measured(name: str, tmp_path: Path) -> None:
     _runs(name, tmp_path)
 
@@ -47,6 +49,7 @@ def _runs(name: str, output: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr + page
     assert re.search(rf"^\| {name} \| \d+ \| ok \|$", page, re.MULTILINE)
     assert re.search(SHOWN[name], page), page
+    assert not (output / name / "base").exists()
 
 
 def test_a_stage_that_fails_or_hangs_is_a_line_of_the_table_with_the_end_of_its_log(
@@ -63,7 +66,34 @@ def test_a_stage_that_fails_or_hangs_is_a_line_of_the_table_with_the_end_of_its_
 
 def test_every_stage_is_shorter_than_9_minutes_and_the_tested_ones_are_all_there_are() -> None:
     assert gpu_check.STAGE_SECONDS < 540
-    assert [stage.name for stage in gpu_check.stages("full", ("micro",))] == [*BARE, *SERVER]
+    assert [stage.name for stage in gpu_check.stages("full", ("micro",))] == [FIRST, *BARE, *SERVER]
     names = [stage.name for stage in gpu_check.stages("full", ("0.5B", "7B"))]
-    assert len(names) == 10 and "server-7B-free_cache" in names
-    assert [stage.name for stage in gpu_check.stages("bare", ("0.5B", "7B"))] == names[:4]
+    assert len(names) == 17 and {"server-7B-unsloth-free_cache", "server-7B-peft-free_cache"} <= set(names)
+    assert [stage.name for stage in gpu_check.stages("bare", ("0.5B", "7B"))] == names[1:5]
+    assert (names[0], gpu_check.stages("full", ("0.5B",))[0].limit) == (FIRST, 120)
+
+
+def test_the_weights_of_a_stage_that_fails_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "base").mkdir()
+    words = [
+        "gpu_server",
+        "--shape",
+        "micro",
+        "--memory-layout",
+        "offload",
+        "--device",
+        "cpu",
+        "--output",
+        str(tmp_path),
+    ]
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    gpu_server = importlib.import_module("gpu_server")
+    monkeypatch.setattr("sys.argv", words)
+
+    def broken(options: object, folder: Path) -> None:
+        raise SystemExit("the server did not start")
+
+    monkeypatch.setattr(gpu_server, "_measure", broken)
+    with pytest.raises(SystemExit, match="did not start"):
+        gpu_server.main()
+    assert not (tmp_path / "base").exists()

@@ -32,6 +32,7 @@ CONVERSIONS = [
     "offbook.quickstart.run",  # a tool call -> its arguments
     "offbook.rewards.reward_result",  # a return value -> a reward
     "offbook.rewards.reward_parts",  # parts -> a reward
+    "offbook.processes.command",  # a scenario -> placeholders; a template -> text
     "offbook.commands.serve",  # values of options -> ServerOptions
     "offbook.server.errors",  # an error -> an HTTP status
     "offbook.server.models.base_model",  # a base's name -> what an adapter names as its base

@@ -18,8 +18,8 @@ from offbook.testing import Action, ScriptedServer, scripted_server
 
 AGENT = """
 import json, os, sys, urllib.request
-def call(text):
-    body = {"model": os.environ["OFFBOOK_MODEL"], "messages": [{"role": "user", "content": text}]}
+def call(text, **more):
+    body = {"model": os.environ["OFFBOOK_MODEL"], "messages": [{"role": "user", "content": text}]} | more
     headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
     url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)

@@ -119,9 +119,11 @@ def test_programs_train_a_step_through_the_trainer_and_the_command_line(
     local_backend: LocalBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     agent = tmp_path / "agent.py"
-    agent.write_text(AGENT + "text = call(sys.argv[1]); reward(len(text) + os.getpid())")
+    agent.write_text(AGENT + "text = call(sys.argv[1], temperature=2); reward(len(text) + os.getpid())")
     model = TrainableModel(new_id("program"), base_model="tiny", backend=local_backend)
-    scenarios = [{"id": str(number), "prompt": f"say {word}"} for number, word in enumerate(("blue", "teal"))]
+    scenarios = [
+        {"id": str(number), "prompt": f"how much are {word} boxes?"} for number, word in enumerate(("two", "six"))
+    ]
     command = Command([sys.executable, str(agent), "{prompt}"])
     options = {"group_size": 4, "scenarios_per_step": 2, "config": TrainConfig(learning_rate=1e-3)}
     report = Trainer(model, command, scenarios, **options).train(1)

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from offbook.base.terminal import echo
 from offbook_mcp.connection.pool import ServerPool
 from offbook_mcp.connection.target import Target
 from offbook_mcp.tools_page import as_json, lines
@@ -30,7 +31,7 @@ def tools(
     json: Annotated[bool, typer.Option("--json", help="print JSON, with the schemas that the model gets")] = False,
 ) -> None:
     """List the server's tools as the model sees them."""
-    typer.echo(asyncio.run(listing(target, json)))
+    echo(asyncio.run(listing(target, json)))
 
 
 async def listing(target: Target, json: bool) -> str:

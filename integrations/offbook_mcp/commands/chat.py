@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from offbook import TrainableModel
-from offbook.base.terminal import Terminal
+from offbook.base.terminal import Terminal, echo
 from offbook.base.text import counted
 from offbook_mcp.connection.pool import ServerPool
 from offbook_mcp.connection.target import Target
@@ -72,18 +72,18 @@ async def _talk(
     chars = target.limits.result_chars
     chars = min(chars, defaults_for(model.base_model).result_chars or chars)
     async with ServerPool(target, max_rollouts=2, ahead=0) as pool:
-        toolset = served_tools(pool.toolset, model.base_model, allow_writes, partial(typer.echo, err=True))
+        toolset = served_tools(pool.toolset, model.base_model, allow_writes, partial(echo, err=True))
         newest = await model.get_step() if step is None else step
         models: list[tuple[str, TrainableModel]] = [(f"step {newest}", ModelAtStep(model, newest))]
         if compare:
             models.insert(0, ("step 0", ModelAtStep(model, 0)))
-        typer.echo(f"{model.name} at step {newest}, {counted(len(toolset.tools), 'tool')}; end with Ctrl-D", err=True)
+        echo(f"{model.name} at step {newest}, {counted(len(toolset.tools), 'tool')}; end with Ctrl-D", err=True)
         if newest == 0:
-            typer.echo("it is untrained: `offbook mcp train` trains it", err=True)
+            echo("it is untrained: `offbook mcp train` trains it", err=True)
         questions: AsyncIterable[str] = _listed(ask) if ask else typed_lines(sys.stdin)
         prompting = not ask and sys.stdin.isatty()
         async with conversations(pool, models, options, chars, toolset) as talks:
-            await chat(talks, questions, console, lambda: typer.echo("> ", nl=False) if prompting else None)
+            await chat(talks, questions, console, lambda: echo("> ", nl=False) if prompting else None)
 
 
 async def _listed(questions: Sequence[str]) -> AsyncIterator[str]:

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import typer
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from offbook.base.errors import ConfigError
+from offbook.base.terminal import echo
 from offbook.base.text import one_line
 from offbook_mcp.connection.typed_lines import typed_line
 from offbook_mcp.tools.effects import ToolKind
@@ -74,20 +74,18 @@ def _key(tool: ModelTool) -> str:
 
 async def _asked(tools: Sequence[ModelTool]) -> dict[str, bool]:
     """Ask which of these tools only read. Without an answer, none is allowed."""
-    typer.echo("Nothing says whether these tools only read:", err=True)
+    echo("Nothing says whether these tools only read:", err=True)
     for tool in tools:
         about = one_line(tool.tool.description, 90)
-        typer.echo(f"  {tool.name}{arguments(tool)}" + (f"  {about}" if about else ""), err=True)
-    typer.echo(
-        "They would be called with values of our own, and by a model that learns. The answer is remembered.", err=True
-    )
+        echo(f"  {tool.name}{arguments(tool)}" + (f"  {about}" if about else ""), err=True)
+    echo("They would be called with values of our own, and by a model that learns. The answer is remembered.", err=True)
     names = {tool.name for tool in tools}
     while True:
-        typer.echo("Do they only read? [y]es, [N]o, or the names of those that do: ", nl=False, err=True)
+        echo("Do they only read? [y]es, [N]o, or the names of those that do: ", nl=False, err=True)
         answer = (await typed_line(sys.stdin)) or ""
         words = answer.replace(",", " ").split()
         if " ".join(words).lower() in (*_YES, *_NO):
             return dict.fromkeys(names, answer.strip().lower() in _YES)
         if names.issuperset(words):
             return {name: name in words for name in names}
-        typer.echo(f"There is no {min(set(words) - names)!r} among them.", err=True)
+        echo(f"There is no {min(set(words) - names)!r} among them.", err=True)

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from offbook.base.errors import ConfigError
+from offbook.base.terminal import echo
 from offbook.base.text import one_line
 from offbook.llms.ledger import budget
 from offbook.llms.llm import Llm
@@ -39,7 +40,7 @@ def explore(target: Target, allow_writes: AllowWrites = False, seed: Seed = 0) -
 async def _explore(target: Target, seed: int, allow_writes: bool) -> None:
     async with ServerPool(target, ahead=1) as pool:
         exploration = await explored(pool, seed=seed, allow_writes=allow_writes)
-        typer.echo("\n".join(reports.explored(pool, exploration)))
+        echo("\n".join(reports.explored(pool, exploration)))
 
 
 def scenarios(
@@ -71,14 +72,14 @@ def scenarios(
             writer = None if llm is None else Llm(llm, **({"api_base": api_base} if api_base else {}))
             asyncio.run(_made(target, output, count, seed, writer, allow_writes, max_difficulty))
         if llm is not None:
-            typer.echo("\n".join(spent.lines()))
+            echo("\n".join(spent.lines()))
 
 
 async def _planned(target: Target, count: int, llm: str | None, allow_writes: bool, output: Path) -> None:
     async with ServerPool(target, ahead=0) as pool:
         without = withheld(pool.toolset, allow_writes=allow_writes)
         questions = 0 if llm is None else questions_for(count)
-        typer.echo("\n".join(reports.planned(pool, without, count, questions, str(output))))
+        echo("\n".join(reports.planned(pool, without, count, questions, str(output))))
 
 
 async def _made(
@@ -91,8 +92,8 @@ async def _made(
         llm=llm,
         allow_writes=allow_writes,
         max_difficulty=max_difficulty,
-        progress=lambda line: typer.echo(one_line(line, 300), err=True),
+        progress=lambda line: echo(one_line(line, 300), err=True),
     )
     save_scenarios(scenario_set, output)
-    typer.echo("\n".join(reports.made(scenario_set)))
-    typer.echo(f"written to {one_line(str(output))}, sha256 {scenario_set.digest[:16]}")
+    echo("\n".join(reports.made(scenario_set)))
+    echo(f"written to {one_line(str(output))}, sha256 {scenario_set.digest[:16]}")

@@ -13,6 +13,7 @@ import uvicorn
 from offbook import TrainableModel
 from offbook.base.errors import ConfigError
 from offbook.base.http_access import KEY_VARIABLE, key_for_host, key_option
+from offbook.base.terminal import echo
 from offbook.base.text import counted
 from offbook.http_listener.config import listener_config
 from offbook_mcp.connection.pool import ServerPool
@@ -82,13 +83,13 @@ async def _serve(
     chars = target.limits.result_chars
     chars = min(chars, defaults_for(model.base_model).result_chars or chars)
     async with ServerPool(target, max_rollouts=concurrency) as pool:
-        toolset = served_tools(pool.toolset, model.base_model, allow_writes, partial(typer.echo, err=True))
+        toolset = served_tools(pool.toolset, model.base_model, allow_writes, partial(echo, err=True))
         await model.register()
         if await model.get_step() == 0:
-            typer.echo(f"{model.name} is untrained: `offbook mcp train` trains it", err=True)
+            echo(f"{model.name} is untrained: `offbook mcp train` trains it", err=True)
         endpoint = ToolEndpoint(pool, model, options, chars, toolset)
         config = listener_config(endpoint.application(key))
-        typer.echo(f"{model.name} with {counted(len(pool.toolset.tools), 'tool')} at {address(listener)}/v1")
+        echo(f"{model.name} with {counted(len(pool.toolset.tools), 'tool')} at {address(listener)}/v1")
         await uvicorn.Server(config).serve([listener])
 
 

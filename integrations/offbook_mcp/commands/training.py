@@ -12,6 +12,7 @@ import typer
 
 from offbook import Ruler
 from offbook.base.errors import ConfigError
+from offbook.base.terminal import echo
 from offbook.commands.generated_options import with_options
 from offbook.comparison.options import CompareOptions
 from offbook.comparison.report import result_lines
@@ -95,12 +96,12 @@ def train(
     Generates scenarios, runs and scores rollouts, trains a LoRA, and compares success before and after.
     """
     named = model_from(target, model, base, dir, url)
-    options |= {"llm": writer_at(llm, llm_api_base), "allow_writes": allow_writes, "say": typer.echo}
+    options |= {"llm": writer_at(llm, llm_api_base), "allow_writes": allow_writes, "say": echo}
     options |= {"config": default_config(named.base_model, steps, learning_rate)}
     options |= judge_option(judge, judge_api_base) | sinks_option(trace)
     trainer = MCPTrainer(target, named, scenarios, **options)
     if dry_run:
-        typer.echo("\n".join(asyncio.run(trainer.aplan(steps))))
+        echo("\n".join(asyncio.run(trainer.aplan(steps))))
         return
     show(trainer, trainer.train(steps), dir)
 
@@ -129,13 +130,13 @@ def evaluate(
     """
     if results is not None and (results.is_dir() or not results.absolute().parent.is_dir()):
         raise ConfigError(f"--results: {results} cannot be written: name a file in an existing folder")
-    options |= {"say": typer.echo, **judge_option(judge, judge_api_base), **sinks_option(trace)}
+    options |= {"say": echo, **judge_option(judge, judge_api_base), **sinks_option(trace)}
     trainer = MCPTrainer(target, model_from(target, model, base, dir, url), scenarios, **options)
     with printing_failures():
         measured = trainer.evaluate(temperature=temperature, rollouts=rollouts, step=step)
-    typer.echo(evaluation_line(measured))
+    echo(evaluation_line(measured))
     for line in tool_lines(measured.metrics):
-        typer.echo(line)
+        echo(line)
     if results is not None:
         values = asdict(measured) | {"success": measured.success}
         results.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
@@ -162,23 +163,23 @@ def compare(
 
     Writes a report with charts.
     """
-    own: dict[str, Any] = {"max_turns": max_turns, "max_tools": max_tools, "say": typer.echo}
+    own: dict[str, Any] = {"max_turns": max_turns, "max_tools": max_tools, "say": echo}
     own |= judge_option(judge, judge_api_base)
     if "concurrency" in options:
         own["concurrency"] = options["concurrency"]
     trainer = MCPTrainer(target, model_from(target, model, base, dir, url), scenarios, **own)
     compared = trainer.compare(candidates, **(options | sinks_option(trace)))
-    typer.echo("\n".join(result_lines(compared, options["output"])))
+    echo("\n".join(result_lines(compared, options["output"])))
 
 
 def show(trainer: MCPTrainer, report: TrainReport, dir: Path | None) -> None:
     """Print the success before and after training, where the LoRA is, and how to export it."""
     if trainer.comparison is not None:
-        typer.echo("\n" + "\n".join(trainer.comparison.lines()))
+        echo("\n" + "\n".join(trainer.comparison.lines()))
     if report.checkpoint is not None:
         where = f" --dir {dir}" if dir is not None else ""
-        typer.echo(f"\nLoRA    {report.checkpoint}")
-        typer.echo(f"export  offbook export {report.model} --output {report.model}-lora{where}")
+        echo(f"\nLoRA    {report.checkpoint}")
+        echo(f"export  offbook export {report.model} --output {report.model}-lora{where}")
 
 
 def sinks_option(trace: str | None) -> dict[str, Any]:

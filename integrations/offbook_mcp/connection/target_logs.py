@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
+from offbook.base.terminal import echo
+
 from .servers import InProcessServer
 from .target import Target
 
@@ -58,7 +60,7 @@ def logs_of_command(file: Path | None) -> Generator[None]:
         root.removeHandler(log)
         own.removeHandler(warnings)
         if isinstance(log, TargetLog) and log.used:
-            print(f"log records are in {log.baseFilename}", file=sys.stderr)
+            echo(f"log records are in {log.baseFilename}", err=True)
         log.close()
 
 

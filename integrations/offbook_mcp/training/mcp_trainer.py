@@ -12,6 +12,7 @@ from offbook.base.errors import ConfigError
 from offbook.base.option_names import names_checked
 from offbook.base.options import option, takes
 from offbook.base.sync_calls import run_sync
+from offbook.base.terminal import echo
 from offbook.base.text import counted, one_line
 from offbook.comparison.candidates import CandidateLike
 from offbook.comparison.options import CompareOptions
@@ -82,7 +83,7 @@ class MCPTrainerOptions(TrainerOptions):
     probe: int = option(
         0, "rollouts of each new scenario; one that all or none of them solve is set aside; 0: keep all", least=0
     )
-    say: Callable[[str], None] = option(print, "called with a line of text per event")
+    say: Callable[[str], None] = option(echo, "called with a line of text per event")
 
     def check_evaluations(self) -> None:
         """Raise ConfigError for options that the scenarios decide."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -27,3 +28,12 @@ class Terminal(Console):
                 yield segment
             else:
                 yield segment._replace(text=printable(segment.text))
+
+
+def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
+    r"""Print a text with its control and format characters escaped, on stdout or with `err` on stderr, and flush.
+
+    >>> echo("a name \x1b[2J")
+    a name \x1b[2J
+    """
+    print(printable(text), end="\n" if nl else "", file=sys.stderr if err else sys.stdout, flush=True)

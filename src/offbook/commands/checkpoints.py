@@ -11,6 +11,7 @@ import typer
 
 from offbook.base.config import server_folder
 from offbook.base.errors import ConfigError
+from offbook.base.terminal import echo
 from offbook.base.wire import CheckpointState, ExportFormat, ExportRequest
 from offbook.client.connection.download import download_export
 from offbook.client.connection.http import Api, checked_name
@@ -26,9 +27,9 @@ def checkpoints(model: Model, url: Server = None, dir: Dir = None) -> None:
     """List a model's checkpoints."""
     listed = list_checkpoints(model, url, dir)
     for checkpoint in listed:
-        typer.echo(f"{checkpoint.step:5}  {checkpoint.path}")
+        echo(f"{checkpoint.step:5}  {checkpoint.path}")
     if not listed:
-        typer.echo(f"model {model!r} is at step 0: nothing has been trained yet, so it has no checkpoints", err=True)
+        echo(f"model {model!r} is at step 0: nothing has been trained yet, so it has no checkpoints", err=True)
 
 
 def export(
@@ -48,9 +49,9 @@ def export(
 
     The tools are vLLM, transformers and llama.cpp's converter. With --url, the checkpoint is downloaded."""
     written = export_model(model, output, format, step, url, dir)
-    typer.echo(written)
+    echo(written)
     if format == "gguf-ready":
-        typer.echo(f"to convert it to one GGUF file: {convert_command(written)}", err=True)
+        echo(f"to convert it to one GGUF file: {convert_command(written)}", err=True)
 
 
 def list_checkpoints(model: str, url: str | None, folder: Path | None) -> list[CheckpointState]:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from offbook.base.errors import ConfigError
+from offbook.base.terminal import echo
 from offbook.client.model import TrainableModel
 from offbook.comparison.compare import compare
 from offbook.comparison.options import CompareOptions
@@ -59,7 +60,7 @@ def compare_command(
         options["sinks"] = resolve_sinks(named_sinks(trace, "--trace"))
     loaded = load_scenarios(scenarios)
     app, options["app_file"] = _app(target, model, base_model)
-    typer.echo("\n".join(result_lines(compare(app, loaded, candidates, **options), options["output"])))
+    echo("\n".join(result_lines(compare(app, loaded, candidates, **options), options["output"])))
 
 
 def _judge(name: str | None, api_base: str | None, rubric: Path | None) -> Judge | None:

@@ -14,7 +14,7 @@ from rich.text import Text
 from offbook.base.config import EngineOptions, MemoryLayout, server_folder
 from offbook.base.devices import gpus
 from offbook.base.errors import ConfigError
-from offbook.base.terminal import Terminal
+from offbook.base.terminal import Terminal, echo
 from offbook.base.types import Json
 from offbook.doctor.examine import Report, examine
 from offbook.doctor.packages import Check, Status
@@ -190,7 +190,7 @@ def doctor_command(
     with Terminal(stderr=True).status("Asking torch and the engines ..."):
         report = examine(options, folder, more=plan_checks(planned))
     if as_data:
-        typer.echo(as_json(report))
+        echo(as_json(report))
     else:
         show(report, console())
     if not report.ok:
@@ -199,8 +199,8 @@ def doctor_command(
 
 def _show_plans(planned: list[Planned], as_data: bool) -> None:
     if as_data:
-        typer.echo(json.dumps([plan.as_json() for plan in planned], indent=1))
+        echo(json.dumps([plan.as_json() for plan in planned], indent=1))
     else:
-        typer.echo("\n".join(line for plan in planned for line in plan.lines()))
+        echo("\n".join(line for plan in planned for line in plan.lines()))
     if any(plan.plan is None for plan in planned):
         raise typer.Exit(1)

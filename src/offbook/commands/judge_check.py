@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from offbook.base.terminal import echo
 from offbook.trainer.judge_check import check_judge_on, read_ranked, ruler_at
 
 from .options import JudgeBase, Results, RubricFile
@@ -26,7 +27,7 @@ def judge_check(
     """Compare a judge's ranking of rollouts with yours."""
     ranked = read_ranked(file)
     check = asyncio.run(check_judge_on(ranked, ruler_at(judge, judge_api_base, rubric, reasoning=reasoning)))
-    typer.echo("\n".join(check.lines()))
+    echo("\n".join(check.lines()))
     if results is not None:
         values = asdict(check) | {"tau": check.tau, "accuracy": check.accuracy}
         results.write_text(dumps(values, indent=1) + "\n", encoding="utf-8")

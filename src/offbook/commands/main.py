@@ -13,7 +13,7 @@ from typer.core import TyperCommand
 
 from offbook import plugins
 from offbook.base.errors import ConfigError, OffbookError
-from offbook.base.text import printable
+from offbook.base.terminal import echo
 
 from .lazy_import import imported
 
@@ -127,13 +127,13 @@ def guarded(command: Callable[[], None]) -> int:
     try:
         command()
     except ConfigError as error:
-        typer.echo(printable(f"offbook: {error}"), err=True)
+        echo(f"offbook: {error}", err=True)
         return 2
     except OffbookError as error:
-        typer.echo(printable(f"offbook: {error}"), err=True)
+        echo(f"offbook: {error}", err=True)
         return 1
     except SystemExit as end:  # typer exits this way, also after Ctrl-C, which it does not report
         if end.code == INTERRUPTED:
-            typer.echo("offbook: interrupted", err=True)
+            echo("offbook: interrupted", err=True)
         raise
     return 0

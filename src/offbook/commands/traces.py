@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from offbook.base.terminal import echo
 from offbook.tracing.export import export_run
 from offbook.tracing.sink_registry import named_sinks, resolve_sinks
 
@@ -35,4 +36,4 @@ def export_run_traces(
 
     A sink that has the run already keeps one copy."""
     sinks = resolve_sinks(named_sinks(to, "--to"))
-    export_run(records_at(url, dir), run, sinks, say=typer.echo)
+    export_run(records_at(url, dir), run, sinks, say=echo)

@@ -11,6 +11,7 @@ import typer
 
 from offbook.base.config import LossName, TrainConfig
 from offbook.base.errors import ConfigError
+from offbook.base.terminal import echo
 from offbook.client.model import TrainableModel
 from offbook.processes.command import Command, CommandOptions
 from offbook.scenarios.loading import load_scenarios
@@ -121,9 +122,9 @@ def evaluate(
         results.write_text(report_json(evaluation), encoding="utf-8")
     comparison, faults = gate.examine(evaluation)
     measured = [evaluation_line(evaluation), *interval_lines(evaluation, success_at), *comparison]
-    typer.echo("\n".join([*measured, *failure_lines(evaluation.failures)]))
+    echo("\n".join([*measured, *failure_lines(evaluation.failures)]))
     if faults:
-        typer.echo("\n".join(faults), err=True)
+        echo("\n".join(faults), err=True)
         raise typer.Exit(1)
 
 

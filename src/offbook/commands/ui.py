@@ -10,6 +10,7 @@ import uvicorn
 
 from offbook.base.config import server_folder
 from offbook.base.http_access import KEY_VARIABLE, key_for_host, key_option
+from offbook.base.terminal import echo
 from offbook.http_listener.config import listener_config
 from offbook.server.http.auth import Guard
 from offbook.server.http.viewer import build_viewer
@@ -46,7 +47,7 @@ def ui(
         app = build_viewer(DashboardSource(records, folder), guard)
         with listen(host, port) as listener:
             link = guard.sessions.one_time_link() if guard.sessions is not None else ""
-            print(f"The dashboard of {folder} is at {url_of(host, listener)}{link} (Ctrl-C ends it)", flush=True)
+            echo(f"The dashboard of {folder} is at {url_of(host, listener)}{link} (Ctrl-C ends it)")
             uvicorn.Server(listener_config(app)).run(sockets=[listener])
     except KeyboardInterrupt:
         return

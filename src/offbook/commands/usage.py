@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from offbook.base.terminal import echo
 from offbook.base.wire import TrajectoryQuery
 from offbook.client.connection.http import Api
 from offbook.tracing.rollout_reader import PAGE, pages
@@ -39,4 +40,4 @@ def usage(
     rollouts = pages(records, query) if isinstance(records, Api) else records.rollouts(query)
     since = 0.0 if days is None else time.time() - days * DAY
     rows = asyncio.run(usage_rows(rollouts, since))
-    typer.echo(dumps(as_json(rows, priced), indent=1) if json else "\n".join(table(rows, priced)))
+    echo(dumps(as_json(rows, priced), indent=1) if json else "\n".join(table(rows, priced)))

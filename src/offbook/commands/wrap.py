@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from offbook.base.errors import ConfigError, RolloutError
+from offbook.base.terminal import echo
 from offbook.base.text import counted
 from offbook.base.types import RolloutPlace, Trajectory, as_rollout_exception
 from offbook.client.connection.http import Api
@@ -65,11 +66,9 @@ async def _wrapped(api: Api, named: str | None, prefix: list[str], words: list[s
         trajectory.exception = as_rollout_exception(RolloutError(f"stopped after --timeout {timeout}"))
     count = await _finished(api, trajectory, model)
     outcome = f"stopped after {timeout} s" if ending.timed_out else str(ending)
-    typer.echo(
-        f"offbook: {outcome}; recorded {counted(count, 'call')} of {model} in trajectory {trajectory.id}", err=True
-    )
+    echo(f"offbook: {outcome}; recorded {counted(count, 'call')} of {model} in trajectory {trajectory.id}", err=True)
     if not count:
-        typer.echo(
+        echo(
             f"offbook: the program must send its calls to {gateway.root}/v1 ($OPENAI_BASE_URL) or to {gateway.root} "
             f"($ANTHROPIC_BASE_URL), for the model {model} ($OFFBOOK_MODEL)",
             err=True,

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from offbook.base.errors import ConfigError, EngineError, StoreError
+from offbook.base.terminal import echo
 from offbook.base.wire import ArchiveState, UserState
 
 from ..engine import checkpoint_files
@@ -50,12 +51,12 @@ def verify(root: Path, *, repair: bool, own_records: bool = True) -> int:
             whole += part.fault is None and part.unchecked is None
             _print(part)
             if part.fault is not None and repair:
-                print(f"  {_repaired(part.path)}")
+                echo(f"  {_repaired(part.path)}")
     except OSError as error:
         raise StoreError(f"{root} could not be checked or repaired: {error}") from error
     finally:
         lock.release()
-    print(
+    echo(
         f"{whole} parts are whole, {damaged} damaged{' and put aside' if damaged and repair else ''}"
         + (f", {unchecked} could not be checked" if unchecked else "")
     )
@@ -97,7 +98,7 @@ def backup(root: Path, output: Path, *, own_records: bool = True) -> int:
         if own_records and (root / RECORDS).exists():
             _copy_records(root / RECORDS, scratch / RECORDS)
         elif not own_records:
-            print("The records are not copied: back them up with the tools of their database")
+            echo("The records are not copied: back them up with the tools of their database")
         count = sum(_copy_model(folder, scratch / folder.relative_to(root)) for folder in _models(root))
         faulty = [part for part in parts(scratch, own_records=own_records) if part.fault or part.unchecked]
         scratch.rename(output)
@@ -107,10 +108,10 @@ def backup(root: Path, output: Path, *, own_records: bool = True) -> int:
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     for part in faulty:
-        print(f"damaged: {part.path}: {part.fault or part.unchecked}".replace(str(scratch), str(output)))
-    print(f"{output}: {'records and ' if own_records else ''}{count} checkpoints")
+        echo(f"damaged: {part.path}: {part.fault or part.unchecked}".replace(str(scratch), str(output)))
+    echo(f"{output}: {'records and ' if own_records else ''}{count} checkpoints")
     if faulty:
-        print(f"{len(faulty)} parts of the copy are not whole. Check {root} with `offbook verify`; keep older backups")
+        echo(f"{len(faulty)} parts of the copy are not whole. Check {root} with `offbook verify`; keep older backups")
     return _NOT_WHOLE if faulty else 0
 
 
@@ -137,9 +138,9 @@ def _checked(path: Path, check: Callable[[Path], object]) -> DirectoryPart:
 
 def _print(part: DirectoryPart) -> None:
     if part.fault is not None:
-        print(f"damaged: {part.path}: {part.fault}")
+        echo(f"damaged: {part.path}: {part.fault}")
     if part.unchecked is not None:
-        print(f"not checked: {part.unchecked}")
+        echo(f"not checked: {part.unchecked}")
 
 
 def _fault_of_export(note: Path) -> str | None:

@@ -22,6 +22,7 @@ from offbook.base.config import ServerOptions
 from offbook.base.errors import ConfigError, EngineError, StoreError
 from offbook.base.http_access import is_loopback
 from offbook.base.redaction import protect, protect_environment
+from offbook.base.terminal import echo
 from offbook.http_listener.config import OPEN_FILES, listener_config
 
 from .calls.recorder import Recorder
@@ -168,9 +169,8 @@ class Shutdown:
         if self._draining is not None:
             self._at_once()
         self.begin(END_SECONDS)
-        print(
+        echo(
             f"\nEnding: running calls and the train step have {END_SECONDS} s to finish. Ctrl-C again ends at once.",
-            flush=True,
         )
 
     def begin(self, deadline: int) -> None:
@@ -208,7 +208,7 @@ async def _serve(
     shutdown = Shutdown(services, server, lock)
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, shutdown.on_signal)
-    print(f"Loading {base.name} from {base.path}; log: {options.dir / 'logs' / 'sampler.log'}", flush=True)
+    echo(f"Loading {base.name} from {base.path}; log: {options.dir / 'logs' / 'sampler.log'}")
     failure: list[EngineError] = []
     tasks = [
         asyncio.create_task(
@@ -227,7 +227,7 @@ async def _serve(
         await close_services(services, shutdown.deadline)
     if failure:
         raise failure[0]
-    print(ended_message(services), flush=True)
+    echo(ended_message(services))
     return 0
 
 
@@ -267,7 +267,7 @@ async def _start(
     gc.collect()
     gc.freeze()  # what is loaded stays: a full collection looks through the objects of calls alone
     link = guard.sessions.one_time_link() if guard.sessions is not None else "/"
-    print(ready_message(services, urls[0], key, urls[0] + link), flush=True)
+    echo(ready_message(services, urls[0], key, urls[0] + link))
     await check_logprobs(services)
 
 

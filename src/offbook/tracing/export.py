@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from offbook.base.errors import ConfigError, OffbookError
+from offbook.base.terminal import echo
 from offbook.base.text import counted
 from offbook.base.types import RolloutPlace
 from offbook.base.wire import ModelRecords, RolloutTrace, TrajectoryQuery
@@ -141,7 +142,7 @@ def export_run(
     run: str,
     sinks: Sequence[TraceSink],
     notes: Path | None = None,
-    say: Callable[[str], None] = print,
+    say: Callable[[str], None] = echo,
 ) -> None:
     """Deliver the whole run to every sink, from a server's records, or from a directory on which none runs. Events have fixed ids, so those that a sink already has are overwritten.
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import json
-import re
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from offbook.base.errors import ConfigError, StoreError
+from offbook.base.terminal import echo
 from offbook.base.types import new_id
 from offbook.commands import main as cli
 from offbook.commands.main import app
@@ -81,14 +82,36 @@ async def test_names_ids_metrics_and_warnings_cannot_steer_the_terminal(
         assert "owned" in shown and not {"\x1b", "\x07", "\x9b", "\u202e"} & set(shown), words
 
 
+_OTHER_WAYS = {
+    *("print", "rich.print", "rich.get_console", "Console(", "rich.console.Console("),
+    *("typer.echo", "typer.secho", "click.echo", "click.secho", "sys.stdout.write"),
+}
+
+
+def other_ways(code: str) -> set[str]:
+    """Where `code` prints without escaping, as `name:line`."""
+    tree = ast.walk(ast.parse(code))
+    found = {(n.func if isinstance(n, ast.Call) else n, "(" * isinstance(n, ast.Call)) for n in tree}
+    return {
+        f"{text}:{n.lineno}"
+        for n, call in found
+        if isinstance(n, ast.expr) and (text := ast.unparse(n) + call) in _OTHER_WAYS
+    }
+
+
 def test_every_console_is_the_one_that_escapes_foreign_text() -> None:
+    """The engine's processes write their logs with print, and `compat` prints as ART does."""
+    assert other_ways("say = print\nConsole()\ntyper.echo(1)") == {"print:1", "Console(:2", "typer.echo:3"}
     files = [file for folder in ("src", "integrations") for file in (ROOT / folder).rglob("*.py")]
-    own = [
-        file.name
-        for file in files
-        if re.search(r"(?<!\w)Console\(|rich import (get_console|print)", file.read_text("utf-8"))
-    ]
-    assert len(files) > 300 and not own, "construct offbook.base.terminal.Terminal instead"
+    foreign = [file for file in files if not {"engine", "compat"} & set(file.parts) and file.name != "terminal.py"]
+    own = {file.name: ways for file in foreign if (ways := other_ways(file.read_text("utf-8")))}
+    assert len(foreign) > 300 and not own, "use Terminal or echo of offbook.base.terminal instead"
+
+
+def test_echo_escapes_control_and_format_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    echo("a\x1b[2J\x9b\u202e\n", nl=False)
+    echo("b\x07", err=True)
+    assert capsys.readouterr() == ("a\\x1b[2J\\x9b\\u202e\n", "b\\x07\n")
 
 
 async def test_an_unknown_name_names_the_nearest(folder: Path) -> None:

@@ -227,6 +227,23 @@ def test_variables_files_and_proxies_lead_each_client_to_the_server(
     assert seen["claude"] == []
 
 
+def test_a_program_gets_no_key_of_the_trainer_but_those_named_for_it(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OFFBOOK_API_KEY", "the server's")
+    for name in ("JUDGE_API_KEY", "HF_TOKEN", "DATABASE_PASSWORD", "SEARCH_API_KEY"):
+        monkeypatch.setenv(name, "the trainer's own")
+    monkeypatch.setenv("TOOL_HOME", "/tools")
+    trajectory = rolled(
+        server, "call('x'); reward(1); print(json.dumps(dict(os.environ)))", env={"SEARCH_API_KEY": "the program's"}
+    )
+    assert trajectory.reward == 1.0
+    seen = json.loads(trajectory.logs[0].split("\n", 1)[1])
+    assert "the trainer's own" not in seen.values()
+    assert "OFFBOOK_API_KEY" not in seen, "the server's key has the names that SDKs read"
+    assert (seen["SEARCH_API_KEY"], seen["TOOL_HOME"]) == ("the program's", "/tools")
+
+
 @pytest.mark.parametrize(
     ("command", "options", "said"),
     [

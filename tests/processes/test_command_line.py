@@ -61,6 +61,7 @@ def test_wrap_runs_a_program_with_its_own_streams_and_says_what_was_recorded(
     assert recorded(server, done.stderr) == 2
 
 
+@pytest.mark.slow("a second start of the command line")
 def test_wrap_says_where_calls_must_go_when_none_came_and_stops_a_program(
     server: ScriptedServer, tmp_path: Path
 ) -> None:

@@ -110,7 +110,8 @@ class Command:
     `{text}` for what the user says in it, and `{scenario}` for all of it as JSON; `inside` has `{folder}`, `{files}`
     (configuration and reward file) and `{env_file}` too. The program ends, with all that it started, at `timeout`, at its
     own end, and with the trainer. A program that makes no call, leaves no reward or is stopped is a failed rollout. There is
-    no sandbox: it may do all that the trainer's user may, unless `inside` names one.
+    no sandbox: it may do all that the trainer's user may, unless `inside` names one. Variables with names of secrets, such as
+    `OFFBOOK_API_KEY` or `HF_TOKEN`, are not inherited: give it those that it needs by `env`.
     """
 
     @takes(CommandArguments, "Command")

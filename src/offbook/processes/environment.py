@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from offbook.base.redaction import is_secret_name
+
 REWARD_FILE = "OFFBOOK_REWARD_FILE"
 SCENARIO = "OFFBOOK_SCENARIO"
 SCENARIO_FILE = "OFFBOOK_SCENARIO_FILE"
@@ -110,8 +112,12 @@ def _configuration(gateway: ProgramGateway, files: Path) -> dict[str, str]:
 
 
 def program_environment(added: Mapping[str, str], inherited: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a program: `inherited` without what would lead a client past the gateway, and `added`."""
-    return {name: value for name, value in inherited.items() if name not in AROUND_THE_GATEWAY} | dict(added)
+    """The environment of a program: `inherited`, without variables with names of secrets and without what would lead a
+    client past the gateway, and `added`."""
+    own = {
+        name: value for name, value in inherited.items() if name not in AROUND_THE_GATEWAY and not is_secret_name(name)
+    }
+    return own | dict(added)
 
 
 def scenario_variables(scenario: str, files: Path) -> dict[str, str]:

@@ -16,12 +16,14 @@ from offbook.base.errors import ConfigError, StoreError
 from offbook.base.wire import GroupRecord, TrainRequest, TrainStatus
 from offbook.engine.protocol import Failed, TrainCommand
 from offbook.server.directory_lock import DirectoryLock, sweep
+from offbook.server.http.auth import SignedOut, key_for
 from offbook.server.listening import listen, local_url, url_of
 from offbook.server.models.base_model import BaseModelPath
 from offbook.server.training import learner_client, queue
 from offbook.server.training.feed import TrainFeed
 from offbook.server.training.learner_client import LearnerClient
 from offbook.server.training.queue import TrainQueue
+from tests.server.records.test_store import file_size_limit
 
 # ---- addresses
 
@@ -46,6 +48,32 @@ def test_a_deleted_lock_file_lets_no_second_server_in(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="another server has this directory"):
         DirectoryLock(tmp_path)
     lock.release()
+    DirectoryLock(tmp_path).release()
+
+
+# ---- a directory that cannot be written
+
+
+def test_a_full_disk_ends_the_start_with_a_sentence_and_locks_nothing(tmp_path: Path) -> None:
+    with file_size_limit(0), pytest.raises(ConfigError, match=r"cannot be written .*free space there"):
+        DirectoryLock(tmp_path)
+    lock = DirectoryLock(tmp_path)
+    with file_size_limit(0), pytest.raises(ConfigError, match=r"cannot be written .*free space there"):
+        lock.announce("http://127.0.0.1:1", "tiny", None)
+    lock.release()
+    with file_size_limit(0), pytest.raises(ConfigError, match=r"key: cannot be written .*or set --api-key"):
+        key_for("0.0.0.0", None, tmp_path)
+    assert key_for("0.0.0.0", None, tmp_path) is not None
+
+
+def test_a_key_and_sessions_of_other_bytes_are_named(tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match=r"key: the key cannot be read .*delete the file"):
+        key_for("0.0.0.0", None, tmp_path)
+    (tmp_path / "signed_out").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match=r"signed_out: the sessions .* cannot be read"):
+        SignedOut(tmp_path / "signed_out")
+    (tmp_path / "server.lock").write_bytes(b"\xff\xfe")
     DirectoryLock(tmp_path).release()
 
 

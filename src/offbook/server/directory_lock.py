@@ -8,8 +8,8 @@ import json
 import logging
 import os
 import shutil
+from io import FileIO
 from pathlib import Path
-from typing import IO
 
 from offbook.base.errors import ConfigError
 
@@ -41,9 +41,14 @@ def make_private(folder: Path) -> None:
             "account, or another --dir"
         ) from error
     except OSError as error:
-        raise ConfigError(f"--dir {folder}: cannot be written ({error}); use another folder") from error
+        raise unwritable(folder, error) from error
     if readable:
         logger.warning("Other accounts of this machine could read %s; now they cannot", ", ".join(map(str, readable)))
+
+
+def unwritable(folder: Path, error: OSError) -> ConfigError:
+    """The error of a server whose directory cannot be written: a full disk, another account's, a failing disk."""
+    return ConfigError(f"--dir {folder}: cannot be written ({error}); free space there, or use another folder")
 
 
 class DirectoryLock:
@@ -54,48 +59,60 @@ class DirectoryLock:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Take the locks. Raises ConfigError with pid and URL of the server that holds them."""
+        """Take the locks. Raises ConfigError with pid and URL of the server that holds them, or if nothing can be written."""
         self._folder = folder
         self._handle: int | None = None
-        self._file: IO[str] = self._acquire()
+        self._file: FileIO = self._acquire()
         self._facts = folder / "server.json"
-        self._facts.unlink(missing_ok=True)
-        self._write_owner({"pid": os.getpid(), "url": None})
+        try:
+            self._facts.unlink(missing_ok=True)
+            self._write_owner({"pid": os.getpid(), "url": None})
+        except OSError as error:
+            self._unlock()
+            raise unwritable(folder, error) from error
 
     def announce(self, url: str, base_model: str, key: str | None) -> None:
         """Write `server.json` with mode 0600, by which clients of this account find the server.
 
-        `key`: the server's key, if clients may read it there.
+        `key`: the server's key, if clients may read it there. Raises ConfigError if it cannot be written.
         """
-        self._write_owner({"pid": os.getpid(), "url": url})
         scratch = self._facts.with_name("server.json.part")
-        scratch.unlink(missing_ok=True)
         facts = {"url": url, "pid": os.getpid(), "base_model": base_model, "key": key}
-        with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            file.write(json.dumps(facts) + "\n")
-        os.replace(scratch, self._facts)
+        try:
+            self._write_owner({"pid": os.getpid(), "url": url})
+            scratch.unlink(missing_ok=True)
+            with os.fdopen(
+                os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"
+            ) as file:
+                file.write(json.dumps(facts) + "\n")
+            os.replace(scratch, self._facts)
+        except OSError as error:
+            raise unwritable(self._folder, error) from error
 
     def release(self) -> None:
         """Release the locks and remove server.json."""
         self._facts.unlink(missing_ok=True)
+        self._unlock()
+
+    def _unlock(self) -> None:
         self._file.close()
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
 
-    def _acquire(self) -> IO[str]:
+    def _acquire(self) -> FileIO:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            file = (self._folder / "server.lock").open("a+", encoding="utf-8")
+            file = (self._folder / "server.lock").open("a+b", buffering=0)
             self._handle = os.open(self._folder, os.O_RDONLY)
         except OSError as error:
-            raise ConfigError(f"--dir {self._folder}: cannot be written ({error}); use another folder") from error
+            raise unwritable(self._folder, error) from error
         try:
             self._lock_folder(self._handle)
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             file.seek(0)
-            owner = file.read().strip()
+            owner = file.read().decode("utf-8", "replace").strip()
             file.close()
             os.close(self._handle)
             raise ConfigError(self._taken(owner)) from error
@@ -126,10 +143,8 @@ class DirectoryLock:
 
     def _write_owner(self, facts: dict[str, int | str | None]) -> None:
         """Write this process's pid and URL to server.lock, for the error message of another server."""
-        self._file.seek(0)
-        self._file.truncate()
-        self._file.write(json.dumps(facts))
-        self._file.flush()
+        self._file.truncate(0)
+        self._file.write(json.dumps(facts).encode())
 
 
 LEFTOVERS = (

@@ -19,7 +19,7 @@ import uvicorn
 from uvicorn.loops.auto import auto_loop_factory
 
 from offbook.base.config import ServerOptions
-from offbook.base.errors import ConfigError, EngineError, StoreError
+from offbook.base.errors import ConfigError, EngineError, OffbookError, StoreError
 from offbook.base.http_access import is_loopback
 from offbook.base.redaction import protect, protect_environment
 from offbook.base.terminal import echo
@@ -209,7 +209,7 @@ async def _serve(
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, shutdown.on_signal)
     echo(f"Loading {base.name} from {base.path}; log: {options.dir / 'logs' / 'sampler.log'}")
-    failure: list[EngineError] = []
+    failure: list[OffbookError] = []
     tasks = [
         asyncio.create_task(
             _start(services, server, shutdown, lock, (url, local_url(url, listener)), key, guard, failure)
@@ -239,18 +239,22 @@ async def _start(
     urls: tuple[str, str],
     key: Key | None,
     guard: Guard,
-    failure: list[EngineError],
+    failure: list[OffbookError],
 ) -> None:
     """Start the children, and announce the server when it listens and when it is ready.
 
-    `urls`: the address to print, and the one for clients on this machine. If the sampler cannot be started, appends its
-    error to `failure` and shuts down.
+    `urls`: the address to print, and the one for clients on this machine. If the server cannot be announced or the sampler
+    not be started, appends the error to `failure` and shuts down.
     """
     while not server.started:
         await asyncio.sleep(0.01)
-    lock.announce(
-        urls[1], services.base.name, key.text if key is not None and is_loopback(services.options.host) else None
-    )
+    told = key.text if key is not None and is_loopback(services.options.host) else None
+    try:
+        lock.announce(urls[1], services.base.name, told)
+    except ConfigError as error:
+        failure.append(error)
+        shutdown.begin(ORPHAN_SECONDS)
+        return
     learner = services.learner
     if learner is not None and services.engine.sharing is not None:
         learner.start()

@@ -19,6 +19,7 @@ from typing import Literal
 
 from itsdangerous import BadSignature, Signer, TimestampSigner
 
+from offbook.base.errors import ConfigError
 from offbook.base.http_access import (
     OPEN_PATHS,
     READING,
@@ -114,9 +115,15 @@ class SignedOut:
     """The sessions that were signed out, in a file so that a restart does not open them again; without it, in memory."""
 
     def __init__(self, file: Path | None) -> None:
+        """Raises ConfigError if the file cannot be read."""
         self._file = file
-        lines = file.read_text("utf-8").split("\n") if file is not None and file.exists() else []
-        self._sessions = set(lines)
+        try:
+            text = file.read_text("utf-8") if file is not None and file.exists() else ""
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"{file}: the sessions that were signed out cannot be read ({error}); restore it, or delete it and change the key, which ends every session"
+            ) from error
+        self._sessions = set(text.split("\n"))
 
     def add(self, session: str) -> None:
         """End a session. Raises OSError if that cannot be stored; the session ends in this process all the same."""
@@ -249,7 +256,7 @@ def key_for(host: str, configured: str | None, folder: Path) -> Key | None:
     """The key that the server requires; None on loopback without a configured key.
 
     Beyond loopback without a configured key, it is read from `folder`, or generated and stored there with mode 0600. Raises
-    ConfigError for a key that no header can carry.
+    ConfigError for a key that no header can carry, and for a file that cannot be read or written.
     """
     if configured is not None:
         return Key(checked_key(configured))
@@ -262,14 +269,19 @@ def _kept_key(folder: Path) -> Key:
         lines = path.read_text("ascii").split("\n")
     except FileNotFoundError:
         lines = []
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: the key cannot be read ({error}); delete the file for a new key") from error
     kept = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     if kept:
         path.chmod(0o600)
         return Key(kept[0], path)
     key = "ob-" + secrets.token_urlsafe(32)
-    path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
-        file.write(key + "\n")
+    try:
+        path.unlink(missing_ok=True)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
+            file.write(key + "\n")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written ({error}); free space there, or set --api-key") from error
     return Key(key, path, is_new=True)
 
 

@@ -165,8 +165,8 @@ class _Run:
         while chunk := await loop.sock_recv(self._control, 4096):
             text += chunk
         answer: dict[str, int | str] = {}
-        for line in text.splitlines():
-            answer |= json.loads(line)
+        for line in text.split(b"\n"):
+            answer |= json.loads(line or "{}")
         if "error" in answer:
             raise RolloutError(f"{self._name!r:.200} could not be started: {answer['error']}")
         if "code" not in answer:

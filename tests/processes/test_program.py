@@ -47,7 +47,7 @@ def marked(mark: str) -> list[int]:
     return pids
 
 
-def becomes(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
+def becomes(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -15,7 +15,7 @@ Json = Any
 
 @dataclass(frozen=True)
 class Asked:
-    """One request as it arrived; header names in lower case."""
+    """One request as it arrived; header names in lower case. A compressed body stays bytes."""
 
     method: str
     path: str
@@ -79,7 +79,9 @@ def scripted_api(script: Script = lambda request: None) -> Iterator[ScriptedApi]
 
         def answer(self) -> None:
             length = int(self.headers.get("content-length") or 0)
-            body = json.loads(self.rfile.read(length)) if length else None
+            body = self.rfile.read(length) or None
+            if body is not None and "content-encoding" not in self.headers:
+                body = json.loads(body)
             headers = {name.lower(): value for name, value in self.headers.items()}
             request = Asked(self.command, self.path, headers, body)
             state.asked.append(request)

@@ -219,13 +219,13 @@ def test_a_process_that_is_killed_in_the_middle_leaves_notes_of_what_it_owes(
     ]
 
 
-def test_notes_survive_a_line_that_was_cut_and_a_checkpoint_is_read_where_it_is(tmp_path: Path) -> None:
+def test_notes_survive_lines_that_are_damaged_and_a_checkpoint_is_read_where_it_is(tmp_path: Path) -> None:
     notes = DeliveryNotes(tmp_path, RUN, "a sink")
     notes.due(step(1), ())
     notes.due(CheckpointSaved(RUN, "agent", 1, "/models/0001"), ("http://gpu",))
     [file] = tmp_path.iterdir()
-    with file.open("a") as out:
-        out.write('{"due": "StepFin')
+    with file.open("ab") as out:
+        out.write(b'\xff\xfe{"due"\n' + b"[" * 200_000 + b'\n{"due": "StepFin')
     [found] = DeliveryNotes.of_sink(tmp_path, "a sink")
     assert [(note.event.id, note.servers) for note in found.undelivered] == [
         (f"{RUN}/agent/1/step", ()), (f"{RUN}/agent/1/checkpoint", ("http://gpu",)),

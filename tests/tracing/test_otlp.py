@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 pytest.importorskip("opentelemetry.proto", reason="pip install -r requirements/test.txt")
 
+import requests
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, SpanFlags, Status
 
 from offbook import __version__
+from offbook.contracts import DeliveryError
 from offbook.tracing.otlp import BATCH, OtlpSender
 from offbook.tracing.spans import json_text
+from tests.fakes.scripted_api import Reply, scripted_api
 from tests.fakes.trace_server import trace_server
 
 
@@ -65,3 +69,18 @@ def test_any_value_becomes_json_and_half_a_surrogate_pair_is_escaped() -> None:
     assert json.loads(json_text({"é": [1, None, 0.5]})) == {"é": [1, None, 0.5]}
     assert json_text({"of": object}) == """{"of":"<class 'object'>"}"""
     assert json.loads(json_text({"text": "\ud800"})) == {"text": "\ud800"}
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_no_span_or_key_goes_where_a_collector_redirects_to(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = requests.Session.request
+
+    def as_older_exporters(*asked: Any, **options: Any) -> requests.Response:
+        return request(*asked, **options | {"allow_redirects": True})  # exporter 1.40 does; 1.45 follows none by itself
+
+    monkeypatch.setattr(requests.Session, "request", as_older_exporters)
+    with scripted_api() as other, scripted_api(lambda asked: Reply(status, location=f"{other.url}/taken")) as api:
+        sender = OtlpSender(f"{api.url}/v1/traces", {"x-api-key": "secret"}, timeout=5.0)
+        with pytest.raises(DeliveryError, match=f"HTTP {status}: .*{other.url}/taken"):
+            sender.send([[sender.span(7, 1, None, "s", (1, 2), {})]])
+    assert other.asked == []

@@ -91,7 +91,7 @@ def _ending(sink: str) -> str:
 def _read(file: Path) -> Iterator[Undelivered]:
     """The events that are due and not delivered. Incomplete or invalid lines are skipped with a warning."""
     try:
-        lines = file.read_text(encoding="utf-8").split("\n")
+        lines = file.read_bytes().split(b"\n")
     except FileNotFoundError:
         return
     waiting: dict[str, Undelivered] = {}
@@ -103,6 +103,6 @@ def _read(file: Path) -> Iterator[Undelivered]:
                 continue
             event = KINDS[values["due"]].validate_python(values["event"])
             waiting[event.id] = Undelivered(event, tuple(values["servers"]))
-        except (ValueError, KeyError, TypeError, ValidationError):
+        except (ValueError, KeyError, TypeError, ValidationError, RecursionError):
             logger.warning("%s: a line is no delivery note and is left out: %.200r", file, line)
     yield from waiting.values()

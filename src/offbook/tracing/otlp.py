@@ -41,6 +41,13 @@ LARGE: Final = 9_000_000
 """The most characters of attributes per request; servers reject much larger bodies."""
 
 
+class _Direct(requests.Session):
+    """A session that follows no redirect: a repeated request would take spans and keys to another host."""
+
+    def get_redirect_target(self, resp: requests.Response) -> str | None:
+        return None
+
+
 class OtlpSender:
     """Sends the spans of rollouts. `endpoint=None` and `headers=None` read OTEL_EXPORTER_OTLP_*; `timeout` is in seconds.
     `scope_name`, `scope`: name and attributes of the instrumentation scope."""
@@ -59,7 +66,7 @@ class OtlpSender:
         self._scope = InstrumentationScope(scope_name, offbook.__version__, attributes=scope)
         self._response: requests.Response | None = None
         own = dict(headers) if headers is not None else None
-        session = requests.Session()
+        session = _Direct()
         session.hooks["response"].append(self._keep)
         self._exporter = (
             _grpc_exporter(endpoint, own, timeout)
@@ -139,9 +146,8 @@ class OtlpSender:
         return done and (self._response is None or self._response.status_code < 300)
 
     def _keep(self, response: requests.Response, *_: object, **__: object) -> None:
-        """Keep a response, which the SDK only logs. A redirect that repeats the request without its body does not count."""
-        if response.request.method == "POST":
-            self._response = response
+        """Keep a response, which the SDK only logs."""
+        self._response = response
 
     def _answer(self) -> str:
         """The last response as text."""

@@ -114,7 +114,7 @@ def test_publishing_never_waits_and_closing_waits_only_so_long(tmp_path: Path) -
     later.publish(StepFinished("another-run", "agent", 99, 98, 2.0, {}))
     assert until(lambda: 99 in again.steps)
     assert later.close() == []
-    assert until(lambda: {*slow.steps, *again.steps} == {*range(1, 21), 99}) and not list(tmp_path.iterdir())
+    assert until(lambda: {*slow.steps, *again.steps} == {*range(1, 21), 99} and not list(tmp_path.iterdir()))
     assert len(slow.steps) <= 6  # 5 in the first run's queue and 1 being delivered; the notes had the rest
 
 

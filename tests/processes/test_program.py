@@ -49,9 +49,11 @@ def marked(mark: str) -> list[int]:
 
 def becomes(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
     deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
+    while time.monotonic() < deadline:
+        if condition():  # once is enough: a process that another one replaces is missing for a moment
+            return True
         time.sleep(0.01)
-    return condition()
+    return False
 
 
 def python(code: str, *arguments: str) -> list[str]:

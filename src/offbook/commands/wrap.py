@@ -19,7 +19,7 @@ from offbook.client.rollouts.capture import recorded_calls
 from offbook.client.rollouts.records import rollout_records
 from offbook.client.running_server import server_at
 from offbook.processes.command import filled, words_of
-from offbook.processes.environment import ProgramGateway, as_env_file, gateway_variables, program_environment
+from offbook.processes.environment import ProgramGateway, gateway_variables, program_environment, write_env_file
 from offbook.processes.program import Ending, run_program
 
 from .options import Dir, Server
@@ -82,9 +82,7 @@ async def _run(gateway: ProgramGateway, prefix: list[str], words: list[str], tim
     with tempfile.TemporaryDirectory(prefix="offbook-wrap-") as name:
         files = Path(name)
         added = gateway_variables(gateway, files, os.environ)
-        env_file = files / "env"
-        env_file.touch(mode=0o600)
-        env_file.write_text(as_env_file(added), encoding="utf-8")
+        env_file = write_env_file(files, added)
         places = {"folder": str(Path.cwd()), "files": str(files), "env_file": str(env_file)}
         argv = [*(filled(word, places, "--in") for word in prefix), *words]
         environment = program_environment(added, os.environ)

@@ -11,6 +11,20 @@ from .chat_answer import Answer
 
 COMPLETION = "text_completion"
 """The value of `object`, of a whole completion and of a chunk."""
+DEFAULT_TOKENS = 16
+"""OpenAI's and vLLM's `max_tokens` of a completion without one."""
+OF_CHATS = frozenset(
+    [
+        "top_logprobs",
+        "max_completion_tokens",
+        "parallel_tool_calls",
+        "add_generation_prompt",
+        "continue_final_message",
+        "chat_template_kwargs",
+        "include_reasoning",
+    ]
+)
+"""Fields of every sampling request that a completion of a prompt does not have."""
 
 
 class CompletionChoice(BaseModel):

@@ -34,10 +34,10 @@ from offbook.trainer.trainer import Trainer
 from .environment import (
     REWARD_FILE,
     ProgramGateway,
-    as_env_file,
     gateway_variables,
     program_environment,
     scenario_variables,
+    write_env_file,
 )
 from .program import Ending, run_program
 
@@ -202,9 +202,7 @@ class Command:
             **_sampling_variables(),
             **(self.options.env or {}),
         }
-        env_file = files / "env"
-        env_file.touch(mode=0o600)
-        env_file.write_text(as_env_file(added), encoding="utf-8")
+        env_file = write_env_file(files, added)
         places = {"folder": str(folder), "files": str(files), "env_file": str(env_file)}
         argv = [
             *(filled(word, {**fields, **places}, "inside") for word in self._inside),

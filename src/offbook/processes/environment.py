@@ -129,6 +129,10 @@ def scenario_variables(scenario: str, files: Path) -> dict[str, str]:
     return {SCENARIO_FILE: str(path), **whole}
 
 
-def as_env_file(variables: Mapping[str, str]) -> str:
-    """The variables as lines `NAME=value`, as `docker run --env-file` reads them: without those of several lines."""
-    return "".join(f"{name}={value}\n" for name, value in variables.items() if "\n" not in value)
+def write_env_file(files: Path, variables: Mapping[str, str]) -> Path:
+    """Write the variables as lines `NAME=value`, as `docker run --env-file` reads them: without those of several lines."""
+    path = files / "env"
+    path.touch(mode=0o600)
+    lines = [f"{name}={value}\n" for name, value in variables.items() if "\n" not in value]
+    path.write_text("".join(lines), encoding="utf-8")
+    return path

@@ -54,12 +54,12 @@ class StoreFullError(StoreError):
 
 
 def refused(error: OffbookError, request: str) -> JSONResponse:
-    """The response to a request that failed. See `as_refused`."""
-    return as_refused(error, request).response()
+    """The response to a request that failed. See `refusal_of`."""
+    return refusal_of(error, request).response()
 
 
-def as_refused(error: OffbookError, request: str) -> ApiError:
-    """The error of a request that failed.
+def refusal_of(error: OffbookError, request: str) -> ApiError:
+    """The error that answers a request.
 
     Errors of the server (5xx) are logged with `request`, its method and path.
     """

@@ -11,6 +11,7 @@ import pytest
 from anthropic.types import MessageParam, ToolParam
 from langchain.agents import create_agent
 from langchain_anthropic import ChatAnthropic
+from langchain_core.messages import HumanMessage
 
 from offbook.base.types import new_id
 from offbook.server.calls.sampled_calls import TrajectoryCalls
@@ -88,7 +89,7 @@ def test_an_agent_of_langchain(served: ScriptedServer, rollout: str) -> None:
         return a + b
 
     chat = ChatAnthropic(model="default", base_url=f"{served.url}/t/{rollout}", api_key="unused", max_tokens=64)  # type: ignore[call-arg]
-    done = create_agent(chat, [add]).invoke({"messages": [("user", ORDER)]})
+    done = create_agent(chat, [add]).invoke({"messages": [HumanMessage(ORDER)]})
     assert done["messages"][-1].text == ANSWER
     assert one_branch(recorded(served, rollout, 3))
 

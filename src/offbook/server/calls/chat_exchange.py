@@ -244,7 +244,7 @@ class ChatExchange(Response):
             await send({"type": "http.response.body", "body": body, "more_body": True})
 
     async def _end_stream(self, call: OpenCall | None, send: Send) -> None:
-        await self._send_events([b""] if not self._started else [], call, send)
+        await self._send_events([b""], call, send)  # begins a stream of which nothing was sent yet
         await self._end(self._rendering.end(), send)
 
     async def _refuse(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from offbook.base.types import Json, Message
 from offbook.openai_dialect.chat_answer import CHUNK, WHOLE, Answer
 from offbook.openai_dialect.chat_fields import ChatFields, SampledFields
+from offbook.openai_dialect.completions import DEFAULT_TOKENS, OF_CHATS
 
 from ..errors import ApiError, bad_request
 from ..sampler.sampler import Quirks
@@ -23,8 +24,6 @@ from .sampled_answer import TOKEN_IDS
 
 PROMPT = "prompt"
 """The role of the message that is a prompt, and the field of a request."""
-_DEFAULT_LENGTH = 16
-"""OpenAI's `max_tokens` of a completion without one."""
 _PLACEHOLDER: list[Json] = [{"role": "user", "content": ""}]
 """Stands for the prompt while the other fields are validated as those of a chat."""
 _REFUSED = {
@@ -32,18 +31,7 @@ _REFUSED = {
     "suffix": "the engines continue a prompt and fill nothing in: put both ends into the prompt",
     "best_of": "every choice is returned and recorded: use n, and choose among the answers",
 }
-_OF_CHATS = frozenset(
-    {
-        "top_logprobs",
-        "max_completion_tokens",
-        "parallel_tool_calls",
-        "add_generation_prompt",
-        "continue_final_message",
-        "chat_template_kwargs",
-        "include_reasoning",
-    }
-)
-_SHARED = (SampledFields.model_fields.keys() - _OF_CHATS) | {
+_SHARED = (SampledFields.model_fields.keys() - OF_CHATS) | {
     "model",
     "stream_options",
     "logit_bias",
@@ -92,7 +80,7 @@ class PromptRequest(ChatRequest):
         chat = {name: value for name, value in body.items() if name in _SHARED or name not in ChatFields.model_fields}
         for name in ("prompt", "logprobs", *_REFUSED):
             chat.pop(name, None)
-        chat |= {"max_tokens": fields.max_tokens or _DEFAULT_LENGTH, "messages": _PLACEHOLDER}
+        chat |= {"max_tokens": fields.max_tokens or DEFAULT_TOKENS, "messages": _PLACEHOLDER}
         if fields.logprobs is not None:
             chat |= {"logprobs": True, "top_logprobs": fields.logprobs}
         request = super().of(chat, headers, url_trajectory, quirks, size)

@@ -85,12 +85,11 @@ class GeminiRendering:
 
     def start(self, call_id: str) -> bytes:
         """Nothing precedes the first part."""
-        self._id = self._id or call_id
+        self._id = call_id
         return b""
 
     def feed(self, chunk: Answer) -> bytes:
         """What is new in a chunk: thoughts and text. Calls, and how a choice ended, are sent at the end."""
-        self._id = self._id or str(chunk.get("id") or "")  # of the first chunk, which comes before `start`
         self._usage = chunk.get("usage") or self._usage
         candidates: list[Answer] = []
         for choice in cast(list[Answer], chunk.get("choices") or []):

@@ -62,7 +62,7 @@ class Messages:
         if _goes_on(asked.messages[-1]):
             chat |= {"continue_final_message": True, "add_generation_prompt": False}
         if request.path.get("count"):
-            return Translation(chat | {"max_tokens": 1}, TokenCount(), recorded=False)
+            return Translation(chat | {"max_tokens": 1}, MessagesCount(model), recorded=False)
         if asked.max_tokens is None:
             raise ApiError(400, "max_tokens: field required", "max_tokens", "invalid_value")
         chat |= _settings(asked)
@@ -238,36 +238,6 @@ def _assistant(turn: Turn, field: str, said: TrajectoryCalls) -> Message:
     return message
 
 
-class TokenCount:
-    """The number of a prompt's tokens, by a call that samples a single token: exact in every engine and for every template."""
-
-    media_type = EVENT_STREAM
-
-    def whole(self, completion: Answer, call_id: str) -> Answer:
-        """The number."""
-        return {"input_tokens": completion["usage"]["prompt_tokens"]}
-
-    def start(self, call_id: str) -> bytes:
-        """Nothing: a count is no stream."""
-        return b""
-
-    def feed(self, chunk: Answer) -> bytes:
-        """Nothing."""
-        return b""
-
-    def end(self) -> bytes:
-        """Nothing."""
-        return b""
-
-    def error(self, error: ApiError) -> bytes:
-        """Nothing."""
-        return b""
-
-    def refusal(self, error: ApiError) -> Answer:
-        """The error in Anthropic's format."""
-        return _error(error)
-
-
 class MessagesAnswer:
     """The answer to one request. In a stream one content block is open at a time."""
 
@@ -384,6 +354,14 @@ class MessagesAnswer:
 
     def _delta(self, delta: Answer) -> bytes:
         return _event("content_block_delta", {"index": self._number, "delta": delta})
+
+
+class MessagesCount(MessagesAnswer):
+    """The number of a prompt's tokens, by a call that samples a single token: exact in every engine and for every template."""
+
+    def whole(self, completion: Answer, call_id: str) -> Answer:
+        """The number."""
+        return {"input_tokens": completion["usage"]["prompt_tokens"]}
 
 
 def _event(name: str, data: Answer) -> bytes:

@@ -10,7 +10,6 @@ from offbook.openai_dialect.chat_answer import Answer
 from ..errors import ApiError, shortened
 from .dialect import DialectRequest, Translation
 from .json_fields import a_list, a_text, an_object, unsupported
-from .messages import TokenCount
 from .response_events import ResponseAnswer, refusal
 from .response_items import Offered, earlier_messages, input_messages, spaced
 
@@ -79,11 +78,12 @@ class Responses:
         chat |= {"model": model, "messages": await _messages(request)} | _tools(body, offered) | _format(body)
         if effort := an_object(body.get("reasoning") or {}, "reasoning").get("effort"):
             chat["reasoning_effort"] = effort
+        sealed = SEALED in a_list(body.get("include") or [], "include")
         if request.path.get("count"):
-            return Translation(chat | {"max_completion_tokens": 1, "stream": False}, InputTokens(), recorded=False)
+            counted = InputTokens(body, model, offered, sealed=sealed)
+            return Translation(chat | {"max_completion_tokens": 1, "stream": False}, counted, recorded=False)
         if chat.get("stream"):
             chat["stream_options"] = {"include_usage": True}
-        sealed = SEALED in a_list(body.get("include") or [], "include")
         return Translation(chat, ResponseAnswer(body, model, offered, sealed=sealed))
 
     def refusal(self, error: ApiError) -> Answer:
@@ -91,16 +91,12 @@ class Responses:
         return refusal(error)
 
 
-class InputTokens(TokenCount):
-    """The number of a prompt's tokens."""
+class InputTokens(ResponseAnswer):
+    """The number of a prompt's tokens, by a call that samples a single token."""
 
     def whole(self, completion: Answer, call_id: str) -> Answer:
         """The number."""
-        return {"object": "response.input_tokens", **super().whole(completion, call_id)}
-
-    def refusal(self, error: ApiError) -> Answer:
-        """The error in OpenAI's format."""
-        return refusal(error)
+        return {"object": "response.input_tokens", "input_tokens": completion["usage"]["prompt_tokens"]}
 
 
 def _taken(body: Answer) -> dict[str, Json]:

@@ -23,7 +23,7 @@ from ..dialects.gemini import Gemini
 from ..dialects.gemini_fields import GeminiModel, GeminiModels
 from ..dialects.messages import Messages
 from ..dialects.responses import Responses
-from ..errors import ApiError, as_refused
+from ..errors import ApiError, refusal_of
 from ..services import Services, ServicesDep
 
 logger = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ class ModelCalls:
             logger.debug("%s: the client disconnected before its request was complete", what)
             return
         except OffbookError as error:
-            refusal = as_refused(error, what)
+            refusal = refusal_of(error, what)
             headers = {"allow": "POST"} if refusal.status == 405 else None
             body = refusal.body() if dialect is None else dialect.refusal(refusal)
             answer = JSONResponse(body, refusal.status, headers)

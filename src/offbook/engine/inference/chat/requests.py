@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter, Val
 
 from offbook.base.types import Json, Message, Tool
 from offbook.openai_dialect.chat_fields import NamedTool, SampledFields
+from offbook.openai_dialect.completions import DEFAULT_TOKENS, OF_CHATS
 from offbook.openai_dialect.errors import error_body
 
 BAD_REQUEST = "BadRequestError"
@@ -35,20 +36,6 @@ _WITHOUT_EFFECT = frozenset(
     ]
 )
 """Fields that are accepted and ignored, because they do not affect sampling."""
-_OF_CHATS = frozenset(
-    [
-        "top_logprobs",
-        "max_completion_tokens",
-        "parallel_tool_calls",
-        "add_generation_prompt",
-        "continue_final_message",
-        "chat_template_kwargs",
-        "include_reasoning",
-    ]
-)
-"""Fields of every sampling request that a completion of a prompt does not have."""
-_DEFAULT_LENGTH = 16
-"""OpenAI's and vLLM's `max_tokens` of a completion without one."""
 _MOST_LOGPROBS = 20
 _VALUE_SHOWN = 100  # characters of a value in an error message
 
@@ -238,7 +225,7 @@ def read_completion(body: bytes) -> CompletionRequest:
     Without `max_tokens` it has 16; with null, as many as the context allows, as in vLLM.
     """
     fields = {name: value for name, value in read_object(body, "max_tokens").items() if name not in _WITHOUT_EFFECT}
-    for name in _OF_CHATS & fields.keys():
+    for name in OF_CHATS & fields.keys():
         raise DialectError(f"{name} is a field of chat completions: leave it out", param=name)
     prompt = fields.get("prompt")
     if isinstance(prompt, list) and len(prompt := cast(list[Json], prompt)) == 1 and isinstance(prompt[0], str | list):
@@ -250,7 +237,7 @@ def read_completion(body: bytes) -> CompletionRequest:
                 f"logprobs: a number of 0 to {_MOST_LOGPROBS} is needed (got {shortened(count)})", param="logprobs"
             )
         fields |= {"logprobs": True, "top_logprobs": count}
-    request = checked(CompletionRequest, {"max_tokens": _DEFAULT_LENGTH, **fields})
+    request = checked(CompletionRequest, {"max_tokens": DEFAULT_TOKENS, **fields})
     _check_stream(request)
     return request
 

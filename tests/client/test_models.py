@@ -40,6 +40,7 @@ async def gathered(model: offbook.Model, size: int = 2) -> list[offbook.Trajecto
     return await offbook.gather_trajectory_groups([offbook.TrajectoryGroup(rollout(model, i % 2) for i in range(size))])
 
 
+@pytest.mark.slow("whole trainings")
 async def test_the_snippet_of_the_design_runs_as_written(local_backend: offbook.LocalBackend) -> None:
     model = offbook.TrainableModel(name="agent-001", project="my-agent", base_model="tiny")
     await model.register(local_backend)

@@ -64,6 +64,7 @@ def test_the_pages_about_trace_sinks_run_as_they_are_shown(page: str, tmp_path: 
     assert page != "wandb.md" or printed.startswith("kl kl/sampler_learner is 0.03, above 0.02: ")
 
 
+@pytest.mark.slow("whole trainings")
 def test_the_page_about_testing_runs_as_it_is_shown(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "testing.md").read_text("utf-8")
     blocks = code_of("testing.md")

@@ -120,6 +120,7 @@ def test_two_steps_of_the_tiny_form(example: Path, tmp_path: Path) -> None:
     assert re.search(r"""^.*"Dunlin roof quote".* -> .*; right is '.+'$""", printed.splitlines()[-1]), printed
 
 
+@pytest.mark.slow("whole trainings")
 async def test_the_command_line_trains_the_example_on_a_running_server(
     example: Path, tmp_path: Path, local_backend: offbook.LocalBackend
 ) -> None:

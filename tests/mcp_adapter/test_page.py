@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import offbook_mcp
 from tests.docs.test_pages import code_of, run
 from tests.paths import ROOT
 
 
+@pytest.mark.slow("whole trainings")
 def test_the_page_runs_top_to_bottom(tmp_path: Path) -> None:
     printed = run("\n".join(code_of("mcp.md")), tmp_path).splitlines()
     assert printed[:3] == ["-3.5h False", "8 True", "['convert_time']"]

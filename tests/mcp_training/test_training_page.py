@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import fields
 from pathlib import Path
 
+import pytest
+
 from offbook.trainer.options import TrainerOptions
 from offbook_mcp.training.mcp_trainer import MCPTrainerOptions
 from tests.docs.test_pages import code_of, run
@@ -13,6 +15,7 @@ from tests.paths import ROOT
 PAGE = (ROOT / "docs/mcp_training.md").read_text("utf-8")
 
 
+@pytest.mark.slow("whole trainings")
 def test_the_page_runs_top_to_bottom(tmp_path: Path) -> None:
     printed = run("\n".join(code_of("mcp_training.md")), tmp_path).splitlines()
     assert printed[0] == "target     shop (in this process)"

@@ -35,6 +35,7 @@ def shape_of(base: PublishedBase, layers: int | None = None) -> BaseShape:
     return shape if layers is None else BaseShape(**{**vars(shape), "layers": layers})
 
 
+@pytest.mark.slow("measured memory")
 @each_base
 def test_weights_adapter_gradients_and_optimizer_are_torchs_to_the_byte(base: PublishedBase) -> None:
     meta, held = MetaBase(base.config, RANK), parts(shape_of(base), CARD, Workload(rank=RANK), TOKENS)
@@ -93,6 +94,7 @@ def test_the_activations_of_a_row_bound_its_peak_closely(base: PublishedBase, fo
         assert activations <= 1.1 * peak
 
 
+@pytest.mark.slow("measured memory")
 @pytest.mark.parametrize("four_bit", [False, True])
 @each_family
 def test_the_activations_of_a_row_without_recomputation_bound_its_peak_closely(

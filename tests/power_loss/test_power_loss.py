@@ -66,6 +66,7 @@ def newest_step(folder: Path, moment: str) -> int:
     return next((checkpoint.step for checkpoint in checkpoint_files.whole(folder, damaged)), 0)
 
 
+@pytest.mark.slow("losses of power")
 @pytest.mark.parametrize("durable", [True, False], ids=["durable", "normal"])
 def test_records_are_whole_after_a_loss_of_power_and_lose_only_the_last_commits_unless_durable(
     library: Path, tmp_path: Path, durable: bool

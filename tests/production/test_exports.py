@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from peft import AutoPeftModelForCausalLM
@@ -86,6 +87,7 @@ def without_end(answers: list[Answer], end: int) -> list[Answer]:
     return [(prompt, answer[:-1] if answer[-1] == end else answer) for prompt, answer in answers]
 
 
+@pytest.mark.slow("merged models")
 async def test_the_merged_model_in_plain_transformers_gives_the_servers_greedy_answers(desk: Trained) -> None:
     tokenizer = AutoTokenizer.from_pretrained(desk.merged)
     end = tokenizer.eos_token_id
@@ -101,6 +103,7 @@ async def test_the_merged_model_gives_the_logprobs_of_what_the_trained_step_samp
     assert logprob_difference(merged, await asked(desk, 0, 1.0)) > 1e-2
 
 
+@pytest.mark.slow("merged models")
 async def test_the_exported_lora_in_peft_gives_the_servers_greedy_answers(desk: Trained) -> None:
     model = AutoPeftModelForCausalLM.from_pretrained(desk.lora, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(base_of(desk.lora))

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from offbook.testing import LlmReply, LlmRequest, attempts_shown, says, scripted_llm
 from tests.docs.test_pages import code_of
 from tests.rewards.scripted_judge import verdict
@@ -43,6 +45,7 @@ def opinion(request: LlmRequest) -> LlmReply:
     )
 
 
+@pytest.mark.slow("whole trainings")
 def test_the_page_on_ruler_runs(tmp_path: Path) -> None:
     with scripted_llm(opinion) as endpoint:
         printed = run("ruler.md", tmp_path, OPENAI_API_BASE=endpoint.url, OPENAI_API_KEY="k").splitlines()

@@ -34,6 +34,7 @@ def long_call(server: RunningServer, trajectory: str, tokens: int = 100) -> http
     return server.chat(trajectory=trajectory, max_tokens=tokens, min_tokens=tokens, seed=1)
 
 
+@pytest.mark.slow("kills of real servers")
 def test_calls_survive_the_death_of_the_sampler_and_are_recorded_once(server: RunningServer) -> None:
     sampler = server.child("inference")
     with ThreadPoolExecutor(16) as threads:

@@ -107,6 +107,7 @@ async def agent(scenario):
 """
 
 
+@pytest.mark.slow("whole trainings")
 async def test_the_command_trains_by_a_judge(tmp_path: Path, local_backend: offbook.LocalBackend) -> None:
     api = await local_backend.connect("tiny")
     name = new_id("judged")

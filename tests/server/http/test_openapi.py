@@ -76,6 +76,7 @@ def _references(value: Any) -> Iterator[str]:
         yield from _references(item)
 
 
+@pytest.mark.slow("requests made from schemas")
 @pytest.mark.parametrize("valid", [True, False], ids=["valid", "invalid"])
 def test_no_request_to_any_route_is_answered_500_or_with_what_its_schema_does_not_say(
     served: ScriptedServer, require: Callable[[bool, str], None], valid: bool

@@ -116,6 +116,7 @@ async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
         yield made
 
 
+@pytest.mark.slow("requests made from schemas")
 @pytest.mark.parametrize("door", PATHS)
 async def test_no_door_takes_what_the_records_cannot_return(gateway: Gateway, door: str) -> None:
     method, path, model = PATHS[door]

@@ -43,6 +43,7 @@ def asked(server: RunningServer, body: dict[str, Any]) -> httpx.Response:
 # ---- models
 
 
+@pytest.mark.slow("whole trainings")
 def test_lora_latest_is_called_and_trained_like_the_model_that_it_means(server: RunningServer) -> None:
     ids = server.rollouts(2, "latest", [1.0, 1.0], model="lora:latest")
     result = list(events(server.http, train_body("latest", [ids], model="lora:latest")))[-1]["result"]

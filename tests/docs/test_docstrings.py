@@ -33,6 +33,7 @@ FINISHED = [
     "server/records",
     "server/sampler",
     "server/training",
+    "supervised",
     "policies",
     "tiny",
     "trainer",

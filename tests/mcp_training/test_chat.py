@@ -15,7 +15,7 @@ from offbook.testing import ScriptedServer
 from offbook_mcp import Limits, ServerPool, Target
 from offbook_mcp.commands import app
 from offbook_mcp.rollouts.agent_loop import LoopOptions
-from offbook_mcp.serving.chat import Conversation
+from offbook_mcp.serving.chat import ChatSession
 from tests.mcp_adapter.conftest import SERVERS, children, misbehaving
 from tests.mcp_training.order_server import make_server
 
@@ -49,7 +49,7 @@ def called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 async def test_a_conversation_goes_on_with_the_same_server(stand_in: TrainableModel) -> None:
     await stand_in.register()
     async with ServerPool(Target.parse(make_server())) as pool:
-        talk = Conversation("step 0", stand_in, pool, LoopOptions(), 1_000, pool.toolset)
+        talk = ChatSession("step 0", stand_in, pool, LoopOptions(), 1_000, pool.toolset)
         first = await talk.ask('order_status(order="4000")')
         second = await talk.ask("thanks")
         talk.release()
@@ -63,7 +63,7 @@ async def test_a_conversation_goes_on_with_the_same_server(stand_in: TrainableMo
 async def test_a_server_that_fails_is_told_and_replaced(stand_in: TrainableModel) -> None:
     await stand_in.register()
     async with ServerPool(misbehaving("die", limits=Limits(start_seconds=20, call_seconds=5)), ahead=0) as pool:
-        talk = Conversation("step 0", stand_in, pool, LoopOptions(), 1_000, pool.toolset)
+        talk = ChatSession("step 0", stand_in, pool, LoopOptions(), 1_000, pool.toolset)
         failed = await talk.ask("goad()")
         assert any("the process ended (exit code 3)" in line for line in failed)
         assert failed[-1] == "! the server is started anew"

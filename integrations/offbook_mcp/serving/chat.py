@@ -27,7 +27,7 @@ _SHOWN_ARGUMENTS, _SHOWN_RESULT = 200, 300
 
 
 @dataclass
-class Conversation:
+class ChatSession:
     """A conversation of one model with its own sessions. After a server failure it continues with new sessions."""
 
     label: str
@@ -91,20 +91,20 @@ async def conversations(
     options: LoopOptions,
     result_chars: int,
     toolset: Toolset,
-) -> AsyncGenerator[list[Conversation]]:
+) -> AsyncGenerator[list[ChatSession]]:
     """Open one conversation per labelled model; their sessions are released at the end of the block."""
     async with AsyncExitStack() as stack:
-        opened: list[Conversation] = []
+        opened: list[ChatSession] = []
         for label, model in models:
             await model.register()
-            conversation = Conversation(label, model, pool, options, result_chars, toolset)
+            conversation = ChatSession(label, model, pool, options, result_chars, toolset)
             stack.callback(conversation.release)
             opened.append(conversation)
         yield opened
 
 
 async def chat(
-    talks: Sequence[Conversation], questions: AsyncIterable[str], console: Console, ready: Callable[[], None]
+    talks: Sequence[ChatSession], questions: AsyncIterable[str], console: Console, ready: Callable[[], None]
 ) -> None:
     """Send every question to all models and print the answers side by side. `ready` is called before every question."""
     ready()

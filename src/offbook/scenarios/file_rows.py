@@ -1,4 +1,4 @@
-"""Rows of scenario files, JSONL and CSV, before they are scenarios, and the values that may stand in them."""
+"""Rows of JSONL and CSV files, before they are scenarios or conversations, and the values that may stand in them."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _content(file: Path) -> bytes:
     content = file.read_bytes().removeprefix(BOM)
     other = OTHER_BOMS.get(content[:2])
     if other is not None:
-        raise ConfigError(f"scenarios: {file} is {other}; save it as UTF-8")
+        raise ConfigError(f"{file} is {other}; save it as UTF-8")
     return content
 
 

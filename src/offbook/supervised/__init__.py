@@ -1,0 +1,1 @@
+"""Conversations of others as training examples: files and data sets in OpenAI's fine-tuning format, checked row by row."""

@@ -1,0 +1,168 @@
+"""Reads training examples: JSONL files, lists of conversations and Hugging Face data sets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias, cast
+
+import orjson
+
+from offbook.base.errors import ConfigError
+from offbook.base.redaction import Redaction
+from offbook.base.types import Json, Message, Tool
+from offbook.base.user_values import as_list
+from offbook.client.rollouts.dataset import UnpaddedRows, unpadded
+from offbook.scenarios.file_rows import FileRow, jsonl_rows, row_of
+
+from .chat_rows import read_row
+
+Rows: TypeAlias = Iterable[Mapping[str, Json] | list[Message]]
+"""Rows of a data set, or lists of messages."""
+TextFilter: TypeAlias = Callable[[str], str]
+"""What is trained instead of a text: of contents, thoughts, and values in the arguments of calls."""
+SHOWN_FAULTS = 20
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """One training example. `weights`: by index of a message of the assistant; a missing one is 1, and 0 is not trained.
+    `source`: where it was read, such as "data.jsonl, line 12"."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...] | None
+    weights: Mapping[int, float]
+    source: str
+
+
+@dataclass(frozen=True)
+class ConversationSet:
+    """The examples that were read. `skipped`: rows that were left out, and `faults` those of the first of them;
+    `redacted`: texts that the filter changed; `unread`: fields of rows that no conversation has."""
+
+    conversations: tuple[Conversation, ...]
+    skipped: int = 0
+    faults: tuple[str, ...] = ()
+    redacted: int = 0
+    unread: tuple[str, ...] = ()
+
+
+def read_conversations(
+    what: str | Path | Rows, *, skip_bad: bool = False, filter: TextFilter | None = None
+) -> ConversationSet:
+    """Read a `.jsonl` file, a list of dicts, or a `datasets.Dataset`, one conversation a row.
+
+    `filter` replaces each text that may be trained; by default secrets that Offbook knows are masked, unless the environment
+    variable OFFBOOK_REDACT is 0. Raises ConfigError that names each faulty row and field. With `skip_bad` such rows are left
+    out and counted; it is still raised for a file that cannot be read and for a set without any conversation."""
+    masking = _Masking(filter)
+    conversations: list[Conversation] = []
+    faults: list[str] = []
+    skipped = 0
+    unread: dict[str, None] = {}
+    for row, source in _rows(what):
+        try:
+            if row.values is None:
+                raise ConfigError(row.fault)
+            read = read_row(row.values)
+        except ConfigError as error:
+            skipped += 1
+            faults += [f"{source}: {error}"] if len(faults) < SHOWN_FAULTS else []
+            continue
+        unread |= dict.fromkeys(sorted(read.unread))
+        messages = tuple(masking.message(message) for message in read.messages)
+        conversations.append(Conversation(messages, masking.tools(read.tools), read.weights, source))
+    if skipped > len(faults):
+        faults.append(f"and {skipped - len(faults)} more")
+    name = str(what) if isinstance(what, str | Path) else "train_sft"
+    if skipped and not skip_bad:
+        raise ConfigError("\n".join(faults))
+    if not conversations:
+        raise ConfigError("\n".join([*faults, f"{name}: it holds no conversation that can be trained"]))
+    return ConversationSet(tuple(conversations), skipped, tuple(faults), masking.count, tuple(unread))
+
+
+def _rows(what: str | Path | Rows) -> Iterator[tuple[FileRow, str]]:
+    """The rows with their sources."""
+    if isinstance(what, str | Path):
+        file = Path(what)
+        if file.suffix.lower() != ".jsonl":
+            raise ConfigError(f"{file}: a .jsonl file is needed, an object a line, or rows: datasets.load_dataset(...)")
+        try:
+            with file.open("rb") as opened:
+                if opened.read(64).lstrip().startswith(b"["):
+                    raise ConfigError(
+                        f"{file} is one JSON array: write an object a line, as `jq -c '.[]' {file.name}` does"
+                    )
+            for row in jsonl_rows(file):
+                yield row, f"{file.name}, line {row.place}"
+        except OSError as error:
+            raise ConfigError(f"{file} cannot be read: {error.strerror or error}") from error
+        return
+    rows = unpadded(what)
+    items = rows if isinstance(rows, UnpaddedRows) else as_list(rows, "train_sft", "conversation")
+    for place, item in enumerate(items):
+        wrapped: object = {"messages": item} if isinstance(item, list) else item
+        yield row_of(place, wrapped, "key"), f"row {place}"
+
+
+class _Masking:
+    """Replaces texts by those of a filter, and counts the texts that changed."""
+
+    def __init__(self, filter: TextFilter | None) -> None:
+        self.count = 0
+        self._filter = filter
+
+    def message(self, message: Message) -> Message:
+        """The message with its content, thoughts and arguments of calls filtered."""
+        clean = dict(message)
+        for name in ("content", "refusal", "reasoning", "reasoning_content"):
+            if name in clean:
+                clean[name] = self._content(clean[name])
+        if calls := cast(list[Json], clean.get("tool_calls")):
+            clean["tool_calls"] = [self._call(call) for call in calls]
+        return clean
+
+    def tools(self, tools: tuple[Tool, ...] | None) -> tuple[Tool, ...] | None:
+        """The tools, of which the default masks what is a secret; a filter of the user's leaves them as they are."""
+        if tools is None or self._filter is not None:
+            return tools
+        return tuple(self._value(tool) for tool in tools)
+
+    def _content(self, content: Json) -> Json:
+        if isinstance(content, list):
+            return [self._content(part) for part in cast(list[Json], content)]
+        if isinstance(content, dict):  # a part: its type is no text of the conversation
+            part = cast(dict[str, Json], content)
+            return part | {
+                name: self._text(part[name]) for name in ("text", "refusal") if isinstance(part.get(name), str)
+            }
+        return self._text(content) if isinstance(content, str) else content
+
+    def _call(self, call: Json) -> Json:
+        function = cast(dict[str, Json], call["function"])
+        arguments: Json = function.get("arguments")
+        if not arguments:
+            return call
+        value: Json = orjson.loads(arguments) if isinstance(arguments, str) else arguments
+        clean = self._value(value)
+        if clean == value:
+            return call  # its text as it was written
+        written = json.dumps(clean, ensure_ascii=False) if isinstance(arguments, str) else clean
+        return {**call, "function": {**function, "arguments": written}}
+
+    def _value(self, value: Json, key: str = "") -> Json:
+        if isinstance(value, dict):
+            return {name: self._value(item, name) for name, item in cast(dict[str, Json], value).items()}
+        if isinstance(value, list):
+            return [self._value(item) for item in cast(list[Json], value)]
+        return self._text(value, key) if isinstance(value, str) else value
+
+    def _text(self, text: str, key: str = "") -> str:
+        clean = Redaction().value(text, key) if self._filter is None else self._filter(text)
+        if not isinstance(clean, str):
+            raise ConfigError(f"filter: it must return the text to train, got {clean!r:.200}")
+        self.count += clean != text
+        return clean

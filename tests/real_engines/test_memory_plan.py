@@ -12,7 +12,7 @@ from offbook.memory_plan.plan import make_plan
 from offbook.memory_plan.plan_text import plan_lines
 from offbook.memory_plan.published import find_shape
 from tests.real_engines.measured_learner import READING
-from tests.server.servers import RunningServer
+from tests.server.servers import RunningServer, until
 
 pytestmark = pytest.mark.slow("real vLLM")
 
@@ -35,7 +35,10 @@ def test_what_the_plan_says_is_logged_started_slept_through_and_compared_with_th
         assert float(after("--memory-share", sampler)) == pytest.approx(plan.sampler / plan.card.memory, abs=1e-3)
         assert after("--max-batch", sampler) == str(plan.decoded_calls) and "--shares-gpu" in sampler
         assert "--offload" in learner and after("--row-limit", learner) == str(plan.row_limit)
+        found = until(lambda: server.http.get("/health").json()["learner"].get("adapter"), "the check of adapters", 300)
+        assert found.startswith("ok, a random adapter moves ")
         before = sleeps(server)
+        assert before == 1  # the learner is in host memory otherwise
         results = [server.train(f"step-{step}", [server.rollouts(4, f"step-{step}")])[-1]["result"] for step in (1, 2)]
         assert [result["step"] for result in results] == [1, 2]
         assert sleeps(server) == before + 2  # level 1, which a CPU takes note of and no more

@@ -31,7 +31,7 @@ from .directory_lock import DirectoryLock, make_private, sweep
 from .http import app
 from .http.auth import Guard, Key, KeyFile, key_for
 from .listening import listen, local_url, url_of
-from .logprob_check import check_logprobs
+from .logprob_check import check_logprobs, write_adapter
 from .models.base_model import BaseModelPath, find
 from .models.checkpoint_swaps import open_models
 from .records.running_time import RunningTime
@@ -244,7 +244,7 @@ async def _start(
     """Start the children, and announce the server when it listens and when it is ready.
 
     `urls`: the address to print, and the one for clients on this machine. If the server cannot be announced or the sampler
-    not be started, appends the error to `failure` and shuts down.
+    not be started, or ignores adapters, appends the error to `failure` and shuts down.
     """
     while not server.started:
         await asyncio.sleep(0.01)
@@ -259,6 +259,8 @@ async def _start(
     if learner is not None and services.engine.sharing is not None:
         learner.start()
         await learner.started()  # vLLM then measures the free GPU memory with the learner in place
+        if services.engine.sharing.layout == "offload":
+            await write_adapter(services)
     services.sampler.start()
     try:
         await services.sampler.ready()
@@ -272,7 +274,11 @@ async def _start(
     gc.freeze()  # what is loaded stays: a full collection looks through the objects of calls alone
     link = guard.sessions.one_time_link() if guard.sessions is not None else "/"
     echo(ready_message(services, urls[0], key, urls[0] + link))
-    await check_logprobs(services)
+    try:
+        await check_logprobs(services)
+    except EngineError as error:
+        failure.append(error)
+        shutdown.begin(ORPHAN_SECONDS)
 
 
 async def _expire_calls(services: Services) -> None:

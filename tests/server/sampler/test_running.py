@@ -154,6 +154,20 @@ async def test_asleep_waits_for_calls_in_flight_and_holds_those_that_arrive() ->
         assert scripted.control_paths == ["/sleep", "/wake_up"] and len(scripted.received) == 2
 
 
+async def test_of_two_that_need_the_gpu_the_second_waits_until_the_first_has_left_it() -> None:
+    async with running() as ((scripted,), client):
+        async with asyncio.TaskGroup() as tasks, client.calls.asleep():
+            second = tasks.create_task(_slept(client))
+            await asyncio.sleep(0.05)
+            assert scripted.control_paths == ["/sleep"] and not second.done()
+        assert scripted.control_paths == ["/sleep", "/wake_up"] * 2
+
+
+async def _slept(client: SupervisedSampler | SamplerPool) -> None:
+    async with client.calls.asleep():
+        await asyncio.sleep(0)
+
+
 async def test_with_its_weights_kept_the_scheduler_is_paused_and_the_cache_released_until_the_block_ends() -> None:
     async with running() as ((scripted,), client):
         async with client.calls.asleep(keep_weights=True):

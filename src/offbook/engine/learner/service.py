@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TextIO
 
 import torch
+from torch import Tensor
 
 from offbook.base.config import LoraOptions
 from offbook.base.errors import ConfigError
@@ -35,9 +36,10 @@ from .failures import Memory, describe_failure
 from .host_memory import HostMemory
 from .learner import Learner
 from .model.launch_cost import kept_call_flops
-from .model.mask_probe import base_logprobs, eager_probe, mask_probe
+from .model.mask_probe import completion_logprobs, eager_probe, mask_probe
 from .model.merge import merge
 from .model.policy import Policy
+from .model.probe_adapter import probe_logprobs
 
 
 class Service:
@@ -134,9 +136,7 @@ class Service:
                 return Trained(request_id=command.request_id, result=result)
             if isinstance(command, ScoreCommand):
                 with self._on_device():
-                    values = base_logprobs(
-                        self._policy, command.prompt_ids, command.completion_ids, command.temperature
-                    )
+                    values = self._score(command)
                 return CompletionScored(request_id=command.request_id, logprobs=tuple(map(float, values)))
             path = merge(self._base, command.adapter, command.output, self._policy.dtype)
             return Merged(request_id=command.request_id, path=path)
@@ -145,6 +145,13 @@ class Service:
             reason, message = describe_failure(error, place, self._memory)
             self._device_broken = isinstance(error, torch.AcceleratorError) and reason != "out_of_memory"
             return Failed(request_id=command.request_id, reason=reason, message=message)
+
+    def _score(self, command: ScoreCommand) -> Tensor:
+        tokens = (command.prompt_ids, command.completion_ids, command.temperature)
+        if command.adapter is None:
+            return completion_logprobs(self._policy, *tokens, adapter=False)
+        self.learner.forget_adapter()
+        return probe_logprobs(self._policy, command.adapter, *tokens)
 
     def _on_device(self) -> AbstractContextManager[object]:
         """The learner on its device inside the block, wherever it is kept."""
@@ -168,7 +175,7 @@ def _written_to(command: TrainCommand | MergeCommand | ScoreCommand, base: Path)
         case MergeCommand():
             return command.output
         case ScoreCommand():
-            return base
+            return command.adapter or base
 
 
 def step_line(result: TrainResult, tree_refused: str | None) -> str:

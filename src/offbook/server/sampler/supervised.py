@@ -47,6 +47,7 @@ class SamplerClient:
         self._sampler = sampler
         self._changed = asyncio.Condition()
         self._awake = True
+        self._sleeping = asyncio.Lock()
         self._in_flight = 0
         self._queued = (0.0, 0.0)
 
@@ -90,20 +91,21 @@ class SamplerClient:
     @asynccontextmanager
     async def asleep(self, *, keep_weights: bool = False) -> AsyncGenerator[None]:
         """Free the GPU inside the block; see `SamplerCalls.asleep`."""
-        await self._sampler.ready()
-        async with self._changed:
-            self._awake = False
-            await self._changed.wait_for(lambda: not self._in_flight)
-        try:
-            try:
-                await self._sleep(keep_weights)
-                yield
-            finally:
-                await self._wake()
-        finally:
+        async with self._sleeping:
+            await self._sampler.ready()
             async with self._changed:
-                self._awake = True
-                self._changed.notify_all()
+                self._awake = False
+                await self._changed.wait_for(lambda: not self._in_flight)
+            try:
+                try:
+                    await self._sleep(keep_weights)
+                    yield
+                finally:
+                    await self._wake()
+            finally:
+                async with self._changed:
+                    self._awake = True
+                    self._changed.notify_all()
 
     async def queue_seconds(self) -> float | None:
         """Mean time in vLLM's queue since the last reading; see `SamplerCalls.queue_seconds`."""

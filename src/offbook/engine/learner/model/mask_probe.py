@@ -138,11 +138,14 @@ def _plain_settings(samples: Sequence[Sample]) -> TargetSettings:
     return TargetSettings(ids, ones, ones, np.zeros(len(ids), np.int64), np.zeros(len(ids)))
 
 
-def base_logprobs(policy: Policy, prompt: Sequence[int], completion: Sequence[int], temperature: float) -> Tensor:
-    """The base model's logprobs of a completion's C tokens, nats, float64 [C] on the CPU."""
+def completion_logprobs(
+    policy: Policy, prompt: Sequence[int], completion: Sequence[int], temperature: float, *, adapter: bool = True
+) -> Tensor:
+    """The logprobs of a completion's C tokens under the policy, or with `adapter=False` under its base, nats, float64 [C]
+    on the CPU."""
     samples = numbered([Sample.bare(np.asarray(prompt, np.int32), np.asarray(completion, np.int32))])
     targets = replace(_plain_settings(samples), temperature=np.full(len(completion), temperature))
-    return _logprobs(policy, samples, targets, "call_rows", adapter=False)
+    return _logprobs(policy, samples, targets, "call_rows", adapter=adapter)
 
 
 def _logprobs(

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.server.servers import RunningServer
+from tests.server.servers import RunningServer, until
 
 
 @pytest.mark.slow("two servers")
@@ -16,6 +16,8 @@ def test_steps_of_a_learner_that_is_offloaded_between_them_are_those_of_one_that
     for name, flags in (("stays", ()), ("leaves", ("--memory-layout", "offload"))):
         with RunningServer(tmp_path / name, "--deterministic", *flags) as server:
             found: list[float] = []
+            # A call that is batched with those of the check is rounded otherwise.
+            until(lambda: server.http.get("/health").json()["learner"].get("adapter"), "the check of adapters", 300)
             for step in (1, 2):
                 ids = server.rollouts(4, f"{name}-{step}")
                 result = server.train(f"{name}-{step}", [ids])[-1]["result"]

@@ -71,7 +71,7 @@ def run(options: ServerOptions) -> int:
         sweep(options.dir)
         engine = choose(options.engine, options.model, trains=not options.inference_only)  # before downloading a base
         base = find(options.model)
-        engine = engine.for_base(plain_answers=base.answers_plainly())
+        engine = engine.for_base(base.model_type(), plain_answers=base.answers_plainly())
         key = key_for(options.host, options.api_key, options.dir)
         protect_environment()
         protect([*([key.text] if key else []), *options.viewer_keys])

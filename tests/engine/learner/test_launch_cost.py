@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from offbook.engine.learner.model import launch_cost
 from offbook.engine.learner.model.launch_cost import (
     PLAUSIBLE,
     kept,
@@ -60,3 +61,19 @@ def test_the_measurement_runs_and_a_cpu_keeps_the_fixed_value(tmp_path: Path) ->
     assert PLAUSIBLE[0] / 100 < measure(torch.device("cpu"), torch.float32, size=128) < PLAUSIBLE[1]
     assert kept_call_flops(tmp_path / "planner.json", torch.device("cpu"), 2e5) == 2e5
     assert not (tmp_path / "planner.json").exists()
+
+
+@pytest.mark.parametrize(("capability", "dtype"), [((7, 5), torch.float16), ((8, 0), torch.bfloat16)])
+def test_a_gpu_is_measured_in_a_precision_that_it_computes_in(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capability: tuple[int, int], dtype: torch.dtype
+) -> None:
+    measured: list[torch.dtype] = []
+
+    def measuring(_: torch.device, dtype: torch.dtype) -> float:
+        measured.append(dtype)
+        return 6e8
+
+    monkeypatch.setattr(launch_cost, "measure", measuring)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a card")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    assert kept_call_flops(tmp_path / "planner.json", torch.device("cuda", 0), 5e8) == 6e8 and measured == [dtype]

@@ -49,6 +49,14 @@ class BaseModelPath:
         added = cast(list[dict[str, Json]], tokenizer.get("added_tokens", []))
         return frozenset(int(token["id"]) for token in added if token.get("content") in texts)
 
+    def model_type(self) -> str:
+        """The architecture that config.json names; empty if it names none. The engines refuse a damaged file in their words."""
+        try:
+            config: object = json.loads((self.path / "config.json").read_text("utf-8"))
+        except (OSError, ValueError):
+            return ""
+        return str(cast(dict[str, Json], config).get("model_type", "")) if isinstance(config, dict) else ""
+
     def answers_plainly(self) -> bool:
         """Whether the chat templates are here and none mentions thoughts: no reasoning parser reads the model's answers."""
         files = (*self.path.glob("*.jinja"), *self.path.glob("additional_chat_templates/*.jinja"))

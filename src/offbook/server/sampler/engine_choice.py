@@ -13,7 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from offbook.base.config import OF_EMBEDDED, OF_VLLM, EngineName, EngineOptions
-from offbook.base.devices import Gpu, chosen, gpus
+from offbook.base.devices import Gpu, automatic_dtype, chosen, gpus
+from offbook.base.errors import ConfigError
 from offbook.base.extras import install_command
 
 from ...engine.protocol import SAMPLER_MODULES
@@ -28,6 +29,8 @@ from .transport import SERVED_NAME
 logger = logging.getLogger(__name__)
 
 _VLLM_QUIRKS = Quirks(grammar_for_strict_tools=True, flat_logprobs=True, stream_blocks=True)
+NO_FLOAT16 = frozenset({"gemma2", "gemma3", "gemma3_text", "glm4"})
+"""Architectures that vLLM 0.32 refuses in float16, in which they overflow: `_FLOAT16_NOT_SUPPORTED_MODELS` of its config/model.py."""
 MAX_STALENESS = 62
 """The upper bound of `TrainConfig.max_staleness`. The embedded engine has no lower limit."""
 
@@ -78,10 +81,28 @@ class EngineChoice:
             return calls.asleep(keep_weights=self.sharing.layout == "free_cache")
         return nullcontext()
 
-    def for_base(self, *, plain_answers: bool) -> EngineChoice:
-        """The choice for a base model whose answers are read without a reasoning parser, or (False) perhaps with one."""
+    def for_base(self, model_type: str, *, plain_answers: bool) -> EngineChoice:
+        """The choice for a base model of this architecture, as its config.json names it, whose answers are read without a
+        reasoning parser, or (False) perhaps with one. Raises ConfigError if the engine refuses it in this precision."""
+        if (
+            self.name == "vllm"
+            and not self.options.vllm_url
+            and model_type in NO_FLOAT16
+            and self._dtype() == "float16"
+        ):
+            raise ConfigError(
+                f"--dtype {self.options.dtype}: vLLM does not sample {model_type!r} in float16, which "
+                "is what a GPU of compute capability below 8.0 computes in: use --dtype float32, a newer GPU, or another --model"
+            )
         blocks = self.quirks.stream_blocks and plain_answers
         return replace(self, quirks=replace(self.quirks, stream_blocks=blocks))
+
+    def _dtype(self) -> str:
+        """The sampler's precision."""
+        if self.options.dtype != "auto":
+            return self.options.dtype
+        present = () if self.options.device == "cpu" else gpus()
+        return automatic_dtype([gpu.capability for gpu in _sampling_gpus(self.options, present)])
 
     def command(self, base: Path, socket: Path) -> list[str]:
         """The command line of the sampler for the model folder `base` on a Unix socket.

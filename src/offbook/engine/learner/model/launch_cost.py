@@ -14,6 +14,8 @@ from typing import cast
 
 import torch
 
+from offbook.base.devices import has_bfloat16
+
 logger = logging.getLogger(__name__)
 
 LAUNCHES = 2000
@@ -32,7 +34,8 @@ def kept_call_flops(file: Path, device: torch.device, fallback: float) -> float:
     if device.type != "cuda":
         return fallback
     key = f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
-    return kept(file, key, lambda: measure(device, torch.bfloat16), fallback)
+    dtype = torch.bfloat16 if has_bfloat16(torch.cuda.get_device_capability(device)) else torch.float16
+    return kept(file, key, lambda: measure(device, dtype), fallback)
 
 
 def kept(file: Path, key: str, measured: Callable[[], float], fallback: float) -> float:

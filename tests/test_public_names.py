@@ -27,6 +27,7 @@ NAMES = [
     "RewardResult",
     "Ruler",
     "Scenario",
+    "TeacherKL",
     "TraceSink",
     "TrainConfig",
     "TrainResult",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from .base.config import EngineOptions, LoraOptions, TrainConfig
+    from .base.config import EngineOptions, LoraOptions, TeacherKL, TrainConfig
     from .base.errors import OffbookError
     from .base.types import (
         History,
@@ -50,6 +50,7 @@ __all__ = [
     "RewardResult",
     "Ruler",
     "Scenario",
+    "TeacherKL",
     "TraceSink",
     "TrainConfig",
     "TrainResult",
@@ -86,6 +87,7 @@ _MODULE_OF = {
     "RewardResult": "rewards.reward_result",
     "Ruler": "rewards.ruler_judge",
     "Scenario": "base.types",
+    "TeacherKL": "base.config",
     "TraceSink": "contracts",
     "TrainConfig": "base.config",
     "TrainResult": "base.types",

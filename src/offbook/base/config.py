@@ -92,6 +92,42 @@ class LoraOptions(Options):
     seed: int = Field(default=0, ge=0, lt=2**63, description="seed of the adapter's initial weights")
 
 
+SELF = "self"
+"""The teacher that is the trained model itself, at its current step and with a hint."""
+
+
+class TeacherKL(Options):
+    """Distillation on policy: a teacher scores each token that the policy sampled. Its advantage is weight x (teacher's logprob
+    - policy's), the negative reverse KL of one sample. Sources (arXiv): GKD 2306.13649, MiniLLM 2306.08543."""
+
+    teacher: str = Field(
+        min_length=1,
+        max_length=400,
+        description="a model of the same server, such as agent@12 (or the base by its name), or self, with a hint",
+    )
+    weight: float = Field(default=1.0, gt=0, le=1000, description="weight of its advantage")
+    alone: bool = Field(default=False, description="leave out the rewards: they are neither needed nor trained")
+    hint: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=20_000,
+        description="system message that the teacher reads before each prompt, and the policy does not",
+    )
+
+    @model_validator(mode="after")
+    def _different_from_the_policy(self) -> Self:
+        if self.teacher == SELF and self.hint is None:
+            raise ValueError(
+                "teacher='self' needs a hint, without which teacher and policy are the same: say in hint= what would help"
+            )
+        return self
+
+
+def _named_teacher(value: Any) -> Any:
+    """A teacher's name as a TeacherKL with the other options' defaults."""
+    return {"teacher": value} if isinstance(value, str) else value
+
+
 class TrainConfig(Options):
     """Options of one train request. Sources (arXiv): PPO 1707.06347, GRPO 2402.03300, DAPO 2503.14476,
     Dr. GRPO 2503.20783, GSPO 2507.18071, CISPO 2506.13585."""
@@ -113,6 +149,10 @@ class TrainConfig(Options):
         default="trajectory", description="the sequence of gspo's ratio: the whole trajectory or one call"
     )
     kl_coef: float = Field(default=0.0, ge=0, le=100, description="weight of the k3 KL to the base model (adapter off)")
+    distill: Annotated[TeacherKL | None, BeforeValidator(_named_teacher)] = Field(
+        default=None,
+        description="learn from a teacher's logprobs of the sampled tokens: TeacherKL, or the teacher's name",
+    )
     importance_cap: float | None = Field(
         default=2.0,
         gt=0,

@@ -51,7 +51,8 @@ class Line(BaseModel):
 
 class TrainCommand(Line):
     """Apply the job at `job` to the model whose checkpoints are in `checkpoints`, going from `step` to `step + 1`.
-    `keep_tokens`: for how many of the newest steps token files are kept; 0: none is written."""
+    `keep_tokens`: for how many of the newest steps token files are kept; 0: none is written. `teacher`: the checkpoint of
+    the teacher that the job's config names; None: the base, or the model itself."""
 
     kind: Literal["train"] = "train"
     request_id: str
@@ -61,6 +62,7 @@ class TrainCommand(Line):
     step: int
     lora: LoraOptions
     keep_tokens: int = Field(default=0, ge=0)
+    teacher: Path | None = None
 
 
 class MergeCommand(Line):

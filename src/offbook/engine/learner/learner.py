@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from offbook.base.config import LoraOptions, TrainConfig
+from offbook.base.config import SELF, LoraOptions, TrainConfig
 from offbook.base.errors import TrainError
 from offbook.base.types import TrainResult
 
@@ -22,14 +22,15 @@ from ..checkpoint_files import Checkpoint, CheckpointNote
 from ..protocol import Progressed, TrainCommand, TrainJob, Warned, read_job
 from . import checkpoints, peak_memory
 from .checkpoints import Draft, OptimizerState, restore_state, state_tensors
-from .metrics import sampler_mismatch, selection_metrics, step_metrics
+from .metrics import sampler_mismatch, selection_metrics, step_metrics, teacher_metrics
 from .model.policy import Policy
 from .no_signal import equal_rewards, no_gradient
 from .selection import Selection, Selector, Warn
 from .targets.batch import TrainBatch
+from .teacher import load_teacher, teacher_scores, with_hint
 from .token_trace import make_token_file, store_token_file
 from .update.loss_scale import LossScale
-from .update.step import Report, Step, StepTotals
+from .update.step import Report, Step, StepTotals, TeacherScores
 
 Emit = Callable[[Progressed | Warned], None]
 SAVE_STAGES = 5  # adapter, optimizer, generators, synced to disk, renamed into place
@@ -87,7 +88,7 @@ class Learner:
         try:
             self._restore(command, newest)
             peak_memory.reset(self._policy.device)
-            return self._step(command, job)
+            return self._step(command, job, newest)
         except BaseException:
             self._state = None
             stored = checkpoints.made_by(command.checkpoints, command.model, command.request_id)
@@ -140,7 +141,7 @@ class Learner:
         self._generators = checkpoints.rng_states()
         self._optimizer, self._state = optimizer, wanted
 
-    def _step(self, command: TrainCommand, job: TrainJob) -> TrainResult:
+    def _step(self, command: TrainCommand, job: TrainJob, newest: Checkpoint | None) -> TrainResult:
         """Decide what the job trains, compute its updates, record them."""
         started = time.monotonic()
         warn = self._warner(command.request_id)
@@ -148,10 +149,32 @@ class Learner:
         if selection.batch is None:
             metrics = selection_metrics(selection, command.step, self._policy)
             return equal_rewards(selection.advantages).result(command, metrics, self._warnings)
-        totals = self._compute(selection.batch, self._within_limit(job.config), command.request_id)
-        return self._record(command, job, selection, selection.batch, totals, started)
+        config = self._within_limit(job.config)
+        teacher = self._taught(command, config, selection.batch, newest)
+        totals = self._compute(selection.batch, config, command.request_id, teacher)
+        return self._record(command, job, selection, selection.batch, totals, started, teacher)
 
-    def _compute(self, batch: TrainBatch, config: TrainConfig, request_id: str) -> StepTotals:
+    def _taught(
+        self, command: TrainCommand, config: TrainConfig, batch: TrainBatch, newest: Checkpoint | None
+    ) -> TeacherScores | None:
+        """The scores of the job's teacher, None without one. Leaves adapter, optimizer and generators as they are."""
+        if config.distill is None:
+            return None
+        assert self._optimizer is not None  # created by _restore
+        shown = batch if config.distill.hint is None else with_hint(batch, config.distill.hint, self._policy)
+        report = self._reporter(command.request_id)
+        if command.teacher is not None:
+            self._state = None
+            load_teacher(self._policy, command.teacher)
+        step = Step(self._policy, self._optimizer, shown, config, self._updates, report)
+        scores = step.scores("teacher", adapter=command.teacher is not None or config.distill.teacher == SELF)
+        if command.teacher is not None:
+            self._restore(command, newest)
+        return teacher_scores(scores, batch, config.distill.weight)
+
+    def _compute(
+        self, batch: TrainBatch, config: TrainConfig, request_id: str, teacher: TeacherScores | None
+    ) -> StepTotals:
         """Update the adapter. Raises TrainError if no target is in the learner's own kept set, and as `Step.run`."""
         assert self._optimizer is not None  # created by _restore
         for group in self._optimizer.param_groups:
@@ -160,7 +183,7 @@ class Learner:
         torch.manual_seed(int(torch.randint(2**62, (1,))) ^ config.seed)  # pyright: ignore[reportUnknownMemberType]  # torch's own annotations are partial
         self._warn_of_plain_rows(config.layout, request_id)
         report = self._reporter(request_id)
-        totals = Step(self._policy, self._optimizer, batch, config, self._updates, report, self._scale).run()
+        totals = Step(self._policy, self._optimizer, batch, config, self._updates, report, self._scale, teacher).run()
         if not totals.entered:
             raise TrainError(
                 f"nothing to train: all {len(batch)} sampled tokens are outside the learner's own top-k, top-p or min-p set: "
@@ -178,12 +201,15 @@ class Learner:
         batch: TrainBatch,
         totals: StepTotals,
         started: float,
+        teacher: TeacherScores | None,
     ) -> TrainResult:
         """Measure the step, write its checkpoint if it changed the adapter, and keep its token file."""
         warn = self._warner(command.request_id)
         mismatch = sampler_mismatch(batch, totals)
         metrics = selection_metrics(selection, command.step, self._policy)
         metrics |= step_metrics(batch, totals, mismatch, job.config.importance_cap, self._updates)
+        if teacher is not None:
+            metrics |= teacher_metrics(totals, teacher)
         metrics |= peak_memory.memory_metrics(peak_memory.read(self._policy.device))
         if self._scale is not None:
             metrics |= {"loss/scale": self._scale.value, "loss/overflows": float(totals.overflows)}

@@ -24,6 +24,8 @@
 | kl/sampler_learner | KL(sampler, learner at the start of the step) per token, k3; unconstrained recorded calls only |
 | kl/sampler_learner_max_diff | largest absolute logprob difference between them |
 | kl/base | k3 to the base per measured token, when kl_coef > 0 |
+| kl/teacher | with distill: mean of old minus teacher logprob over the sampled tokens that the teacher scored, nats: the reverse KL to it |
+| tokens/untaught | with distill: targets without a teacher's logprob, because its own top-k, top-p or min-p, or a constraint, excludes them |
 | importance/mean, capped_share | the truncated importance weight; share of weights at the cap |
 | loss/value | mean over the step's updates |
 | loss/updates, loss/updates_total, loss/learning_rate | updates of this step; of the model's life; rate of the last update |
@@ -58,7 +60,7 @@ from .targets.advantage import Advantages
 from .targets.batch import Groups, TrainBatch
 from .targets.prompt_forks import CAUSES
 from .update.loss import importance_weights, k3
-from .update.step import StepTotals
+from .update.step import StepTotals, TeacherScores
 
 
 @dataclass(frozen=True)
@@ -177,6 +179,16 @@ def step_metrics(
         metrics[f"layout/{name}"] = layouts[name] / len(plans) if plans else None
     metrics |= _importance(batch, totals, importance_cap)
     return _measured(metrics) | {f"seconds/{phase}": seconds for phase, seconds in totals.seconds.items()}
+
+
+def teacher_metrics(totals: StepTotals, teacher: TeacherScores) -> dict[str, float]:
+    """The distance to the teacher at the start of the step, over the targets that both score."""
+    measured = totals.old.kept & ~torch.isnan(teacher.logprobs)
+    metrics = {
+        "kl/teacher": _mean_of((totals.old.logprobs - teacher.logprobs)[measured]),
+        "tokens/untaught": float((totals.old.kept & ~measured).sum()),
+    }
+    return _measured(metrics)
 
 
 def fork_metrics(forks: Sequence[Fork]) -> dict[str, float]:

@@ -10,7 +10,7 @@ from offbook.base.errors import TrainError
 from ..protocol import JobTrajectory, TrainJob
 from ..token_file import Fork
 from .model.policy import Policy
-from .targets.advantage import Advantages, call_advantages, group_advantages
+from .targets.advantage import Advantages, call_advantages, group_advantages, with_teacher
 from .targets.batch import Groups, TrainBatch, make_batch
 from .targets.choice_masks import ChoiceMasks
 from .targets.prompt_forks import find_forks
@@ -131,6 +131,9 @@ _LEFT_OUT = {
 def _advantages(job: TrainJob) -> Advantages:
     """Advantages of the job. Raises TrainError if a reward is not finite, or no group has enough scored rollouts."""
     config = job.config
+    failed = [[trajectory.failed for trajectory in group] for group in job.groups]
+    if config.distill is not None and config.distill.alone:
+        return with_teacher(None, failed)
     rewards = [[None if t.failed else t.reward for t in group] for group in job.groups]
     least, divide = config.min_group_size, config.scale_rewards and config.loss != "dr_grpo"
     try:
@@ -141,6 +144,8 @@ def _advantages(job: TrainJob) -> Advantages:
             advantages = group_advantages(rewards, min_group_size=least, divide_by_std=divide)
     except ValueError as error:
         raise TrainError(str(error), reason="bad_job") from error
+    if config.distill is not None:
+        return with_teacher(advantages, failed)
     if advantages.too_few == len(job.groups):
         raise _no_scored_groups(job)
     return advantages

@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from offbook.base.config import SELF, TrainConfig
 from offbook.base.errors import ConfigError, EngineError
 from offbook.base.wire import LATEST, ModelState, name_at
 
@@ -188,6 +189,14 @@ class ModelRegistry:
                 "model_not_found",
             )
         return model.route(int(number))
+
+    def teacher(self, config: TrainConfig) -> Path | None:
+        """The checkpoint folder of the teacher that a train request names. None: no teacher, the base, or the trained model
+        itself. Raises ApiError as `resolve`."""
+        if config.distill is None or config.distill.teacher == SELF:
+            return None
+        route = self.resolve(config.distill.teacher)
+        return checkpoint_files.path_of(self.model(route.model).checkpoint_folder, route.step) if route.step else None
 
     def _is_base(self, name: str) -> bool:
         """Whether the name means the base. A model of the same name takes precedence."""

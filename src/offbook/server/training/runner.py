@@ -124,6 +124,7 @@ class TrainRunner:
             step=model.step,
             lora=model.facts.lora,
             keep_tokens=self._keep_tokens,
+            teacher=self._models.registry.teacher(request.config),
         )
         async with self._free_gpu():
             event = await _last_event(self._learner.run(command), feed)

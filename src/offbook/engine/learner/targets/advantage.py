@@ -122,6 +122,23 @@ def call_advantages(
     return Advantages(tuple(values), too_few, no_spread, tuple(by_call))
 
 
+def with_teacher(advantages: Advantages | None, failed: Sequence[Sequence[bool]]) -> Advantages:
+    """The advantages of rewards, beside which a teacher adds its own: 0 for each rollout without one, so that it is trained
+    all the same; None for those that failed. `advantages=None`: no rewards count.
+
+    >>> rewards = group_advantages([[1.0, 3.0, None], [2.0, 2.0]], min_group_size=2, divide_by_std=False)
+    >>> with_teacher(rewards, [[False, False, False], [False, True]]).values
+    ((-1.0, 1.0, 0.0), (0.0, None))
+    """
+    of_calls = [[None] * len(group) for group in failed] if advantages is None else advantages.of_calls
+    by_call = tuple(
+        tuple(None if bad else values or (0.0,) for values, bad in zip(group, faults, strict=True))
+        for group, faults in zip(of_calls, failed, strict=True)
+    )
+    values = tuple(tuple(None if rollout is None else rollout[0] for rollout in group) for group in by_call)
+    return Advantages(values, too_few=0, no_spread=0, by_call=by_call)
+
+
 def _parts(group: Sequence[float | None], earned: Sequence[Sequence[float]]) -> list[list[float] | None]:
     """Per rollout, the parts of its reward in the order in which they were earned, the rest last; None: unscored."""
     rests = [None if reward is None else reward - math.fsum(own) for reward, own in zip(group, earned, strict=True)]

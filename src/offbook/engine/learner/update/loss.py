@@ -141,6 +141,14 @@ def importance_weights(old_N: Tensor, sampler_N: Tensor, cap: float | None) -> T
     return torch.where(torch.isnan(sampler_N), torch.ones_like(old_N), ratio_N).detach()
 
 
+def teacher_advantages(teacher_N: Tensor, old_N: Tensor) -> Tensor:
+    """teacher - old per sampled token, [N], nats: the negative of the one-sample estimate of KL(policy || teacher).
+
+    Its expectation as an advantage is the gradient of the reverse KL on the policy's own samples (GKD 2306.13649, section
+    3.1; MiniLLM 2306.08543, eq. 2). 0 where the teacher is NaN."""
+    return torch.where(torch.isnan(teacher_N), 0.0, teacher_N - old_N)
+
+
 KL_LINEAR_FROM = 2.6
 """Nats below the base from which the KL term of a token grows linearly, where k3 is 10.
 

@@ -37,11 +37,12 @@ from .loss import (
     Targets,
     divisors,
     importance_weights,
+    teacher_advantages,
 )
 from .loss_scale import LossScale
 
 Report = Callable[[str, int, int], None]
-"""Progress callback (phase, done, total). Phases: plan, old_logprobs, update, save."""
+"""Progress callback (phase, done, total). Phases: plan, teacher, old_logprobs, update, save."""
 
 HUGE = 1e6
 """If a step is not finite, the error names an advantage above this: rewards or weights have an unusual scale."""
@@ -108,6 +109,15 @@ class LastUpdate:
         self.clipped[target_numbers_K] |= output.clipped
 
 
+@dataclass(frozen=True)
+class TeacherScores:
+    """The teacher of a step. `logprobs`: its own of each target, float64 [N], nats, NaN where they say nothing. `weights`:
+    of its advantages, float64 [N], times the call's weight."""
+
+    logprobs: Tensor
+    weights: Tensor
+
+
 @dataclass
 class StepTotals:
     """The result of a step, for metrics and the token file. `plans`: one per minibatch. `old`: scores of all targets
@@ -143,7 +153,7 @@ class Step:
     """One train step of `policy` on `batch`: `epochs` x `minibatches` optimizer updates.
 
     `updates_before`: optimizer updates of the model's earlier steps, for warm-up. `scale`: the loss scale of a float16
-    base; the step updates it in place."""
+    base; the step updates it in place. `teacher`: its advantages are added to the batch's."""
 
     def __init__(
         self,
@@ -154,6 +164,7 @@ class Step:
         updates_before: int,
         report: Report,
         scale: LossScale | None = None,
+        teacher: TeacherScores | None = None,
     ) -> None:
         self._policy = policy
         self._optimizer = optimizer
@@ -174,6 +185,7 @@ class Step:
         divisors_N = divisors(config.loss, torch.from_numpy(batch.trajectory), config.max_tokens)
         self._inverse_divisors = len(self._minibatches) / divisors_N  # a minibatch estimates the step's gradient
         self._base: Tensor | None = None
+        self._teacher = teacher
         self._split = RowSplit(policy)
 
     def run(self) -> StepTotals:
@@ -185,6 +197,12 @@ class Step:
             return self._run()
         finally:
             self._optimizer.zero_grad(set_to_none=True)
+
+    def scores(self, phase: str, *, adapter: bool = True) -> Scores:
+        """The logprobs of all targets under the policy as it is, or the base. `phase`: reported as progress."""
+        scores = Scores.empty(len(self._batch))
+        self._score_rows(self._plans(), scores, phase, adapter=adapter)
+        return scores
 
     def _run(self) -> StepTotals:
         started = time.monotonic()
@@ -294,9 +312,13 @@ class Step:
         """The inputs of a loss. A constrained call was sampled from another distribution than the learner's, whose ratio
         would say nothing: it is 1, and never clipped."""
         importance_K = importance_weights(old_K, self._sampler[target_numbers_K], self._config.importance_cap)
+        advantages_K = self._advantages[target_numbers_K]
+        if self._teacher is not None:
+            own_K = teacher_advantages(self._teacher.logprobs[target_numbers_K], old_K)
+            advantages_K = advantages_K + self._teacher.weights[target_numbers_K] * own_K
         return Targets(
             torch.where(self._constrained[target_numbers_K], current_K, old_K),
-            self._advantages[target_numbers_K],
+            advantages_K,
             self._inverse_divisors[target_numbers_K],
             importance_K,
             self._sequence[target_numbers_K],

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from offbook.base.redaction import MARK, METRIC, Redaction, protect, redact
+from offbook.base.redaction import MARK, METRIC, Redaction, protect, protect_environment, redact
 from offbook.base.types import (
     CallStatus,
     CallTrace,
@@ -19,15 +19,17 @@ from offbook.base.types import (
     RolloutPlace,
     Sampling,
     ToolRun,
+    TrainResult,
     Trajectory,
     TrajectoryGroup,
     as_rollout_exception,
 )
-from offbook.base.wire import TrajectoryQuery
+from offbook.base.wire import ORIGIN_HEADER, TrainRequest, TrainStatus, TrajectoryQuery
 from offbook.client.connection.http import Api
 from offbook.client.rollouts.failures import details, failure_kinds, failures
 from offbook.client.rollouts.gather import gather_trajectory_groups
 from offbook.client.rollouts.records import group_wires, rollout_records
+from offbook.server.training.feed import TrainFeed
 from offbook.tracing.jsonl import rollout_line
 from offbook.tracing.rollout_reader import pages
 from offbook.tracing.spans import rollout_spans
@@ -136,12 +138,46 @@ async def page(gateway: Gateway, path: str) -> str:
     return answer.text
 
 
-async def test_a_server_redacts_what_another_client_sends(gateway: Gateway, tmp_path: Path) -> None:
-    fault = {"type": "E", "message": FORMS[0], "traceback": FORMS[2]}
-    record: dict[str, Json] = {"id": "t", "model": "default", "exception": fault, "started_at": 1.0, "ended_at": 2.0}
-    answer = await gateway.http.post("/api/trajectories", json={"trajectories": [record]})
-    assert answer.status_code == 200, answer.text
-    assert leaks(await page(gateway, "/trajectories/t/export")) == []
+async def test_a_server_redacts_what_another_client_sends(
+    gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that is not ours plants keys in all that the public API takes as texts that are not trained."""
+    protect_environment()  # as a server does at its start
+    texts: dict[str, Json] = {"metadata": {TEXT: [{"deep": TEXT}]}, "metrics": {FORMS[3]: 1.0}}
+    record = careless().model_dump(mode="json", include={"tool_runs", "outside_calls", "logs"}) | texts
+    record |= {"exception": {"type": "E", "message": FORMS[0], "traceback": TEXT}, "started_at": 1.0, "ended_at": 2.0}
+    record |= {"id": "t", "model": "default", "place": {"run": "run-1", "step": 0, "group": "g-1"}}
+    queued: list[TrainRequest] = []
+
+    async def submit(request: TrainRequest) -> TrainFeed:
+        queued.append(request)
+        await gateway.services.train_history.save(
+            request, TrainStatus(id=request.id, model=request.model, state="queued")
+        )
+        feed = TrainFeed(request)
+        feed.end(TrainResult(model=request.model, step=0, applied=False, request_id=request.id))
+        return feed
+
+    monkeypatch.setattr(gateway.services.training, "submit", submit)
+    called = await gateway.chat({ORIGIN_HEADER: json.dumps({"tags": [FORMS[1]]})}, path="/t/t/v1")
+    group: dict[str, Json] = {"trajectory_ids": ["t"], **texts}
+    answers = [
+        called,
+        await gateway.http.post("/api/trajectories", json={"trajectories": [record]}),
+        await gateway.http.post("/api/train", json={"id": "r", "model": "default", "groups": [group]}),
+        await gateway.http.post("/api/models/default/log", json={"metrics": {FORMS[2]: 1.0}}),
+    ]
+    assert [answer.status_code for answer in answers] == [200] * 4, [answer.text for answer in answers]
+    rollouts = [rollout async for rollout in pages(Api(gateway.url), TrajectoryQuery(run="run-1"))]
+    shown: list[object] = [rollout_spans(rollout) for rollout in rollouts]
+    shown += [json.dumps(rollout_line(rollout), default=repr) for rollout in rollouts]
+    places = ["/trajectories/t", "/trajectories/t/export", "/api/trajectories/t", "/api/traces?run=run-1"]
+    places += ["/runs/run-1", "/runs/run-1/steps/0", "/runs/run-1/steps/0/groups/g-1", "/api/models/default/log"]
+    shown += [await page(gateway, place) for place in places]
+    shown += [path.read_bytes().decode("latin-1") for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(rollouts) == 1 and [leaks(text) for text in shown if leaks(text)] == []
+    assert rollouts[0].record.metrics[METRIC] > 5 * len(FORMS)
+    assert queued[0].groups[0].metrics[METRIC] == 2 * len(TEXT.split(" ; ")) + 1
 
 
 def test_messages_that_are_trained_and_ordinary_texts_stay() -> None:

@@ -20,8 +20,8 @@ METRIC = "redacted_keys"
 """Metric of a rollout: the number of marks in its record. Missing without any."""
 SWITCH = "OFFBOOK_REDACT"
 """Environment variable: 0 keeps records of rollouts as they are."""
-RECORD_FIELDS = ("metadata", "logs", "exception", "tool_runs", "outside_calls")
-"""Fields of a trajectory and of its record that are texts of the app, and never trained."""
+RECORD_FIELDS = ("metadata", "metrics", "logs", "exception", "tool_runs", "outside_calls")
+"""Fields of a trajectory, of its record and of a group's that are texts of the app, and never trained."""
 SHORTEST = 8
 """Shorter values, such as `none` or `EMPTY`, are not treated as secrets: replacing them would garble ordinary text."""
 _NAMES = re.compile(r"(API_?KEY|_KEY|TOKEN|SECRET|PASSWORD|AUTHORIZATION|CREDENTIALS?)$", re.IGNORECASE)
@@ -102,15 +102,15 @@ Record = TypeVar("Record", bound=BaseModel)
 
 
 def redacted_record(record: Record) -> Record:
-    """A trajectory or its record without the secrets in its RECORD_FIELDS, and with their number as METRIC.
+    """A trajectory, its record or a group's without the secrets in its RECORD_FIELDS, and with their number as METRIC.
 
     The same object if it has none, or if SWITCH is 0. Marks of an earlier redaction count too."""
     redaction = Redaction()
-    clean: dict[str, Any] = {name: redaction.value(getattr(record, name)) for name in RECORD_FIELDS}
+    fields = (name for name in RECORD_FIELDS if name in type(record).model_fields)
+    clean: dict[str, Any] = {name: redaction.value(getattr(record, name)) for name in fields}
     if not redaction.marks:
         return record
-    metrics: dict[str, float] = getattr(record, "metrics")  # noqa: B009  # both classes have it
-    return record.model_copy(update=clean | {"metrics": metrics | {METRIC: float(redaction.marks)}})
+    return record.model_copy(update=clean | {"metrics": clean["metrics"] | {METRIC: float(redaction.marks)}})
 
 
 class Redaction:

@@ -15,7 +15,7 @@ from typing import cast
 
 from offbook.base.choices import is_choice
 from offbook.base.errors import ConfigError
-from offbook.base.redaction import Redaction, protect_environment, redacted_record
+from offbook.base.redaction import protect_environment, redacted_record
 from offbook.base.text import counted
 from offbook.base.types import (
     History,
@@ -66,8 +66,9 @@ def group_wires(groups: Iterable[TrajectoryGroup], model: str, request_id: str) 
                 without_calls.append(where)
         ids = tuple(record.id for record in records)
         metrics = _finite(group.metrics, f"group {group_number}: metrics")
-        metadata = Redaction().value(as_json(group.metadata, f"group {group_number}: metadata"))
-        wires.append((tuple(records), GroupRecord(trajectory_ids=ids, metadata=metadata, metrics=metrics)))
+        metadata = as_json(group.metadata, f"group {group_number}: metadata")
+        entry = redacted_record(GroupRecord(trajectory_ids=ids, metadata=metadata, metrics=metrics))
+        wires.append((tuple(records), entry))
     if without_calls and len(without_calls) == len(seen):
         raise ConfigError(
             f"{without_calls[0]} has no model call, and neither has any other: append `completion.choices[0]` to "

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pydantic import ValidationError
 
 from offbook.base.errors import StoreError
-from offbook.base.redaction import redact
-from offbook.base.types import Call, CallStatus, new_id
+from offbook.base.redaction import Redaction, redact
+from offbook.base.types import Call, CallOrigin, CallStatus, new_id
 
 from ..errors import ApiError
 from ..records.store import Store
@@ -167,7 +167,7 @@ class Recorder:
             tools=request.tools,
             prompt_ids=tuple(sampled.prompt_ids or ()),
             outputs=outputs,
-            origin=request.origin,
+            origin=_without_keys(request.origin),
             error=None if error is None else redact(error),
             started_at=call.started_at,
             ended_at=time.time(),
@@ -187,3 +187,10 @@ class Recorder:
                 await self._write(call, Sampled(), status, reason)
         except StoreError as error:
             logger.error("call %s of trajectory %r is not recorded: %s", call.id, call.trajectory_id, error)
+
+
+def _without_keys(origin: CallOrigin | None) -> CallOrigin | None:
+    """The origin without keys in its tags, which are texts of the app. Its names stay: they identify."""
+    if origin is None or not origin.tags:
+        return origin
+    return origin.model_copy(update={"tags": Redaction().value(origin.tags)})

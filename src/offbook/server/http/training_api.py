@@ -11,6 +11,7 @@ from fastapi.responses import FileResponse, StreamingResponse
 
 from offbook.base import server_sent_events
 from offbook.base.config import Name
+from offbook.base.redaction import Redaction, redacted_record
 from offbook.base.wire import (
     LATEST,
     ArchiveRequest,
@@ -84,8 +85,8 @@ async def fork_model(services: ServicesDep, name: str, body: ForkRequest) -> Mod
 
 @router.post("/models/{name}/log")
 async def add_log(services: ServicesDep, name: Name, body: LogRequest) -> dict[str, str]:
-    """Store metrics under a model name, also of a model that was never registered."""
-    await services.store.add_log(name, body)
+    """Store metrics under a model name, also of a model that was never registered. Keys in their names are redacted."""
+    await services.store.add_log(name, body.model_copy(update={"metrics": Redaction().value(body.metrics)}))
     return {}
 
 
@@ -157,7 +158,9 @@ async def delete_archive(services: ServicesDep, archive_id: str) -> dict[str, st
 
 @router.post("/train", response_class=TrainEvents)
 async def train(services: ServicesDep, body: TrainRequest) -> TrainEvents:
-    """Apply a train request and stream its events. A request with a known id is not applied again."""
+    """Apply a train request and stream its events. A request with a known id is not applied again. Keys in the texts of
+    groups are redacted, whatever the client is."""
+    body = body.model_copy(update={"groups": tuple(redacted_record(group) for group in body.groups)})
     if body.model == LATEST:
         body = body.model_copy(update={"model": services.models.registry.model(LATEST).facts.name})
     feed = await services.training.submit(body)

@@ -2,9 +2,9 @@
 
     python -m tests.campaign --kills 100 [--seed 0] [--table benchmarks/results/campaign.md]
 
-Clients roll out, train and keep state while one thing at a time is hurt: a client, the server, the sampler or the learner is
-killed with signal 9, the disk is full, a file is damaged, the wall clock jumps. After each, everything that was answered is
-looked up. One line per event; the exit code is 1 when a promise was broken.
+Clients roll out in every API, run programs as rollouts, train, download and keep state while one thing at a time is hurt: a
+client, a program, the server, the sampler or the learner is killed with signal 9 or stopped for a while, the disk is full, a file
+is damaged or gone, the wall clock jumps. After each, everything that was answered is looked up. One line per event; the exit code is 1 when a promise was broken.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ HEAD = """# A campaign of kills and damage
 
     {command}
 
-Real processes under load: a server with the embedded engine and the bundled policy, and two clients that roll out, train and keep
-state. One part at a time was killed with signal 9 or hurt as the first column says. After each, every call that was ever answered
-was looked up in the records with its tokens, every finished rollout, every train request and its step, and the state.
+Real processes under load: a server with the embedded engine and the bundled policy, and two clients that roll out in five APIs,
+streamed and whole, run programs by `Command` and `offbook wrap`, train, download the newest LoRA and keep state. One part at a time
+was killed with signal 9 or hurt as the first column says. After each, every call that was ever answered was looked up in the records
+with its tokens or its text, every finished rollout, every train request and its step, every download, and the state. An answer with
+another status than 408, 429, 502, 503 or 507 to a request that may be sent again is a broken promise too.
 "Sent again": requests that got no answer or an error, each time they were sent. "Lost" and "twice" count broken promises.
 The last row says how many events there were: a campaign that is stopped leaves the table of those until then.
 
@@ -48,7 +50,8 @@ def _row(part: str, those: list[Outcome]) -> str:
     cells: list[object] = [part, len(those)]
     cells += [sum(each.calls for each in those), sum(each.steps for each in those)]
     cells += [sum(each.unanswered for each in those)]
-    cells += [sum(line.startswith(kind) for line in broken) for kind in ("lost", "twice", "not back")]
+    twice, away = (sum(line.startswith(kind) for line in broken) for kind in ("twice", "not back"))
+    cells += [len(broken) - twice - away, twice, away]
     cells += [told, f"{max(each.back for each in those):.1f}"]
     return "| " + " | ".join(str(cell) for cell in cells) + " |"
 

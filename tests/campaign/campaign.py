@@ -24,7 +24,7 @@ from tests.server.servers import until
 from .damage import PARTS, Damaged, damage
 from .promises import Promises
 
-DECK = ("client", "client", "server", "sampler", "sampler", "learner", "learner", "disk full", "damage", "clock")
+DECK = ("client", "server", "sampler", "learner", "program", "disk full", "damage", "damage", "clock", "stopped")
 """What ten events hurt; each ten in a new order."""
 CLIENTS = 2
 BACK_SECONDS = 900.0
@@ -32,6 +32,7 @@ BACK_SECONDS = 900.0
 FULL_BYTES = 64 * 1024
 """No file of server and learner grows beyond it while the disk is full."""
 FULL_SECONDS = 2.0
+STOPPED_SECONDS = 4.0
 JUMPS = (-3e7, -3e5, 3e5, 3e7)
 """Seconds by which the wall clock jumps."""
 
@@ -75,6 +76,7 @@ class Campaign:
         self._offset = 0.0
         self._port = _free_port()
         self._damages = 0
+        self._stops = 0
         self._journals: list[Path] = []
         self._clients: dict[str, subprocess.Popen[bytes]] = {}
         folder.mkdir(parents=True, exist_ok=True)
@@ -147,7 +149,31 @@ class Campaign:
         outcome.how = f"SIGKILL of {name}"
         self._clients[name].kill()
         self._clients[name].wait()
+        until(lambda: not self._programs(name), f"the programs of {name} have ended with it", BACK_SECONDS)
         self._start_client(name)
+
+    def kill_program(self, outcome: Outcome) -> None:
+        """Its rollout fails, or `offbook wrap` ends with its signal; its client goes on."""
+        outcome.how = "SIGKILL"
+        until(lambda: self._programs(), "a program runs", BACK_SECONDS)[0].kill()
+
+    def stop(self, outcome: Outcome) -> None:
+        """SIGSTOP for a while: what waits for the stopped process goes on when it does."""
+        peers: dict[str, Callable[[], psutil.Process | subprocess.Popen[bytes]]] = {
+            "server": lambda: self._server,
+            "sampler": lambda: self._child("inference"),
+            "learner": lambda: self._child("engine.learner"),
+            "client": lambda: self._clients[min(self._clients)],
+        }
+        self._stops += 1
+        name = sorted(peers)[self._stops % len(peers)]
+        outcome.part, outcome.how = f"stopped: {name}", f"SIGSTOP for {STOPPED_SECONDS:.0f} s"
+        process = peers[name]()
+        process.send_signal(signal.SIGSTOP)
+        try:
+            time.sleep(STOPPED_SECONDS)
+        finally:
+            process.send_signal(signal.SIGCONT)
 
     def kill_server(self, outcome: Outcome) -> None:
         outcome.how = "SIGKILL"
@@ -198,7 +224,7 @@ class Campaign:
 
     def _mend(self, done: Damaged, kept: Path) -> None:
         """As the messages say: a backup for records, --repair for state; the server mends the rest itself."""
-        if done.part == "records":
+        if done.part in ("records", "missing records"):
             for end in ("-wal", "-shm"):
                 Path(f"{self.folder / 'records.db'}{end}").unlink(missing_ok=True)
             shutil.copyfile(kept / "records.db", self.folder / "records.db")
@@ -207,6 +233,7 @@ class Campaign:
             self._read()
             self.promises.state.pop(done.model, None)
         elif done.step is not None:
+            self._read()
             self.promises.roll_back(done.model, done.step)
 
     # ---- processes
@@ -220,8 +247,19 @@ class Campaign:
         journal = self._work / f"{name}-{len(self._journals)}.jsonl"
         self._journals.append(journal)
         words = [sys.executable, "-m", "tests.campaign.client", "--url", str(self._http.base_url), "--name", name]
-        words += ["--journal", str(journal), "--seed", str(self._chance.randrange(2**31))]
+        words += ["--journal", str(journal), "--seed", str(self._chance.randrange(2**31)), "--clock", str(self._clock)]
         self._clients[name] = subprocess.Popen(words, stdout=self._log, stderr=self._log)
+
+    def _programs(self, client: str = "") -> list[psutil.Process]:
+        """The running programs, of one client or of all."""
+        found: list[psutil.Process] = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                words = process.cmdline()
+                of_it = any(word.startswith(str(self._work / client)) for word in words)
+                if words[1:3] == ["-m", "tests.campaign.program"] and of_it and not _ended(process):
+                    found.append(process)
+        return found
 
     def _stop_server(self) -> None:
         """kill -9 of the server alone: its children have to follow."""
@@ -310,6 +348,8 @@ EVENTS: dict[str, Callable[[Campaign, Outcome], None]] = {
     "server": Campaign.kill_server,
     "sampler": Campaign.kill_sampler,
     "learner": Campaign.kill_learner,
+    "program": Campaign.kill_program,
+    "stopped": Campaign.stop,
     "disk full": Campaign.fill_disk,
     "damage": Campaign.damage_file,
     "clock": Campaign.jump_clock,

@@ -10,41 +10,41 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import hashlib
 import json
-import os
 import random
+import re
+import sys
+import tempfile
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import httpx
 
+from offbook import Command, RemoteBackend, TrainableModel
+from offbook.base.errors import ServerError
 from offbook.base.server_sent_events import EventReader
+from offbook.base.types import RolloutPlace
+from offbook.client.connection.download import download_export
+from offbook.client.connection.http import Api
+from offbook.client.rollouts.records import rollout_records
+
+from .calls import DOORS, Body, Wish, refusal
+from .journal import Journal
+from .server import shift_clock
 
 ROLLOUTS = 3
 """At once."""
-AGAIN_SECONDS = 0.1
-Body = dict[str, Any]
+AGAIN_SECONDS = 0.3
+PAUSE_SECONDS = 6.0
+"""Between programs, and between downloads."""
+PROGRAM_SECONDS = 600.0
 
 
 class Refused(Exception):
     """An answer that sending again does not change."""
-
-
-@dataclass
-class Journal:
-    """Lines of JSON, each one write to the end of a file: a killed process leaves whole lines."""
-
-    path: Path
-    file: int = -1
-
-    def __post_init__(self) -> None:
-        self.file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-
-    def add(self, kind: str, **fields: Any) -> None:
-        os.write(self.file, (json.dumps({"kind": kind} | fields) + "\n").encode())
 
 
 @dataclass
@@ -59,10 +59,10 @@ class Client:
     groups: asyncio.Queue[list[str]] = field(default_factory=lambda: asyncio.Queue(4))
 
     async def work(self) -> None:
-        await self.sent(
-            "POST", "/api/models", {"name": self.name, "base_model": (await self.sent("GET", "/health"))["base_model"]}
-        )
-        await asyncio.gather(self.train(), self.keep_state(), *(self.roll(at) for at in range(ROLLOUTS)))
+        base = (await self.sent("GET", "/health"))["base_model"]
+        await self.sent("POST", "/api/models", {"name": self.name, "base_model": base})
+        rollouts = (self.roll(at) for at in range(ROLLOUTS))
+        await asyncio.gather(self.train(), self.keep_state(), self.run_programs(base), self.download(), *rollouts)
 
     async def roll(self, place: int) -> None:
         number = 0
@@ -79,18 +79,13 @@ class Client:
             await self.groups.put(ids)
 
     async def call(self, trajectory: str, turn: int) -> None:
-        body: Body = {
-            "model": self.name,
-            "messages": [{"role": "user", "content": f"What is the weather in {self.random.choice(PLACES)}?"}],
-            "max_tokens": self.random.choice((4, 24)),
-            "temperature": 1.0,
-            "seed": self.random.randrange(2**31),
-            "return_token_ids": True,
-            "stream": self.random.random() < 0.4,
-        }
+        text = f"What is the weather in {self.random.choice(PLACES)}?"
+        length, stream = self.random.choice((4, 24)), self.random.random() < 0.4
+        door = self.random.choice(sorted(DOORS))
+        wish = Wish(self.name, text, length, self.random.randrange(2**31), stream)
         headers = {"x-offbook-trajectory": trajectory, "idempotency-key": f"{trajectory}-{turn}"}
-        answer = await self.sent("POST", "/v1/chat/completions", body, headers)
-        self.journal.add("call", trajectory=trajectory, **answer)
+        answer = await self.sent("POST", DOORS[door].path(wish), DOORS[door].body(wish), headers, door)
+        self.journal.add("call", trajectory=trajectory, door=door, **answer)
 
     async def train(self) -> None:
         while True:
@@ -113,11 +108,64 @@ class Client:
             self.journal.add("state", name=self.name, count=count)
             await asyncio.sleep(0.2)
 
-    async def sent(self, method: str, path: str, body: Body | None = None, headers: Body | None = None) -> Body:
+    async def run_programs(self, base: str) -> None:
+        """Programs as rollouts, by `Command` and by `offbook wrap`. One that failed is finished without a reward."""
+        model = TrainableModel(self.name, base_model=base, backend=RemoteBackend(str(self.http.base_url)))
+        while True:
+            program = [sys.executable, "-m", "tests.campaign.program"]
+            program += [str(self.journal.path), str(self.random.randrange(2**31))]
+            try:
+                if self.random.random() < 0.3:
+                    await self.wrap(program)
+                else:
+                    await self.command(model, program)
+            except ServerError as error:
+                self.journal.add("unanswered", path="program", why=str(error)[:300])
+            await asyncio.sleep(PAUSE_SECONDS)
+
+    async def command(self, model: TrainableModel, program: list[str]) -> None:
+        trajectory = await Command(program, timeout=PROGRAM_SECONDS)(model, {"prompt": "work"})
+        api = await model.api()
+        calls = await api.finish(rollout_records([trajectory], self.name, RolloutPlace()))
+        told = {"reward": trajectory.reward, "calls": calls[trajectory.id]}
+        failed = trajectory.exception.message[:200] if trajectory.exception else None
+        self.journal.add("finished", id=trajectory.id, by="Command", failed=failed, **told)
+
+    async def wrap(self, program: list[str]) -> None:
+        words = [sys.executable, "-m", "offbook", "wrap", "--url", str(self.http.base_url), "--model", self.name, "--"]
+        pipe = asyncio.subprocess.PIPE
+        wrapped = await asyncio.create_subprocess_exec(*words, *program, stdout=pipe, stderr=pipe)
+        _, told = await wrapped.communicate()
+        line = re.search(r"recorded (\d+) calls? of \S+ in trajectory (\S+)", told.decode("utf-8", "replace"))
+        if line is None:
+            self.journal.add("unanswered", path="wrap", why=told[-300:].decode("utf-8", "replace"))
+        elif int(line[1]):
+            self.journal.add("finished", id=line[2], by="wrap", reward=None, calls=int(line[1]))
+
+    async def download(self) -> None:
+        """The newest LoRA, and the digest of its weights."""
+        api = Api(str(self.http.base_url))
+        while True:
+            await asyncio.sleep(PAUSE_SECONDS)
+            with tempfile.TemporaryDirectory() as scratch:
+                try:
+                    step = (await api.model(self.name)).step
+                    if not step:
+                        continue
+                    folder = await download_export(api, self.name, step, "peft", Path(scratch) / "lora")
+                except ServerError as error:
+                    self.journal.add("unanswered", path="download", why=str(error)[:300])
+                    continue
+                digest = hashlib.sha256((folder / "adapter_model.safetensors").read_bytes()).hexdigest()
+                self.journal.add("downloaded", id=f"{self.name}@{step}", name=self.name, step=step, digest=digest)
+
+    async def sent(
+        self, method: str, path: str, body: Body | None = None, headers: Body | None = None, door: str = ""
+    ) -> Body:
         """The answer, however often it takes. Raises Refused."""
         while True:
             try:
-                answer = await self._once(method, path, body, headers or {})
+                answer = await self._once(method, path, body, headers or {}, door)
             except (httpx.TransportError, OSError, ValueError, KeyError) as error:
                 self.journal.add("unanswered", path=path, why=repr(error))
                 answer = None
@@ -125,24 +173,25 @@ class Client:
                 return answer
             await asyncio.sleep(AGAIN_SECONDS * (1 + self.random.random()))
 
-    async def _once(self, method: str, path: str, body: Body | None, headers: Body) -> Body | None:
+    async def _once(self, method: str, path: str, body: Body | None, headers: Body, door: str) -> Body | None:
         async with self.http.stream(method, path, json=body, headers=headers) as answer:
             if answer.status_code in (408, 429) or answer.status_code >= 500:
                 text = (await answer.aread())[:300].decode(errors="replace")
-                self.journal.add("unanswered", path=path, why=f"{answer.status_code} {text}")
+                self.journal.add("unanswered", path=path, status=answer.status_code, why=text)
                 return None
             if answer.status_code != 200:
                 raise Refused(f"{method} {path}: {answer.status_code} {(await answer.aread())[:500]!r}")
-            streamed = answer.headers["content-type"].startswith("text/event-stream")
+            if not answer.headers["content-type"].startswith("text/event-stream"):
+                whole = json.loads(await answer.aread())
+                return DOORS[door].answered([whole]) if door else whole
+            events = [event async for event in _events(answer)]
             if path == "/api/train":
-                last = [event async for event in _events(answer)][-1:]
-                if last and last[0]["kind"] == "result":
-                    return last[0]
-                self.journal.add("unanswered", path=path, why=f"{last}"[:300])
-                return None
-            if path == "/v1/chat/completions":
-                return await _streamed_call(answer) if streamed else _whole_call(json.loads(await answer.aread()))
-            return json.loads(await answer.aread())
+                if events and events[-1]["kind"] == "result":
+                    return events[-1]
+            elif events and not refusal(events):
+                return DOORS[door].answered(events)
+            self.journal.add("unanswered", path=path, why=f"{events[-1:]}"[:300])
+            return None
 
 
 PLACES = ("Oslo", "Rome", "Lima", "Accra", "Hanoi", "Quito")
@@ -156,22 +205,6 @@ async def _events(answer: httpx.Response) -> AsyncIterator[Body]:
                 yield json.loads(data)
 
 
-async def _streamed_call(answer: httpx.Response) -> Body | None:
-    """A stream is acknowledged by its finishing chunk."""
-    tokens: list[int] = []
-    async for chunk in _events(answer):
-        for choice in chunk["choices"]:
-            tokens += choice.get("token_ids") or []
-            if choice["finish_reason"] is not None:
-                return {"id": choice["offbook"]["call_id"], "tokens": tokens}
-    return None
-
-
-def _whole_call(body: Body) -> Body:
-    (choice,) = body["choices"]
-    return {"id": choice["offbook"]["call_id"], "tokens": choice["token_ids"]}
-
-
 async def run(options: argparse.Namespace) -> None:
     async with httpx.AsyncClient(base_url=options.url, timeout=120, trust_env=False) as http:
         await Client(http, options.name, Journal(options.journal), random.Random(options.seed)).work()
@@ -183,7 +216,10 @@ def main() -> None:
     parser.add_argument("--name", required=True)
     parser.add_argument("--journal", type=Path, required=True)
     parser.add_argument("--seed", type=int, required=True)
-    asyncio.run(run(parser.parse_args()))
+    parser.add_argument("--clock", type=Path, required=True)
+    options = parser.parse_args()
+    shift_clock(options.clock)
+    asyncio.run(run(options))
 
 
 if __name__ == "__main__":

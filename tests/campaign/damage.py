@@ -10,7 +10,7 @@ from pathlib import Path
 
 from offbook.engine import checkpoint_files
 
-PARTS = ("checkpoint", "records", "state", "facts")
+PARTS = ("checkpoint", "records", "state", "facts", "missing file", "missing records")
 
 
 @dataclass(frozen=True)
@@ -28,15 +28,23 @@ def damage(folder: Path, part: str, chance: random.Random) -> Damaged | None:
     """Damage a part; None where there is none yet that the server could do without."""
     if part == "records":
         return _records(folder / "records.db", chance)
+    if part == "missing records":
+        for end in ("", "-wal", "-shm"):
+            (folder / f"records.db{end}").unlink(missing_ok=True)
+        return Damaged(part, "records.db is gone", "", f"{folder / 'records.db'}: ")
     models = sorted(path for path in (folder / "default" / "models").glob("*") if path.is_dir())
     newest = {path: checkpoint_files.steps(path / "checkpoints")[:1] for path in models}
     fit = [path for path in models if newest[path] and newest[path][0] > 1 and (path / "state.json").exists()]
     if not fit:
         return None
     model = chance.choice(fit)
-    if part == "checkpoint":
+    if part in ("checkpoint", "missing file"):
         step = newest[model][0]
         path = checkpoint_files.path_of(model / "checkpoints", step)
+        if part == "missing file":
+            file = path / chance.choice(checkpoint_files.FILES)
+            file.unlink()
+            return Damaged(part, f"{file.name} is gone", model.name, f"{path}: ", step)
         file = chance.choice(sorted(path.iterdir()))
         how = _bytes(file, chance, cut=file.name == checkpoint_files.NOTE)  # it holds the digests of the others only
         return Damaged(part, f"{file.name} {how}", model.name, f"{path}: ", step)

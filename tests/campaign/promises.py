@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sqlite3
 import struct
@@ -13,18 +14,22 @@ from pathlib import Path
 from typing import Any
 
 Line = dict[str, Any]
+TOLD = (408, 429, 502, 503, 507)
+"""Statuses of answers that a request may be sent again after. 500 is none of them."""
 
 
 @dataclass
 class Promises:
     """Everything that clients were answered so far. `rolled_back`: train requests whose checkpoint was damaged by the
-    campaign; `reset`: models whose state was."""
+    campaign. `again`: models and steps that were so trained twice."""
 
     folder: Path
     calls: dict[str, Line] = field(default_factory=dict)
     finished: dict[str, Line] = field(default_factory=dict)
     trained: dict[str, Line] = field(default_factory=dict)
     state: dict[str, int] = field(default_factory=dict)
+    downloaded: dict[tuple[str, int], str] = field(default_factory=dict)
+    again: set[tuple[str, int]] = field(default_factory=set)
     unanswered: int = 0
     rolled_back: set[str] = field(default_factory=set)
     contradictions: list[str] = field(default_factory=list)
@@ -53,8 +58,14 @@ class Promises:
                 self._once(self.trained, line)
             case "state":
                 self.state[line["name"]] = line["count"]
+            case "downloaded":
+                place = (line["name"], line["step"])
+                if place not in self.again and self.downloaded.setdefault(place, line["digest"]) != line["digest"]:
+                    self.contradictions.append(f"two answers for one request: downloads of {place} differ")
             case _:
                 self.unanswered += 1
+                if line.get("status", 0) not in (0, *TOLD):
+                    self.contradictions.append(f"{line['status']} of {line['path']} is not documented: {line['why']}")
 
     def _once(self, known: dict[str, Line], line: Line) -> None:
         before = known.setdefault(line["id"], line)
@@ -68,30 +79,47 @@ class Promises:
         with closing(sqlite3.connect(f"file:{self.folder / 'records.db'}?mode=ro", uri=True, timeout=30)) as records:
             found = [*self.contradictions, *self._lost_calls(records), *self._lost_rollouts(records)]
             found += self._steps(records)
-        found += self._lost_state()
+        found += [*self._lost_state(), *self._other_downloads()]
         self.contradictions = []
         return found
 
     def _lost_calls(self, records: sqlite3.Connection) -> Iterator[str]:
-        rows = records.execute("SELECT call_id, trajectory_id, token_ids FROM outputs JOIN calls ON calls.id = call_id")
-        kept = {call: (trajectory, tokens) for call, trajectory, tokens in rows}
+        """An API without token ids promises its text."""
+        rows = records.execute(
+            "SELECT call_id, trajectory_id, token_ids, message FROM outputs JOIN calls ON calls.id = call_id"
+        )
+        kept = {call: (trajectory, tokens, message) for call, trajectory, tokens, message in rows}
         for call, line in self.calls.items():
-            promised = (line["trajectory"], struct.pack(f"<{len(line['tokens'])}i", *line["tokens"]))
             if call not in kept:
                 yield f"lost: {call} of {line['trajectory']} was answered and is not in the records"
-            elif kept[call] != promised:
-                yield f"lost: {call} of {line['trajectory']} has other tokens in the records than in its answer"
+                continue
+            trajectory, tokens, message = kept[call]
+            same = (
+                list(struct.unpack(f"<{len(tokens) // 4}i", tokens)) == line["tokens"]
+                if "tokens" in line
+                else (json.loads(message).get("content") or "") == line["text"]
+            )
+            if not same or trajectory != line["trajectory"]:
+                yield f"lost: {call} of {line['trajectory']} is another in the records than in its answer"
 
     def _lost_rollouts(self, records: sqlite3.Connection) -> Iterator[str]:
         kept = dict(records.execute("SELECT id, reward FROM trajectories"))
         answered: dict[str, int] = defaultdict(int)
         for line in self.calls.values():
             answered[line["trajectory"]] += 1
+        usable = dict(
+            records.execute(
+                "SELECT trajectory_id, COUNT(*) FROM calls WHERE status = 'complete' GROUP BY trajectory_id"
+            )
+        )
         for name, line in self.finished.items():
-            if kept.get(name) != line["reward"]:
-                yield f"lost: {name} was finished with reward {line['reward']}, the records say {kept.get(name)}"
+            if name not in kept or kept[name] != line["reward"]:
+                told = f"the records say {kept[name]}" if name in kept else "the records do not have it"
+                yield f"lost: {name} was finished with reward {line['reward']}, {told}"
             if line["calls"] < answered[name]:
                 yield f"lost: {name} was finished with {line['calls']} calls, {answered[name]} were answered"
+            if usable.get(name, 0) > answered[name] and not line.get("failed"):
+                yield f"twice: {name} has {usable[name]} calls in the records, {answered[name]} were answered"
 
     def _steps(self, records: sqlite3.Connection) -> Iterator[str]:
         """A step belongs to one request, and a request to one step."""
@@ -105,7 +133,8 @@ class Promises:
             other = by_step.setdefault((model, result["step"]), request)
             if other != request:
                 yield f"twice: step {result['step']} of {model} is said to be of {other} and of {request}"
-        for request in self.trained.keys() - results(records).keys() - self._in_checkpoints() - self.rolled_back:
+        applied = {request for request, told in self.trained.items() if told["applied"]}  # else nothing can be lost
+        for request in applied - results(records).keys() - self._in_checkpoints() - self.rolled_back:
             yield f"lost: the result of {request} was told, and is neither in the records nor in a checkpoint"
 
     def _in_checkpoints(self) -> set[str]:
@@ -123,10 +152,20 @@ class Promises:
 
     def roll_back(self, model: str, step: int) -> None:
         """Steps from `step` on are no more."""
+        self.again.add((model, step))
+        self.downloaded.pop((model, step), None)
         with closing(sqlite3.connect(f"file:{self.folder / 'records.db'}?mode=ro", uri=True, timeout=30)) as records:
             for request, (name, result) in results(records).items():
                 if name == model and result["applied"] and result["step"] >= step:
                     self.rolled_back.add(request)
+
+    def _other_downloads(self) -> Iterator[str]:
+        for (name, step), digest in self.downloaded.items():
+            file = (
+                self.folder / "default" / "models" / name / "checkpoints" / f"{step:04d}" / "adapter_model.safetensors"
+            )
+            if file.exists() and hashlib.sha256(file.read_bytes()).hexdigest() != digest:
+                yield f"lost: the download of {name}@{step} was another than its checkpoint"
 
     def _lost_state(self) -> Iterator[str]:
         for name, count in self.state.items():

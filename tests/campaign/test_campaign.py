@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
+import sqlite3
 import struct
 from pathlib import Path
 
 import pytest
 
+from offbook.base.server_sent_events import EventReader
+from offbook.base.wire import TRAJECTORY_HEADER
 from offbook.server.maintenance import verify
+from offbook.server.records.store import Store
+from offbook.testing import Action, scripted_server
 from tests.power_loss.writers import write_files
 
 from .__main__ import run, table
+from .calls import DOORS, Wish
 from .campaign import DECK, decks
 from .damage import damage
 from .promises import Promises
@@ -33,7 +40,7 @@ def test_what_the_campaign_damages_is_named_by_verify(tmp_path: Path, capsys: py
     write_files(whole, lambda _: None)
     (whole / "project").rename(whole / "default")
     for seed in range(24):
-        part = ("checkpoint", "checkpoint", "state", "facts")[seed % 4]
+        part = ("checkpoint", "missing file", "state", "facts")[seed % 4]
         folder = Path(shutil.copytree(whole, tmp_path / str(seed)))
         assert verify(folder, repair=False, own_records=False) == 0
         done = damage(folder, part, random.Random(seed))
@@ -48,26 +55,32 @@ def test_each_ten_events_hurt_every_part_in_an_order_of_their_seed() -> None:
     assert decks(20, random.Random(1)) == decks(20, random.Random(1)) != decks(20, random.Random(2))
 
 
-async def test_a_promise_that_is_not_kept_is_told(tmp_path: Path) -> None:
-    """What the campaign looks for is what it finds."""
-    import sqlite3
-
-    from offbook.server.records.store import Store
-
+async def _one_call(tmp_path: Path) -> None:
+    """Records with a call `c` of the trajectory `t`."""
     await (await Store.open(f"sqlite:///{tmp_path / 'records.db'}")).close()
     with sqlite3.connect(tmp_path / "records.db") as records:
         columns = "id, trajectory_id, model, step, status, late, started_at, ended_at, prompt_ids, body"
         records.execute(f"INSERT INTO calls ({columns}) VALUES ('c', 't', 'm', 0, 'complete', 0, 1, 2, x'', '{{}}')")
-        row = ("c", 0, "complete", "stop", struct.pack("<2i", 7, 8), b"", "{}")
+        row = ("c", 0, "complete", "stop", struct.pack("<2i", 7, 8), b"", '{"content": "so"}')
         names = "call_id, choice, status, finish_reason, token_ids, logprobs, message"
         records.execute(f"INSERT INTO outputs ({names}) VALUES (?, ?, ?, ?, ?, ?, ?)", row)
     records.close()
+
+
+async def test_a_promise_that_is_not_kept_is_told(tmp_path: Path) -> None:
+    """What the campaign looks for is what it finds."""
+    await _one_call(tmp_path)
     journal = tmp_path / "journal"
     lines = [
         '{"kind": "call", "id": "c", "trajectory": "t", "tokens": [7, 8]}',
         '{"kind": "call", "id": "d", "trajectory": "t", "tokens": [7]}',
+        '{"kind": "downloaded", "id": "m@1", "name": "m", "step": 1, "digest": "a"}',
+        '{"kind": "downloaded", "id": "m@1", "name": "m", "step": 1, "digest": "b"}',
+        '{"kind": "unanswered", "path": "/v1/messages", "status": 503, "why": "restarting"}',
+        '{"kind": "unanswered", "path": "/v1/messages", "status": 500, "why": "KeyError in the server"}',
         '{"kind": "finished", "id": "t", "reward": 1.0, "calls": 1}',
         '{"kind": "trained", "id": "r", "step": 1, "applied": true}',
+        '{"kind": "trained", "id": "q", "step": 1, "applied": false}',
         '{"kind": "trained", "id": "r", "step": 2, "applied": true}',
         '{"kind": "state", "name": "m", "count": 3}',
         '{"kind": "call", "id": "half a li',
@@ -79,10 +92,50 @@ async def test_a_promise_that_is_not_kept_is_told(tmp_path: Path) -> None:
     for words in (
         "two answers for one request",
         "d of t was answered and is not in the records",
-        "t was finished with reward 1.0, the records say None",
+        "t was finished with reward 1.0, the records do not have it",
+        "downloads of ('m', 1) differ",
+        "500 of /v1/messages is not documented: KeyError in the server",
         "t was finished with 1 calls, 2 were answered",
         "the result of r was told",
         "the state of m was written 3 times",
     ):
         assert words in told
-    assert "c of t" not in told and len(told.splitlines()) == 6
+    assert "c of t" not in told and len(told.splitlines()) == 8
+
+
+@pytest.mark.parametrize(("text", "tokens"), [("so", None), ("other", None), (None, [7, 8]), (None, [7])])
+async def test_a_call_is_held_against_its_tokens_or_where_an_api_has_none_its_text(
+    tmp_path: Path, text: str | None, tokens: list[int] | None
+) -> None:
+    await _one_call(tmp_path)
+    said = {"text": text} if text is not None else {"tokens": tokens}
+    line = {"kind": "call", "id": "c", "trajectory": "t"} | said
+    (tmp_path / "journal").write_text(f"{json.dumps(line)}\n")
+    promises = Promises(tmp_path)
+    promises.read([tmp_path / "journal"])
+    assert bool(promises.broken()) == (text == "other" or tokens == [7])
+
+
+async def test_a_call_that_was_recorded_twice_is_told(tmp_path: Path) -> None:
+    await _one_call(tmp_path)
+    (tmp_path / "journal").write_text('{"kind": "finished", "id": "t", "reward": null, "calls": 1}\n')
+    promises = Promises(tmp_path)
+    promises.read([tmp_path / "journal"])
+    assert "twice: t has 1 calls in the records, 0 were answered" in "\n".join(promises.broken())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("door", sorted(DOORS.keys() - {"completions"}))  # the scripted sampler answers chats
+def test_an_answer_of_each_api_names_its_call_and_what_it_said(door: str, stream: bool) -> None:
+    with scripted_server(lambda _: Action("an answer")) as server:
+        wish = Wish("default", "hi", 8, 1, stream)
+        answer = server.http.post(DOORS[door].path(wish), json=DOORS[door].body(wish), headers={TRAJECTORY_HEADER: "t"})
+        assert answer.status_code == 200, answer.text
+        events = [json.loads(data) for data in EventReader().push(answer.content) if data != b"[DONE]"]
+        bodies = events if stream else [answer.json()]
+        [call] = server.calls("t")
+        assert DOORS[door].answered(bodies) in (
+            {"id": call.id, "tokens": list(call.outputs[0].token_ids)},
+            {"id": call.id, "text": "an answer"},
+        )
+        assert not stream or DOORS[door].answered(bodies[:-2]) is None, "nothing is acknowledged before its end"

@@ -183,6 +183,6 @@ async def _refuse_route(request: Request, error: Exception) -> Response:
 async def _refuse_disk(request: Request, error: Exception) -> Response:
     assert isinstance(error, OSError)
     logger.error("%s %s: %s", request.method, request.url.path, error)
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return ApiError(507, f"No space left on the server's disk: {error}", code="disk_full").response()
     return ApiError(500, f"The server could not read or write a file: {error}", code="file_error").response()

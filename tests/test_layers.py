@@ -60,6 +60,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "processes": USER | {*CLIENT, "rewards", "scenarios", "trainer"},
     "comparison": USER
     | {*CLIENT, "http_listener", "llms", "openai_dialect", "rewards", "scenarios", "tracing", "trainer"},
+    "auto": USER | {*CLIENT, "comparison", "llms", "rewards", "scenarios", "trainer"},
     "quickstart": USER | {*CLIENT, "rewards", "scenarios", "tracing", "trainer", "offbook_langgraph"},
     "compat": USER | {*CLIENT, "llms", "rewards", "offbook_langgraph", "offbook_mcp"},
     "doctor": USER | {*CLIENT, "llms", "memory_plan"},
@@ -70,6 +71,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *CLIENT,
         "commands.generated_options",
         "commands.options",
+        "auto",
         "comparison",
         "doctor",
         "http_listener",

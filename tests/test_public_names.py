@@ -16,6 +16,7 @@ from tests.paths import ROOT
 
 NAMES = [
     "AsyncClient",
+    "AutoTrainer",
     "Command",
     "EngineOptions",
     "History",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from .auto.trainer import AutoTrainer
     from .base.config import EngineOptions, LoraOptions, TeacherKL, TrainConfig
     from .base.errors import OffbookError
     from .base.types import (
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncClient",
+    "AutoTrainer",
     "Command",
     "EngineOptions",
     "History",
@@ -76,6 +78,7 @@ __all__ = [
 
 _MODULE_OF = {
     "AsyncClient": "client.async_client",
+    "AutoTrainer": "auto.trainer",
     "Command": "processes.command",
     "EngineOptions": "base.config",
     "History": "base.types",

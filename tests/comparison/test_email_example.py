@@ -27,6 +27,7 @@ from offbook.commands.main import app as command_line
 from offbook.commands.main import guarded
 from offbook.comparison.journal import ComparedRollout
 from offbook.testing import LlmReply, LlmRequest, fails, says, scripted_llm
+from offbook.trainer.statistics import Interval
 from offbook_langgraph import trainable
 from offbook_langgraph.training.trainable import TrainableRunnable
 
@@ -183,7 +184,8 @@ async def test_a_judge_compares_rollouts_without_rewards(held_out: list[Question
         given = [f"openai/big?name=unable&api_base={unable.url}", f"openai/big?name=able&api_base={able.url}"]
         found = await offbook.acompare(app, held_out, given, output=tmp_path)
     [rate] = found.win_rates
-    assert (rate.candidate, rate.against, rate.rate.mean, found.measure) == ("able", "unable", 1.0, None)
+    assert (rate.candidate, rate.against, rate.rate.mean, found.measure) == ("able", "unable", 1.0, "judge's score")
+    assert found.of("able").difference == Interval(1.0, 1.0, 1.0)
     assert "## What does the judge prefer?" in (tmp_path / "report.md").read_text()
 
 

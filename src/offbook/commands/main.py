@@ -26,6 +26,7 @@ OWN: Final = {
     "train": "training:train",
     "eval": "training:evaluate",
     "compare": "compare:compare_command",
+    "auto": "auto:auto",
     "judge-check": "judge_check:judge_check",
     "serve": "serve:serve",
     "ui": "ui:ui",

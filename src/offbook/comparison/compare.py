@@ -36,10 +36,18 @@ from .journal import Journal, content_hash
 from .judged_groups import judge_side_by_side
 from .options import CompareOptions
 from .report import write_report
-from .results import ComparisonReport, Scored, candidate_result, differing_samples, scenario_values
+from .results import (
+    JUDGED,
+    ComparisonReport,
+    Scored,
+    candidate_result,
+    differing_samples,
+    judged_values,
+    scenario_values,
+)
 from .rollouts import SPLIT, RolloutStage, grouped, log_rows
 from .targets import ComparableTarget, CompareRollout, as_target
-from .winrates import WinRate, win_rate
+from .winrates import JudgedGroup, WinRate, win_rate
 
 logger = logging.getLogger("offbook")
 
@@ -110,8 +118,8 @@ async def _compared(options: CompareArguments) -> ComparisonReport:
         )
         scored = [await _scored(stage, candidate) for candidate in named]
         warnings = await _warnings(stage, scored)
-        wins = [] if judge is None else await _win_rates(scored, judge, baseline, options.seed, warnings)
-    comparison = _comparison(stage, scored, baseline, wins, warnings, spending.lines())
+        groups = [] if judge is None else await _judged_groups(scored, judge, options.seed, warnings)
+    comparison = _comparison(stage, scored, baseline, groups, warnings, spending.lines())
     await show_to_sinks(stage, scored, comparison)
     write_report(comparison, options.output)
     return comparison
@@ -129,16 +137,23 @@ def limited(options: CompareArguments, app: ComparableTarget) -> CompareArgument
     return options
 
 
-async def _win_rates(
-    scored: Sequence[Scored], judge: Judge, baseline: str, seed: int, warnings: list[str]
-) -> list[WinRate]:
-    """The win rate of every candidate against the baseline. Groups that the judge dropped add a warning."""
+async def _judged_groups(
+    scored: Sequence[Scored], judge: Judge, seed: int, warnings: list[str]
+) -> list[tuple[str, JudgedGroup]]:
+    """The candidates' rollouts, judged side by side. Groups that the judge dropped add a warning."""
     groups, dropped = await judge_side_by_side(scored, judge, seed)
     if dropped:
         warnings.append(f"the judge scored no rollout in {counted(dropped, 'group')}")
+    return groups
+
+
+def _win_rates(
+    scored: Sequence[Scored], groups: Sequence[tuple[str, JudgedGroup]], baseline: str, seed: int
+) -> tuple[WinRate, ...]:
+    """The win rate of every candidate against the baseline."""
     others = [item.candidate.name for item in scored if item.candidate.name != baseline]
     rates = [win_rate(groups, name, baseline, seed=seed) for name in others]
-    return [rate for rate in rates if rate is not None]
+    return tuple(rate for rate in rates if rate is not None)
 
 
 async def _resolved(candidates: list[Candidate], app: ComparableTarget) -> list[Candidate]:
@@ -233,12 +248,14 @@ def _comparison(
     stage: RolloutStage,
     scored: Sequence[Scored],
     baseline: str,
-    wins: Sequence[WinRate],
+    groups: Sequence[tuple[str, JudgedGroup]],
     warnings: Sequence[str],
     spending: Sequence[str],
 ) -> ComparisonReport:
     options = stage.options
     measure, values = scenario_values(scored, options.success_at)
+    if measure is None and groups:
+        measure, values = JUDGED, [judged_values(groups, item.candidate.name) for item in scored]
     by_name = {item.candidate.name: own for item, own in zip(scored, values, strict=True)}
     results = tuple(
         candidate_result(
@@ -257,7 +274,7 @@ def _comparison(
         measure=measure,
         baseline=baseline,
         candidates=results,
-        win_rates=tuple(wins),
+        win_rates=_win_rates(scored, groups, baseline, options.seed),
         samples=differing_samples(scored, texts, values, SAMPLES),
         warnings=tuple(warnings),
         settings=_settings(stage, scored),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,13 +9,10 @@ from offbook.base.errors import ConfigError
 from offbook.base.wire import TrajectoryQuery
 from offbook.client.connection.http import Api
 from offbook.scenarios.identity import scenario_fields, scenario_id, scenario_text
+from offbook.scenarios.likeness import NEARLY_EQUAL, jaccard, plain_words, shingles
 
 from .journal import content_hash
 
-SHINGLE = 3
-"""Number of consecutive words that are compared."""
-NEARLY_EQUAL = 0.8
-"""Jaccard similarity of shingles from which two texts count as equal."""
 PAGE = 1000
 
 
@@ -32,19 +28,21 @@ class Overlap:
 def overlaps(scenarios: Sequence[object], trained_on: Sequence[object]) -> list[Overlap]:
     """The scenarios with the content, the text or nearly the text of a training scenario."""
     contents = {_content(training_scenario): scenario_id(training_scenario) for training_scenario in trained_on}
-    texts = {_plain(text_of(training_scenario)): scenario_id(training_scenario) for training_scenario in trained_on}
+    texts = {
+        plain_words(text_of(training_scenario)): scenario_id(training_scenario) for training_scenario in trained_on
+    }
     shingled = [
-        (scenario_id(training_scenario), _shingles(text_of(training_scenario))) for training_scenario in trained_on
+        (scenario_id(training_scenario), shingles(text_of(training_scenario))) for training_scenario in trained_on
     ]
     matches: list[Overlap] = []
     for scenario in scenarios:
         name, text = scenario_id(scenario), text_of(scenario)
-        same = contents.get(_content(scenario)) or texts.get(_plain(text))
+        same = contents.get(_content(scenario)) or texts.get(plain_words(text))
         if same is not None:
             matches.append(Overlap(name, same, 1.0))
             continue
-        own = _shingles(text)
-        likeness, nearest = max(((_jaccard(own, other), other_name) for other_name, other in shingled), default=(0, ""))
+        own = shingles(text)
+        likeness, nearest = max(((jaccard(own, other), other_name) for other_name, other in shingled), default=(0, ""))
         if likeness >= NEARLY_EQUAL:
             matches.append(Overlap(name, nearest, likeness))
     return matches
@@ -98,17 +96,3 @@ def text_of(scenario: object) -> str:
         return scenario_text(scenario)
     except ConfigError:  # an app that builds its input from other fields
         return " ".join(str(value) for name, value in scenario_fields(scenario).items() if name != "id")
-
-
-def _plain(text: str) -> str:
-    return " ".join(re.findall(r"\w+", text.lower()))
-
-
-def _shingles(text: str) -> frozenset[str]:
-    words = _plain(text).split()
-    return frozenset(" ".join(words[start : start + SHINGLE]) for start in range(max(1, len(words) - SHINGLE + 1)))
-
-
-def _jaccard(own: frozenset[str], other: frozenset[str]) -> float:
-    together = len(own | other)
-    return len(own & other) / together if together else 0.0

@@ -67,9 +67,14 @@ def markdown(comparison: ComparisonReport, charts: Sequence[str]) -> str:
     parts += ["\n".join(f"- {warning}" for warning in comparison.warnings)] if comparison.warnings else []
     parts += [f"![{CAPTIONS[name]}]({name}.png)" for name in charts]
     for table in tables_of(comparison):
-        parts.append(f"## {table.title}\n\n{table.note}\n\n{_markdown_table(table)}")
+        parts.append(markdown_section(table))
     parts += ["Spent: " + "; ".join(comparison.spending)] if comparison.spending else []
     return "\n\n".join(parts) + "\n"
+
+
+def markdown_section(table: Table) -> str:
+    """A table with its title and note, in Markdown."""
+    return "\n\n".join(filter(None, (f"## {table.title}", table.note, _markdown_table(table))))
 
 
 def _markdown_table(table: Table) -> str:
@@ -90,17 +95,24 @@ def page(comparison: ComparisonReport, charts: Mapping[str, bytes]) -> str:
     for name, content in charts.items():
         source = base64.b64encode(content).decode()
         parts.append(f'<p><img alt="{html.escape(CAPTIONS[name])}" src="data:image/png;base64,{source}"></p>')
-    parts += [_html_table(table) for table in tables_of(comparison)]
+    parts += [html_table(table) for table in tables_of(comparison)]
     parts += [f"<p class=note>Spent: {html.escape('; '.join(comparison.spending))}</p>"] if comparison.spending else []
-    title = html.escape(title_of(comparison))
-    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'
+    return html_document(title_of(comparison), parts)
+
+
+def html_document(title: str, parts: Sequence[str]) -> str:
+    """A self-contained page of these parts, each of them HTML."""
+    head = (
+        f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{html.escape(title)}</title>'
+    )
     body = "\n".join(parts)
     return (
         f'<!doctype html>\n<html lang="en"><head>{head}<style>{STYLE}</style></head>\n<body>\n{body}\n</body></html>\n'
     )
 
 
-def _html_table(table: Table) -> str:
+def html_table(table: Table) -> str:
+    """A table in HTML, with its title and note."""
     head = "".join(f"<th>{html.escape(cell)}</th>" for cell in table.head)
     rows = "\n".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
     return (

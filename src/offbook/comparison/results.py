@@ -9,14 +9,16 @@ import numpy as np
 
 from offbook.base.types import Json, Message
 from offbook.client.rollouts.failures import FailureKind
-from offbook.trainer.evaluate import Evaluation, measured
+from offbook.trainer.evaluate import Evaluation, mean, measured
 from offbook.trainer.statistics import Interval, bootstrap_mean, paired_difference
 
 from .candidates import Candidate
 from .journal import ComparedRollout, MeasuredCall
-from .winrates import WinRate
+from .winrates import JudgedGroup, WinRate
 
 HOUR = 3600.0
+JUDGED = "judge's score"
+"""The measure of a comparison without rewards: the judge's score from 0 to 1, given side by side."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +68,8 @@ class DifferingSample:
 class ComparisonReport:
     """The result of a comparison, with the candidates in order, including the baseline.
 
-    `measure` is what the candidates' `value` means, success or reward; None if only a judge compared them. `warnings` state
-    the limits of the comparison.
+    `measure` is what the candidates' `value` means: success, reward, or the judge's score if only a judge compared them; None if
+    nothing was scored. `warnings` state the limits of the comparison.
     """
 
     run: str
@@ -171,6 +173,15 @@ def scenario_values(scored: Sequence[Scored], success_at: float | None) -> tuple
     return "reward", [item.evaluation.rewards() for item in scored]
 
 
+def judged_values(groups: Sequence[tuple[str, JudgedGroup]], candidate: str) -> dict[str, float]:
+    """The candidate's mean score by scenario, from a judge that saw all candidates' rollouts side by side."""
+    scores: dict[str, list[float]] = {}
+    for scenario, group in groups:
+        if candidate in group:
+            scores.setdefault(scenario, []).append(group[candidate].score)
+    return {scenario: mean(own) for scenario, own in scores.items()}
+
+
 def busy_seconds(calls: Sequence[MeasuredCall]) -> float:
     """Seconds during which at least one of the calls was running."""
     busy, end = 0.0, float("-inf")
@@ -241,8 +252,7 @@ def _answer(rows: Sequence[ComparedRollout], scenario: str) -> str:
     spoken = [message for message in messages if message["role"] == "assistant"]
     last: Message = spoken[-1] if spoken else {}
     content: Json = last.get("content")
-    if isinstance(content, str) and content:
-        return content
     calls: list[Json] = last.get("tool_calls") or []
-    names = [str(call["function"]["name"]) for call in calls]
-    return f"(calls {', '.join(names)})" if names else ""
+    written = ", ".join(f"{call['function']['name']}({call['function']['arguments']})" for call in calls)
+    parts = [content if isinstance(content, str) else "", f"(calls {written})" if written else ""]
+    return " ".join(filter(None, parts))

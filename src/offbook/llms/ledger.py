@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 import threading
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from math import isfinite
+from pathlib import Path
 
-from offbook.base.errors import BudgetExceeded, ConfigError
+from offbook.base.errors import BudgetExceeded, ConfigError, StoreError
+
+logger = logging.getLogger("offbook")
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,44 @@ def _counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
+class SpendingFile:
+    """Totals as JSON lines, one for each `Spending.record`: what was paid is known after a kill."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._torn = False  # the last line has no newline: a kill cut it
+
+    def totals(self) -> dict[str, SpendingTotals]:
+        """The sums by purpose; damaged lines are left out with a warning. Raises StoreError."""
+        try:
+            content = self._path.read_bytes() if self._path.exists() else b""
+        except OSError as error:
+            raise StoreError(f"{self._path} cannot be read: {error.strerror or error}") from error
+        self._torn = not content.endswith(b"\n") and bool(content)
+        sums: dict[str, SpendingTotals] = {}
+        for number, line in enumerate(content.split(b"\n"), 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+                purpose, totals = str(row.pop("purpose")), SpendingTotals(**row)
+                sums[purpose] = sums.get(purpose, SpendingTotals()) + totals
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                logger.warning("%s:%d: a damaged line is left out: %r", self._path, number, error)
+        return sums
+
+    def add(self, purpose: str, totals: SpendingTotals) -> None:
+        """Append totals. Raises StoreError: what cannot be kept must not be spent."""
+        known = {name: value for name, value in asdict(totals).items() if value}
+        line = json.dumps({"purpose": purpose, **known}) + "\n"
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write("\n" + line if self._torn else line)
+        except OSError as error:
+            raise StoreError(f"{self._path} cannot be written: {error.strerror or error}") from error
+        self._torn = False
+
+
 class Reservation:
     """A request in flight, with the estimate of its cost in USD until the cost is known."""
 
@@ -88,12 +131,16 @@ class Reservation:
 class Spending:
     """The totals of a `budget` block, or of the process. Enclosing blocks count everything too."""
 
-    def __init__(self, max_cost: float | None = None, around: Spending | None = None) -> None:
+    def __init__(
+        self, max_cost: float | None = None, around: Spending | None = None, file: SpendingFile | None = None
+    ) -> None:
         self.max_cost = max_cost
         self._around = around
+        self._file = file
         self._lock = threading.Lock()
-        self._purposes: dict[str, SpendingTotals] = {}
-        self._spent = 0.0  # compared with `max_cost`; includes estimates for requests of unknown cost
+        self._purposes: dict[str, SpendingTotals] = {} if file is None else file.totals()
+        # compared with `max_cost`; includes estimates for requests of unknown cost
+        self._spent = sum(totals.cost for totals in self._purposes.values())
         self._in_flight: set[Reservation] = set()
         self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
 
@@ -128,6 +175,8 @@ class Spending:
         """Add to the totals of a purpose."""
         with self._lock:
             self._purposes[purpose] = self._purposes.get(purpose, SpendingTotals()) + totals
+            if self._file is not None:
+                self._file.add(purpose, totals)
         if self._around is not None:
             self._around.record(purpose, totals)
 
@@ -194,14 +243,15 @@ def spending() -> Spending:
 
 
 @contextmanager
-def budget(max_cost: float | None = None) -> Generator[Spending]:
+def budget(max_cost: float | None = None, *, file: Path | None = None) -> Generator[Spending]:
     """Count the questions inside the block, also in tasks started there, and spend at most about `max_cost` USD.
 
-    None means no limit. Questions beyond it raise BudgetExceeded. Raises ConfigError for an invalid amount.
+    None means no limit. Questions beyond it raise BudgetExceeded. `file` keeps the totals: what earlier blocks wrote there
+    counts too, also towards `max_cost`. Raises ConfigError for an invalid amount, StoreError for a file that cannot be used.
     """
     if max_cost is not None:
         check_max_cost(max_cost)
-    block = Spending(max_cost, _CURRENT.get())
+    block = Spending(max_cost, _CURRENT.get(), None if file is None else SpendingFile(file))
     token = _CURRENT.set(block)
     try:
         yield block

@@ -1,0 +1,99 @@
+"""The command `offbook auto`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from offbook.auto.estimate import StagePlan
+from offbook.auto.options import BASE_MODEL, AutoOptions, name_of
+from offbook.auto.task import read_task
+from offbook.auto.trainer import AutoTrainer, Stage
+from offbook.base.config import TrainConfig
+from offbook.base.errors import ConfigError
+from offbook.base.terminal import echo
+from offbook.base.types import Json
+from offbook.client.model import TrainableModel
+from offbook.scenarios.identity import scenario_fields
+from offbook.scenarios.loading import load_scenarios
+
+from .generated_options import with_options
+
+Description = Annotated[
+    str, typer.Argument(help="what the model is to do, in words; not needed where --output has a task.yaml")
+]
+LlmName = Annotated[
+    str, typer.Option(help="LLM that writes inputs, prompt and rubric: openai/gpt-4.1 or openai/NAME?api_base=URL")
+]
+JudgeName = Annotated[str | None, typer.Option(help="LLM that scores the answers  [default: that of --llm]")]
+Examples = Annotated[Path | None, typer.Option(help="JSONL or CSV file of examples: input, and output if known")]
+Schema = Annotated[Path | None, typer.Option(help="file with a JSON schema; an answer that does not fit scores 0")]
+Tools = Annotated[Path | None, typer.Option(help="file with function tools in OpenAI's format, as a JSON list")]
+Base = Annotated[str, typer.Option(help="base of the model: tiny, tiny-mcp, a folder, or a Hugging Face name")]
+
+
+@with_options(AutoOptions, without=["llm", "judge"])
+def auto(
+    description: Description = "",
+    llm: LlmName = "",
+    judge: JudgeName = None,
+    base_model: Base = BASE_MODEL,
+    model: Annotated[str | None, typer.Option(help="name of the model  [default: from the description]")] = None,
+    examples: Examples = None,
+    schema: Schema = None,
+    tools: Tools = None,
+    learning_rate: Annotated[float, typer.Option(help="learning rate of AdamW")] = TrainConfig().learning_rate,
+    until: Annotated[Stage, typer.Option(help="last stage to run, so that you can edit what it made")] = "compare",
+    dry_run: Annotated[bool, typer.Option(help="say what it would ask, and for how much, and ask nothing")] = False,
+    *,
+    options: dict[str, Any],
+) -> None:
+    """Train a model from a description of its task alone.
+
+    Another LLM writes inputs, a system prompt and a rubric; a judge scores the answers by it. Each stage leaves a file in the
+    output folder (task.yaml, scenarios.jsonl, prompt.md, rubric.md) that you may edit; a file that is there is taken as it is."""
+    options |= {
+        "llm": llm,
+        "judge": judge,
+        "config": TrainConfig.parse(learning_rate=learning_rate, seed=options["seed"]),
+    }
+    if examples is not None:
+        options["examples"] = [scenario_fields(one) for one in load_scenarios(examples)]
+    if schema is not None:
+        options["answer_schema"] = json_file(schema, "--schema", dict)
+    if tools is not None:
+        options["tools"] = json_file(tools, "--tools", list)
+    task = (options.get("output") or Path()) / "task.yaml"
+    name = model or name_of(description or (read_task(task).description if task.exists() else ""))
+    trainer = AutoTrainer(description, model=TrainableModel(name, project="auto", base_model=base_model), **options)
+    if dry_run:
+        echo("\n".join(plan_lines(trainer.plan(), options.get("max_cost"))))
+    else:
+        trainer.run(until)
+
+
+def plan_lines(plans: list[StagePlan], max_cost: float | None) -> list[str]:
+    """A plan as lines for a terminal, with its sum."""
+    costs = [plan.cost for plan in plans]
+    known = sum(cost for cost in costs if cost is not None)
+    total = f"in all about {known:.2f} USD" + (", and what has an unknown price" if None in costs else "")
+    short = max_cost is not None and known > max_cost
+    return [
+        *(plan.line() for plan in plans),
+        f"{total}; the tokens are estimates. Nothing was asked.",
+        *([f"max_cost={max_cost:g} USD will end the run before it is through"] if short else []),
+    ]
+
+
+def json_file(file: Path, where: str, kind: type) -> Json:
+    """The JSON value of a file. Raises ConfigError for another kind of value."""
+    try:
+        value: Json = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{where}: {file} cannot be read: {error}") from error
+    if not isinstance(value, kind):
+        raise ConfigError(f"{where}: {file} holds a {type(value).__name__}; a {kind.__name__} is needed")
+    return value

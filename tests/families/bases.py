@@ -15,6 +15,8 @@ from offbook.engine.base_weights import architecture_of
 from tests.engine.learner.tiny_models import VOCABULARY
 
 WINDOW = 5
+CAP = 3.0
+"""Small, so that it reaches the logits."""
 TEXT: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
@@ -42,6 +44,7 @@ SECTIONS = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrop
 class Base:
     """`name`: in the table of docs/models.md. `config`: transformers' class of its config.json, and `values` its content.
 
+    `embedded`: why the embedded engine refuses it; empty: it samples it.
     `whole`: the class it must be loaded as, whose names vLLM's adapters have. `left_out`: what an adapter leaves out.
     `layout`: what it is trained on."""
 
@@ -51,6 +54,7 @@ class Base:
     whole: str
     left_out: tuple[str, ...] = ()
     layout: str = "trees"
+    embedded: str = ""
 
 
 BASES = (
@@ -109,6 +113,22 @@ BASES = (
         "GptOssForCausalLM",
         ("mlp.experts", "mlp.router"),
         layout="plain rows",
+        embedded="does not compute the attention of GptOssAttention (s_aux): use --engine vllm",
+    ),
+    Base(
+        "Gemma 2",
+        "Gemma2Config",
+        {
+            **TEXT,
+            "sliding_window": WINDOW,
+            "layer_types": ALTERNATING,
+            "query_pre_attn_scalar": 8,
+            "final_logit_softcapping": CAP,
+            "attn_logit_softcapping": CAP,
+        },
+        "Gemma2ForCausalLM",
+        layout="plain rows",
+        embedded="does not compute the attention of Gemma2Attention (softcap): use --engine vllm",
     ),
     Base(
         "Gemma 3",
@@ -133,6 +153,8 @@ BASES = (
                 "global_head_dim": 16,
                 "num_global_key_value_heads": 1,
                 "attention_k_eq_v": True,
+                "num_kv_shared_layers": 2,
+                "final_logit_softcapping": CAP,
                 "hidden_size_per_layer_input": 8,
                 "vocab_size_per_layer_input": VOCABULARY,
             },
@@ -158,6 +180,7 @@ BASES = (
         },
         "Qwen3_5ForConditionalGeneration",
         layout="plain rows",
+        embedded="does not support layers of kind ['linear_attention'], only ['full_attention', 'sliding_attention']: use --engine vllm",
     ),
     Base(
         "Qwen2.5-VL",

@@ -3,6 +3,8 @@ has the names of the class that vLLM loads. The table in docs/models.md has a li
 
 from __future__ import annotations
 
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,11 +14,13 @@ from transformers import AutoConfig
 from offbook.base.config import LoraOptions, TrainConfig
 from offbook.base.errors import ConfigError
 from offbook.engine.base_weights import architecture_of
+from offbook.engine.inference.decoding.model import load_model
 from offbook.engine.learner.model import attention
 from offbook.engine.learner.model.mask_probe import eager_probe, mask_probe
 from offbook.engine.learner.model.policy import Policy
 from offbook.server.errors import ApiError
 from offbook.server.models.registration import check_target_modules
+from offbook.tiny import path as tiny_policy
 from tests.engine.learner.jobs import random_groups
 from tests.engine.learner.test_architectures import alone
 from tests.engine.learner.test_invariance import batch_of, distance, gradients
@@ -26,27 +30,26 @@ from tests.paths import ROOT
 
 QUICK = {"Qwen3 MoE", "Gemma 4", "Qwen3.5", "gpt-oss"}
 BY_NAME = {base.name: base for base in BASES}
+EACH = [
+    pytest.param(base, id=base.name, marks=[] if base.name in QUICK else [pytest.mark.slow("more model families")])
+    for base in BASES
+]
 
 
 def table_line(base: Base) -> str:
     """The base's line in docs/models.md."""
     left_out = ", ".join(f"`{name}`" for name in base.left_out) or "nothing"
-    return f"| {base.name} | `{base.whole}` | {left_out} | {base.layout} |"
+    embedded = "refused by name" if base.embedded else "yes"
+    return f"| {base.name} | `{base.whole}` | {left_out} | {base.layout} | {embedded} |"
 
 
 def test_the_table_in_the_docs_is_that_of_these_tests() -> None:
     lines = (ROOT / "docs" / "models.md").read_text(encoding="utf-8").splitlines()
-    begin = lines.index("| base | loaded as | an adapter leaves out | trained on |")
+    begin = lines.index("| base | loaded as | an adapter leaves out | trained on | embedded engine |")
     assert lines[begin + 2 : begin + 2 + len(BASES)] == [table_line(base) for base in BASES]
 
 
-@pytest.mark.parametrize(
-    "base",
-    [
-        pytest.param(base, id=base.name, marks=[] if base.name in QUICK else [pytest.mark.slow("more model families")])
-        for base in BASES
-    ],
-)
+@pytest.mark.parametrize("base", EACH)
 def test_a_published_architecture_trains_exactly(base: Base, tmp_path: Path) -> None:
     folder = write_random(base, tmp_path / "base")
     policy = Policy.load(folder, LoraOptions(r=2, alpha=4), threads=1)
@@ -69,6 +72,22 @@ def test_a_published_architecture_trains_exactly(base: Base, tmp_path: Path) -> 
     outcome, [found] = gradients(policy, batch, config)
     torch.testing.assert_close(outcome.old.logprobs, logprobs, rtol=0, atol=1e-4)
     assert distance(found, expected) < 1e-4
+
+
+@pytest.mark.parametrize("base", EACH)
+def test_the_embedded_engine_computes_an_architecture_or_refuses_it_by_name(base: Base, tmp_path: Path) -> None:
+    folder = write_random(base, tmp_path / "base")
+    for file in tiny_policy().glob("*token*"):
+        shutil.copy(file, folder)
+
+    def probe() -> float:
+        return load_model(folder, device="cpu", dtype="float32", max_model_len=None).probe()
+
+    if base.embedded:
+        with pytest.raises(ConfigError, match=re.escape(base.embedded)):
+            probe()
+    else:
+        assert probe() < 1e-4
 
 
 def test_attention_that_is_not_the_architectures_is_refused_by_name(

@@ -13,7 +13,7 @@ _BLOCK = 64  # columns are allocated in multiples of this
 
 @dataclass(frozen=True)
 class CacheShape:
-    """The shape of the keys and values of one token: `layers` x `heads` x `width` each."""
+    """The shape of the keys and values of one token: `layers` x `heads` x `width` each, the largest of any layer."""
 
     layers: int
     heads: int
@@ -89,7 +89,8 @@ class KVCache(Cache):
         """
         window = self.window
         assert window is not None, "the window is set before each forward pass"
-        layer = self._kv[layer_idx, :, window.first : window.first + window.count]
+        heads, width = key_states.shape[1], key_states.shape[3]
+        layer = self._kv[layer_idx, :, window.first : window.first + window.count, :heads, :, :width]
         if window.fresh:
             layer[0, :, :, : window.length] = key_states
             layer[1, :, :, : window.length] = value_states

@@ -22,6 +22,7 @@ from transformers import (
 
 from offbook.base.errors import ConfigError, EngineError
 
+from ...base_attention import UNSUPPORTED, attention_sizes
 from ...base_weights import architecture_of, check_weights
 from ...chat_template import end_tokens
 from ...precision import device_name, dtype_of
@@ -44,13 +45,18 @@ def cache_attention(
     attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
-    **_: object,
+    **options: object,
 ) -> tuple[Tensor, None]:
     """Attention of query [B, H, Q, D] to key, value [B, KV, K, D] with an additive mask [B, 1, Q, K]; returns [B, Q, H, D].
 
     Without a mask, a single query attends to every key, and several queries are causal. For a single query the heads that
     share a key become the query dimension, so that keys are read once and not repeated.
     """
+    if unsupported := [name for name in UNSUPPORTED if options.get(name) is not None]:
+        raise ConfigError(
+            f"the embedded engine does not compute the attention of {type(module).__name__} ({', '.join(unsupported)}): use "
+            "--engine vllm"
+        )
     batch, heads, queries, width = query.shape
     shared = heads // key.shape[1]
     if queries == 1:
@@ -113,8 +119,8 @@ class ModelRunner:
             )
         self._window = getattr(config, "sliding_window", None) if not kinds or "sliding_attention" in kinds else None
         self._by_kind = "sliding_attention" in kinds
-        heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
-        width = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+        sizes = attention_sizes(config)
+        heads, width = max(size.kv_heads for size in sizes), max(size.head_dim for size in sizes)
         self.shape = CacheShape(int(config.num_hidden_layers), heads, width, self.dtype, self.device)
 
     @torch.inference_mode()

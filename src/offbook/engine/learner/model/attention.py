@@ -26,6 +26,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
+from offbook.engine.base_attention import UNSUPPORTED
 from offbook.engine.learner.rows.attention_blocks import Nearness
 from offbook.engine.learner.rows.attention_pieces import Kind, Piece
 from offbook.engine.learner.rows.cost import AttentionName
@@ -41,10 +42,6 @@ NAMES = (NAME, WINDOWED)
 NO_MASK = torch.zeros(1, 1, 1, 1)
 """The mask that a tree row of a `WINDOWED` model is called with: transformers passes a mask of four dimensions on
 unchanged, and so builds none."""
-
-UNSUPPORTED = ("softcap", "s_aux", "position_bias")
-"""Arguments by which some architectures change the attention scores. Neither SDPA nor tree attention computes
-them: a base with them runs `eager`."""
 
 logger = logging.getLogger(__name__)
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  # returns the log-sum-exp

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -17,14 +16,18 @@ from offbook.base.errors import ConfigError
 from offbook.engine.base_weights import architecture_of, check_weights
 
 from . import attention, unsloth_loader
+from .target_logprobs import capped
 
 Loader = Literal["peft", "unsloth"]
+_SCALES = ("logits_scaling", "logit_scale", "lm_head_multiplier", "output_multiplier")
+"""Factors of the logits in transformers' configs, of Granite, Cohere, Falcon H1 and Muse."""
 
 
 def load_base(base: Path, loader: Loader, device: str, dtype: torch.dtype, *, four_bit: bool) -> PreTrainedModel:
     """Load the base in folder `base`, ready for an adapter. Raises ConfigError, OSError."""
     if four_bit:
         _check_four_bit(device, dtype)
+    _check_logits(AutoConfig.from_pretrained(base))
     check_weights(base)
     attention.register()
     kind = _attention_name(base, loader)
@@ -69,29 +72,11 @@ def sliding_window(config: PreTrainedConfig) -> int | None:
     return int(window) if window and slides else None
 
 
-@dataclass(frozen=True)
-class AttentionSize:
-    """The sizes of a layer's attention."""
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-
-
-def attention_sizes(config: PreTrainedConfig) -> tuple[AttentionSize, ...]:
-    """The different sizes among the layers of a text model, in their order. Gemma 4's full and sliding layers differ."""
-    layers = config.per_layer_config if config.is_heterogeneous else [config]
-    return tuple(dict.fromkeys(_attention_size(layer) for layer in layers))
-
-
-def _attention_size(config: PreTrainedConfig) -> AttentionSize:
-    heads = int(config.num_attention_heads)
-    width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return AttentionSize(heads, int(getattr(config, "num_key_value_heads", None) or heads), int(width))
-
-
 def _eager_only(config: PreTrainedConfig) -> bool:
-    """Whether transformers refuses SDPA for the architecture, such as gpt-oss, whose softmax has sinks."""
+    """Whether SDPA does not compute the architecture's attention: transformers says so of gpt-oss, whose softmax has sinks,
+    and not of Gemma 2, whose scores are capped."""
+    if getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None:
+        return True
     return not architecture_of(config)._supports_sdpa  # pyright: ignore[reportPrivateUsage]  # no public name
 
 
@@ -117,31 +102,43 @@ def attention_kind(model: PreTrainedModel) -> str:
     return str(model.config.get_text_config()._attn_implementation)  # pyright: ignore[reportPrivateUsage]  # no public name
 
 
+def logit_cap(config: PreTrainedConfig) -> float | None:
+    """The bound to which the architecture caps its logits, as Gemma 2 and 4 do; None: it does not."""
+    value = getattr(config.get_text_config(), "final_logit_softcapping", None)
+    return None if value is None else float(value)
+
+
+def _check_logits(config: PreTrainedConfig) -> None:
+    """Raise ConfigError if config.json says that logits are scaled."""
+    text = config.get_text_config()
+    for name in _SCALES:
+        if (value := getattr(text, name, None)) not in (None, 1):
+            raise _transformed(config, f"scales its logits ({name} {value:g})")
+
+
 @torch.no_grad()
 def check_head(model: PreTrainedModel) -> None:
-    """Check that logits are the output layer applied to the last hidden state, because training computes them only at
-    targets. Raises ConfigError."""
+    """Check that logits are the output layer applied to the last hidden state, and capped if config.json says so, because
+    training computes them only at targets. Raises ConfigError."""
     head = model.get_output_embeddings()
     if not isinstance(head, nn.Linear):
         raise ConfigError(
             f"base model {model.config.model_type!r}: its output layer is {type(head).__name__}, not Linear"
         )
-    if getattr(model.config.get_text_config(), "final_logit_softcapping", None) is not None:
-        raise _transformed(model)
     ids = torch.arange(4, device=head.weight.device)[None] % head.weight.shape[0]
     try:
         hidden = getattr(model, model.base_model_prefix)(input_ids=ids, use_cache=False).last_hidden_state
     except ValueError as error:  # of an attention that takes what ours does not compute
         raise ConfigError(f"base model {model.config.model_type!r}: {error}: choose another base model") from error
     expected = model(input_ids=ids, use_cache=False).logits
-    if not torch.allclose(head(hidden.to(head.weight.dtype)), expected.to(head.weight.dtype), rtol=1e-3, atol=1e-3):
-        raise _transformed(model)
+    found = capped(head(hidden.to(head.weight.dtype)), logit_cap(model.config))
+    if not torch.allclose(found.to(head.weight.dtype), expected.to(head.weight.dtype), rtol=1e-3, atol=1e-3):
+        raise _transformed(model.config, "transforms its logits")
 
 
-def _transformed(model: PreTrainedModel) -> ConfigError:
+def _transformed(config: PreTrainedConfig, what: str) -> ConfigError:
     return ConfigError(
-        f"base model {model.config.model_type!r} transforms its logits (soft-capping or scaling), which the learner "
-        "does not reproduce: choose another base model"
+        f"base model {config.model_type!r} {what}, which the learner does not reproduce: choose another base model"
     )
 
 

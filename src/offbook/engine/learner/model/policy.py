@@ -22,6 +22,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from offbook.base.config import LoraOptions
 from offbook.base.errors import ConfigError, EngineError
+from offbook.engine.base_attention import attention_sizes
 from offbook.engine.chat_template import ChatTemplate, end_tokens
 from offbook.engine.checkpoint_files import ADAPTER
 from offbook.engine.learner.rows.cost import ModelShape
@@ -38,7 +39,7 @@ from . import (
 from .adaptable_layers import adaptable_layers, left_out
 from .loaders import Loader
 from .lora_linear import compute_in_sixteen_bits
-from .target_logprobs import target_logprobs
+from .target_logprobs import capped, target_logprobs
 
 CALL_FLOPS = {"cpu": 2e5, "cuda": 5e8}
 """Operations that a device does while one kernel launches: 4 us at 50 GFLOP/s, 5 us at 100 TFLOP/s. Devices other than
@@ -293,10 +294,17 @@ class Policy:
             row.target_predictors,
             settings,
             row.target_numbers,
-            self._head,
+            self._logits,
             chunk=chunk,
             head_trains=any(value.requires_grad for value in self._head.parameters()),
         )
+
+    def _logits(self, states: Tensor) -> Tensor:
+        """The logits [n, V] of hidden states [n, H]."""
+        logits: Tensor = self._head(states)
+        if self._logit_cap is None:
+            return logits
+        return capped(logits.to(torch.promote_types(logits.dtype, torch.float32)), self._logit_cap)
 
     def _tree_arguments(self, tree: attention.TreeContext | None) -> dict[str, object]:
         """Arguments of the base's forward pass by which the tree reaches the attention layers."""
@@ -320,6 +328,7 @@ class Policy:
         self._dropouts = [module for name, module in self._model.named_modules() if ".lora_dropout." in name]
         self._body: nn.Module = getattr(base, base.base_model_prefix)
         self._head = cast(nn.Linear, base.get_output_embeddings())
+        self._logit_cap = loaders.logit_cap(base.config)
         self.shape = _shape(base, self.trainable_parameters(), self._head)
         if self._call_flops is not None:
             self.shape = replace(self.shape, call_flops=self._call_flops)
@@ -333,7 +342,7 @@ class Policy:
         if self.tree_refused is None and (self._in_unsloth or kind in attention.NAMES):
             names: list[attention.AttentionName] = [
                 attention.choose(self._head.weight.device, self.dtype, size.heads, size.kv_heads, size.head_dim).name
-                for size in loaders.attention_sizes(base.config.get_text_config())
+                for size in attention_sizes(base.config.get_text_config())
             ]
             self._tree_attention = "runs" if "runs" in names else names[0]
             self.shape = replace(self.shape, attention=self._tree_attention)
@@ -402,7 +411,7 @@ def _size(weight: Tensor) -> int:
 
 def _shape(base: PreTrainedModel, trainable: dict[str, nn.Parameter], head: nn.Linear) -> ModelShape:
     config = base.config.get_text_config()
-    sizes = loaders.attention_sizes(config)
+    sizes = attention_sizes(config)
     tables = {id(head.weight), *(id(m.weight) for m in base.modules() if isinstance(m, nn.Embedding))}
     frozen = [p for p in base.parameters() if not p.requires_grad and p.ndim >= 2 and id(p) not in tables]
     shape = ModelShape(

@@ -24,6 +24,11 @@ from offbook.engine.sampling_filter import excluded
 Head = Callable[[Tensor], Tensor]
 
 
+def capped(logits: Tensor, cap: float | None) -> Tensor:
+    """Logits under a soft cap, cap * tanh(logits / cap) (Gemma 2, 2408.00118, section 2); unchanged without one."""
+    return logits if cap is None else torch.tanh(logits / cap) * cap
+
+
 @dataclass(frozen=True)
 class _ChunkSettings:
     """Settings of n targets as tensors [n]; None: no target of the chunk uses the setting."""

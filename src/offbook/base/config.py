@@ -21,7 +21,8 @@ from .option_names import unknown_option
 
 logger = logging.getLogger("offbook")
 
-LossName = Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo"]
+RewardLossName = Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo"]
+LossName = RewardLossName | Literal["cross_entropy"]
 EngineName = Literal["embedded", "vllm"]
 LayoutName = Literal["auto", "tree", "leaf_rows", "call_rows"]
 MemoryLayout = Literal["side_by_side", "free_cache", "offload"]
@@ -133,7 +134,9 @@ class TrainConfig(Options):
     Dr. GRPO 2503.20783, GSPO 2507.18071, CISPO 2506.13585."""
 
     learning_rate: float = Field(default=1e-5, gt=0, le=1, description="AdamW's rate after warm-up")
-    loss: LossName = Field(default="grpo", description="which policy-gradient loss")
+    loss: LossName = Field(
+        default="grpo", description="which policy-gradient loss; cross_entropy: supervised, without rewards"
+    )
     epsilon: float = Field(default=0.2, ge=0, le=10, description="lower clip range of the ratio: 1 - epsilon")
     epsilon_high: float | None = Field(
         default=None, ge=0, le=1000, description="upper clip range; None: 0.28 for dapo, 4.0 for cispo, else epsilon"
@@ -160,6 +163,17 @@ class TrainConfig(Options):
     )
     max_tokens: int = Field(
         default=2048, ge=1, lt=2**31, description="dr_grpo's constant divisor per trajectory, in tokens"
+    )
+    divisor: Literal["tokens", "messages"] | Annotated[float, Field(gt=0)] = Field(
+        default="tokens",
+        description="of cross_entropy: the step's tokens; messages: the mean over each one's tokens, then over them; or a number",
+    )
+    turns: Literal["all", "last"] = Field(
+        default="all", description="with cross_entropy: which assistant turns of a trajectory are trained"
+    )
+    skip_bad: bool = Field(
+        default=False,
+        description="with cross_entropy: leave out and count messages that the chat template refuses or that are too long",
     )
     epochs: int = Field(default=1, ge=1, le=64, description="passes over the step's samples")
     minibatches: int = Field(
@@ -210,6 +224,12 @@ class TrainConfig(Options):
         return cast(Any, values)
 
     @model_validator(mode="after")
+    def _without_teacher(self) -> Self:
+        if self.supervised and self.distill is not None:
+            raise ValueError("distill adds to advantages, which loss='cross_entropy' has not: choose one of both")
+        return self
+
+    @model_validator(mode="after")
     def _corrected_overlap(self) -> Self:
         if self.overlap and self.importance_cap is None:
             raise ValueError(
@@ -221,6 +241,11 @@ class TrainConfig(Options):
                 "overlap=True with max_staleness=0 leaves nothing to overlap: allow 1 step or more, or overlap=False"
             )
         return self
+
+    @property
+    def supervised(self) -> bool:
+        """Whether the step imitates its trajectories: no rewards, no advantages, the policy's own distribution."""
+        return self.loss == "cross_entropy"
 
     @property
     def upper_clip(self) -> float:

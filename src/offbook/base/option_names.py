@@ -16,7 +16,8 @@ R = TypeVar("R")
 
 OWNERS = {
     "config=TrainConfig({}=...) in Trainer(), MCPTrainer() or app.train()": "learning_rate loss epsilon epsilon_high scale_rewards "
-    "call_rewards sequence kl_coef distill importance_cap max_tokens epochs minibatches max_grad_norm warmup_updates betas "
+    "call_rewards sequence kl_coef distill importance_cap max_tokens divisor turns skip_bad epochs minibatches max_grad_norm "
+    "warmup_updates betas "
     "weight_decay min_group_size layout row_tokens logits_chunk overlap max_staleness kl_warn rendered_warn seed",
     "lora=LoraOptions({}=...) in TrainableModel()": "r alpha dropout target_modules seed",
     "{}=... in LocalBackend()": "dir start_timeout engine loader device inference_gpus train_gpus dtype load_in_4bit "

@@ -78,6 +78,7 @@ class Frozen(BaseModel):
 
 
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+TargetWeight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 """An integer that databases, orjson and trace formats can carry."""
 UnixSeconds = Annotated[float, Field(ge=0, lt=253_402_300_800, allow_inf_nan=False)]
 """A time between 1970 and 9999."""
@@ -278,11 +279,14 @@ class History(BaseModel):
 
 class RenderedHistory(Frozen):
     """A conversation without recorded calls, which the learner renders with the chat template and tokenises.
-    `targets`: indexes into `messages` of the assistant messages to train on."""
+    `targets`: indexes into `messages` of the assistant messages to train on. `weights`: of each target; (): all 1.
+    `source`: where it was read, for messages of errors, such as "data.jsonl, line 12"."""
 
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] | None = None
     targets: tuple[int, ...]
+    weights: tuple[TargetWeight, ...] = ()
+    source: str = ""
 
 
 class Trajectory(History):
@@ -462,7 +466,7 @@ class TrainResult(Frozen):
     model: str
     step: int
     applied: bool
-    reason: Literal["trained", "no_signal"] = "trained"
+    reason: Literal["trained", "no_signal", "evaluated"] = "trained"
     no_signal: Literal["equal_rewards", "no_advantage", "zero_gradient"] | None = None
     why: str = ""  # explanation of `no_signal`
     metrics: dict[str, float] = Field(default_factory=dict)

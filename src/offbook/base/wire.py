@@ -32,9 +32,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Literal, cast
+from typing import Annotated, Literal, Self, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, field_validator, model_validator
 
 from .config import LoraOptions, Name, TrainConfig
 from .types import (
@@ -299,6 +299,8 @@ class TrajectoryRecord(Wire):
     @classmethod
     def _targets_are_answers(cls, histories: tuple[RenderedHistory, ...]) -> tuple[RenderedHistory, ...]:
         for history in histories:
+            if history.weights and len(history.weights) != len(history.targets):
+                raise ValueError(f"weights holds {len(history.weights)} values for {len(history.targets)} targets")
             for target in history.targets:
                 if not 0 <= target < len(history.messages):
                     raise ValueError(f"targets holds {target}, but there are {len(history.messages)} messages")
@@ -401,12 +403,20 @@ class GroupRecord(Wire):
 
 
 class TrainRequest(Wire):
-    """One step, applied at most once per `id`: a repeated request joins the running step or gets the stored result."""
+    """One step, applied at most once per `id`: a repeated request joins the running step or gets the stored result.
+    `evaluate`: compute the cross-entropy of the groups and change nothing."""
 
     id: str = Field(default_factory=lambda: new_id("train"), min_length=1, max_length=200)
     model: str
     groups: tuple[GroupRecord, ...] = Field(min_length=1, max_length=GROUPS_AT_ONCE)
     config: TrainConfig = Field(default_factory=TrainConfig)
+    evaluate: bool = False
+
+    @model_validator(mode="after")
+    def _evaluated_by_its_loss(self) -> Self:
+        if self.evaluate and not self.config.supervised:
+            raise ValueError("evaluate=true needs loss='cross_entropy': a policy-gradient loss measures no policy")
+        return self
 
 
 class TrainEvent(Wire):

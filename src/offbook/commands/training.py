@@ -9,7 +9,7 @@ from typing import Annotated, Any, cast, get_args
 
 import typer
 
-from offbook.base.config import LossName, TrainConfig
+from offbook.base.config import RewardLossName, TrainConfig
 from offbook.base.errors import ConfigError
 from offbook.base.terminal import echo
 from offbook.client.model import TrainableModel
@@ -63,7 +63,9 @@ def train(
     inside: Inside = None,
     eval: Annotated[Path | None, typer.Option(help="scenarios to evaluate on before and after training")] = None,
     learning_rate: Annotated[float, typer.Option(help="learning rate of AdamW")] = TrainConfig().learning_rate,
-    loss: Annotated[str, typer.Option(help=f"loss function: {', '.join(get_args(LossName))}")] = TrainConfig().loss,
+    loss: Annotated[
+        str, typer.Option(help=f"loss function: {', '.join(get_args(RewardLossName))}")
+    ] = TrainConfig().loss,
     overlap: Annotated[bool, typer.Option(help="run the next step's rollouts during an update")] = False,
     judge: JudgeModel = None,
     judge_api_base: JudgeBase = None,

@@ -109,7 +109,7 @@ class Ready(Line):
 class Progressed(Line):
     kind: Literal["progress"] = "progress"
     request_id: str
-    phase: str  # plan, old_logprobs, update, save
+    phase: str  # plan, old_logprobs, update, evaluate, save
     done: int
     total: int
 
@@ -121,7 +121,8 @@ class Warned(Line):
 
 
 class Trained(Line):
-    """The step was applied (checkpoint `result.step` exists) or had no signal (`result.applied` is False)."""
+    """The step was applied (checkpoint `result.step` exists), had no signal, or was only evaluated (`result.applied` is
+    False)."""
 
     kind: Literal["trained"] = "trained"
     request_id: str
@@ -240,12 +241,13 @@ class JobTrajectory:
 
 @dataclass(frozen=True)
 class TrainJob:
-    """One train request. groups[g][i] is rollout i of scenario g."""
+    """One train request. groups[g][i] is rollout i of scenario g. `evaluate`: compute the loss and change nothing."""
 
     request_id: str
     model: str
     groups: tuple[tuple[JobTrajectory, ...], ...]
     config: TrainConfig
+    evaluate: bool = False
 
 
 class _JobFile(Line):

@@ -103,7 +103,8 @@ class TrainerOptions(RolloutOptions):
             raise ConfigError(f"eval_every={self.eval_every!r} needs scenarios to evaluate on: pass eval= too")
 
     def config_of(self, step: int) -> TrainConfig:
-        """The learner's options for step number `step`. Raises ConfigError if a schedule returns no TrainConfig."""
+        """The learner's options for step number `step`. Raises ConfigError if a schedule returns no TrainConfig, or one
+        whose loss does not read rewards."""
         if isinstance(self.config, TrainConfig):
             return self.config
         config = self.config(step)
@@ -112,6 +113,7 @@ class TrainerOptions(RolloutOptions):
                 f"config: the function gave {type(config).__name__} {config!r:.200} for step {step}; it must return a "
                 "TrainConfig"
             )
+        check_config(config)
         return config
 
 
@@ -139,7 +141,13 @@ def check_alerts(limits: object, on_alert: object) -> None:
 
 
 def check_config(config: object) -> None:
-    """Raise ConfigError unless `config` is a TrainConfig or callable; for a dict the message has the call to write."""
+    """Raise ConfigError unless `config` is a TrainConfig or callable; for a dict the message has the call to write. Also
+    raises it for a loss that would imitate bad rollouts as well as good ones."""
+    if isinstance(config, TrainConfig) and config.supervised:
+        raise ConfigError(
+            f"loss={config.loss!r} reads no rewards, and a Trainer's rollouts are good and bad ones: choose another loss, or "
+            "imitate chosen rollouts with model.train_sft(trajectories)"
+        )
     if isinstance(config, TrainConfig) or callable(config):
         return
     hint = ""

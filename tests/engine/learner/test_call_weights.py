@@ -21,7 +21,8 @@ from offbook.engine.learner.update.loss import LOSSES as FUNCTIONS
 from offbook.engine.learner.update.loss import Clip, Targets
 from offbook.engine.protocol import JobTrajectory, read_job
 from tests.engine.learner.jobs import command, random_groups, sample, write_toy_base
-from tests.engine.learner.test_invariance import LOSSES, VOCABULARY, batch_of, distance, gradients
+from tests.engine.learner.test_invariance import CLIPPING as LOSSES
+from tests.engine.learner.test_invariance import VOCABULARY, batch_of, distance, gradients
 
 Policies = Callable[[str, torch.dtype], Policy]
 Groups = Sequence[Sequence[JobTrajectory]]

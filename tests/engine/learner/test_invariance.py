@@ -15,16 +15,18 @@ from torch import Tensor
 
 from offbook.base.config import LossName, TrainConfig
 from offbook.engine.learner.model.policy import Policy
-from offbook.engine.learner.targets.advantage import group_advantages
+from offbook.engine.learner.targets.advantage import group_advantages, supervised_advantages
 from offbook.engine.learner.targets.batch import TrainBatch, make_batch
 from offbook.engine.learner.update.step import Step, StepTotals
 from offbook.engine.protocol import JobTrajectory
 from tests.engine.learner.jobs import random_groups
 
 VOCABULARY = 29
-LOSSES: list[LossName] = ["grpo", "dapo", "dr_grpo", "gspo", "cispo"]
+CLIPPING: list[LossName] = ["grpo", "dapo", "dr_grpo", "gspo", "cispo"]
+LOSSES: list[LossName] = [*CLIPPING, "cross_entropy"]
 CLIPS = {
-    loss: {"epsilon": size, "epsilon_high": size} for loss, size in zip(LOSSES, (0.1, 0.1, 0.1, 0.01, 0.1), strict=True)
+    loss: {"epsilon": size, "epsilon_high": size}
+    for loss, size in zip(LOSSES, (0.1, 0.1, 0.1, 0.01, 0.1, 0.1), strict=True)
 }
 Policies = Callable[[str, torch.dtype], Policy]
 Groups = Sequence[Sequence[JobTrajectory]]
@@ -52,7 +54,18 @@ class Shifting(torch.optim.Optimizer):
             value.data = self._before[name]
 
 
-def batch_of(groups: Groups) -> TrainBatch:
+def batch_of(groups: Groups, loss: LossName = "grpo") -> TrainBatch:
+    if loss == "cross_entropy":
+        groups = [
+            [
+                replace(t, samples=tuple(replace(s, weight=0.5 + len(s.prompt_ids) % 3) for s in t.samples))
+                for t in group
+            ]
+            for group in groups
+        ]
+        return make_batch(
+            groups, supervised_advantages([[t.failed for t in group] for group in groups]), supervised=True
+        )
     rewards = [[t.reward for t in group] for group in groups]
     return make_batch(groups, group_advantages(rewards, min_group_size=2, divide_by_std=True))
 
@@ -107,16 +120,16 @@ def test_loss_and_gradients_do_not_depend_on_layout_packing_or_order(
     policy = policies("qwen2", torch.float64)
     groups = random_groups(seed, turns=3, vocabulary=VOCABULARY)
     plain = config_of(loss, sequence=sequence, epochs=epochs, layout="call_rows", **CLIPS[loss])
-    reference, expected = gradients(policy, batch_of(groups), plain, 0.02)
+    reference, expected = gradients(policy, batch_of(groups, loss), plain, 0.02)
     for layout in ("call_rows", "leaf_rows", "tree", "auto"):
         config = plain.model_copy(update={"layout": layout, "row_tokens": row_tokens, "logits_chunk": chunk})
-        outcome, found = gradients(policy, batch_of(shuffled(groups, seed)), config, 0.02)
+        outcome, found = gradients(policy, batch_of(shuffled(groups, seed), loss), config, 0.02)
         assert outcome.losses == pytest.approx(reference.losses, rel=1e-9, abs=1e-12)
         assert [distance(a, b) for a, b in zip(found, expected, strict=True)] == pytest.approx([0] * epochs, abs=1e-5)
         assert outcome.clipped == reference.clipped
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", CLIPPING)
 def test_the_shifted_second_epoch_of_these_tests_really_clips(policies: Policies, loss: LossName) -> None:
     batch = batch_of(random_groups(1, turns=3, vocabulary=VOCABULARY))
     outcome, _ = gradients(policies("qwen2", torch.float64), batch, config_of(loss, epochs=2, **CLIPS[loss]), 0.02)
@@ -127,7 +140,7 @@ def test_the_shifted_second_epoch_of_these_tests_really_clips(policies: Policies
 @pytest.mark.parametrize("layout", ["leaf_rows", "tree"])
 def test_layouts_agree_in_float32_too(policies: Policies, loss: LossName, layout: str) -> None:
     policy = policies("qwen2", torch.float32)
-    batch = batch_of(random_groups(11, turns=3, vocabulary=VOCABULARY))
+    batch = batch_of(random_groups(11, turns=3, vocabulary=VOCABULARY), loss)
     _, [expected] = gradients(policy, batch, config_of(loss, layout="call_rows"))
     _, [found] = gradients(policy, batch, config_of(loss, layout=layout, row_tokens=64))
     assert distance(found, expected) < 1e-4
@@ -137,7 +150,7 @@ def test_layouts_agree_in_float32_too(policies: Policies, loss: LossName, layout
 def test_the_steps_gradient_equals_plain_autograd_of_the_published_loss(policies: Policies, loss: LossName) -> None:
     """One forward pass per call through the whole model, the loss written in probabilities, one backward pass."""
     policy = policies("qwen2", torch.float64)
-    batch = batch_of(random_groups(5, turns=3, vocabulary=VOCABULARY))
+    batch = batch_of(random_groups(5, turns=3, vocabulary=VOCABULARY), loss)
     config = TrainConfig(loss=loss, max_grad_norm=1e9, layout="tree", importance_cap=1.5)
     _, [found] = gradients(policy, batch, config)
     parts = []
@@ -155,7 +168,7 @@ def test_the_steps_gradient_equals_plain_autograd_of_the_published_loss(policies
     if loss == "gspo":
         mean = torch.zeros(len(lengths), dtype=now.dtype).index_add(0, trajectory, now - old) / lengths
         term = -mean.exp()[trajectory] * advantage * weight
-    elif loss == "cispo":
+    elif loss in ("cispo", "cross_entropy"):  # the recorded logprobs of supervised training are NaN: weight is 1
         term = -advantage * now * weight
     else:
         term = -(now - old).exp() * advantage * weight
@@ -175,7 +188,7 @@ def test_minibatches_average_to_the_steps_gradient_and_each_trajectory_is_in_one
 ) -> None:
     """Without updates in between, the mean over minibatches is the gradient of the whole step."""
     policy = policies("qwen2", torch.float64)
-    batch = batch_of(random_groups(7, groups=3, vocabulary=VOCABULARY))
+    batch = batch_of(random_groups(7, groups=3, vocabulary=VOCABULARY), loss)
     _, [whole] = gradients(policy, batch, config_of(loss))
     outcome, parts = gradients(policy, batch, config_of(loss, minibatches=4))
     assert outcome.updates == len(parts) == 4

@@ -19,6 +19,7 @@ from offbook.engine.learner.update.loss import (
     Targets,
     divisors,
     importance_weights,
+    supervised_divisors,
 )
 
 TRL = json.loads(Path(__file__).with_name("trl_losses.json").read_text("utf-8"))
@@ -72,7 +73,7 @@ def test_a_token_far_below_the_base_is_pulled_back_with_a_bounded_slope(name: st
 
 def test_the_reference_values_come_from_trl_1_4_and_touch_every_branch() -> None:
     assert TRL["trl"] == "1.4.0"
-    assert {case["loss"] for case in TRL["cases"]} == set(NAMES)
+    assert {case["loss"] for case in TRL["cases"]} | {"cross_entropy"} == set(NAMES)  # that one: test_supervised.py
     assert {case["cap"] for case in TRL["cases"]} == {None, 1.2}
     for case in TRL["cases"]:
         ratios = torch.tensor(case["current"]).sub(torch.tensor(case["old"])).exp()
@@ -96,16 +97,18 @@ def published(name: str, x: dict[str, Tensor], low: float, high: float, kl: floa
             ratio = ratio + here * mean.exp()
     else:
         ratio = log_ratio.exp()
-    if name == "cispo":
+    if name == "cross_entropy":
+        term = -advantage * now
+    elif name == "cispo":
         term = -ratio.clamp(max=1 + high).detach() * advantage * now
     else:
         term = -torch.min(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
-    if cap is not None:
+    if cap is not None and name != "cross_entropy":
         term = term * (old - x["sampler"]).exp().clamp(max=cap).detach()
     difference = x["reference"] - now
     term = (term + kl * (difference.exp() - difference - 1)) * mask
     lengths = mask.sum(1)
-    if name in ("dapo", "cispo"):
+    if name in ("dapo", "cispo", "cross_entropy"):
         return term.sum() / mask.sum()
     if name == "dr_grpo":
         return term.sum() / (len(mask) * 9)
@@ -148,7 +151,8 @@ def test_a_loss_and_its_gradient_equal_the_published_formula(
     targets = Targets(
         old=old[mask],
         advantages=x["advantage"][trajectory],
-        inverse_divisors=1 / divisors(key, trajectory, 9),
+        inverse_divisors=1
+        / (supervised_divisors(trajectory, "tokens") if key == "cross_entropy" else divisors(key, trajectory, 9)),
         importance=importance_weights(old[mask], x["sampler"][mask], cap),
         sequence=trajectory * 3 + x["calls"][mask] if name == "gspo-call" else trajectory,
         base=x["reference"][mask] if kl else None,
@@ -169,6 +173,13 @@ def test_denominators_of_two_trajectories_with_three_and_one_tokens() -> None:
     assert divisors("dapo", trajectory, 5).tolist() == [4, 4, 4, 4]
     assert divisors("cispo", trajectory, 5).tolist() == [4, 4, 4, 4]
     assert divisors("dr_grpo", trajectory, 5).tolist() == [10, 10, 10, 10]
+
+
+def test_supervised_divisors_count_tokens_or_messages_or_are_given() -> None:
+    call = torch.tensor([0, 0, 0, 1])
+    assert supervised_divisors(call, "tokens").tolist() == [4, 4, 4, 4]
+    assert supervised_divisors(call, "messages").tolist() == [6, 6, 6, 2]
+    assert supervised_divisors(call, 2.5).tolist() == [2.5, 2.5, 2.5, 2.5]
 
 
 def test_a_trajectory_without_sampled_tokens_is_no_part_of_the_mean() -> None:

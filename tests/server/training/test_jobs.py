@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from offbook.base.config import TrainConfig
 from offbook.base.types import (
     Call,
     CallOutput,
@@ -58,6 +59,23 @@ def test_a_sample_holds_the_recorded_tokens_and_nan_where_there_is_no_logprob() 
     assert sample.prompt_ids.tolist() == [1, 2, 3] and sample.completion_ids.tolist() == [7, 8]
     assert sample.logprobs[0] == -0.5 and math.isnan(sample.logprobs[1])
     assert (sample.step, sample.constrained, sample.call_id, sample.index) == (3, "grammar", "c", 0)
+
+
+def test_supervised_training_takes_unscored_rollouts_and_calls_to_other_models() -> None:
+    config = TrainConfig(loss="cross_entropy")
+    request = TrainRequest(
+        id="r", model="m", groups=(GroupRecord(trajectory_ids=("t",)),), config=config, evaluate=True
+    )
+    record = TrajectoryRecord(id="t", model="m", started_at=1, ended_at=2)
+    job = build_job(request, {"t": record}, {"t": (call(model="teacher"), call("own"))})
+    assert [sample.call_id for sample in job.groups[0][0].samples] == ["c", "own"] and job.evaluate
+    with pytest.raises(ApiError, match="Trajectories with nothing to train on: 't': no call was recorded"):
+        build_job(request, {"t": record}, {"t": ()})
+
+
+def test_only_a_supervised_request_can_be_evaluated() -> None:
+    with pytest.raises(ValueError, match="evaluate=true needs loss='cross_entropy'"):
+        TrainRequest(id="r", model="m", groups=(GroupRecord(trajectory_ids=("t",)),), evaluate=True)
 
 
 def test_truncated_answers_are_trained_and_all_other_ends_are_left_out() -> None:

@@ -22,7 +22,7 @@ from ..checkpoint_files import Checkpoint, CheckpointNote
 from ..protocol import Progressed, TrainCommand, TrainJob, Warned, read_job
 from . import checkpoints, peak_memory
 from .checkpoints import Draft, OptimizerState, restore_state, state_tensors
-from .metrics import sampler_mismatch, selection_metrics, step_metrics, teacher_metrics
+from .metrics import cross_entropy_metrics, sampler_mismatch, selection_metrics, step_metrics, teacher_metrics
 from .model.policy import Policy
 from .no_signal import equal_rewards, no_gradient
 from .selection import Selection, Selector, Warn
@@ -150,6 +150,8 @@ class Learner:
             metrics = selection_metrics(selection, command.step, self._policy)
             return equal_rewards(selection.advantages).result(command, metrics, self._warnings)
         config = self._within_limit(job.config)
+        if job.evaluate:
+            return self._evaluate(command, config, selection, selection.batch)
         teacher = self._taught(command, config, selection.batch, newest)
         totals = self._compute(selection.batch, config, command.request_id, teacher)
         return self._record(command, job, selection, selection.batch, totals, started, teacher)
@@ -171,6 +173,25 @@ class Learner:
         if command.teacher is not None:
             self._restore(command, newest)
         return teacher_scores(scores, batch, config.distill.weight)
+
+    def _evaluate(
+        self, command: TrainCommand, config: TrainConfig, selection: Selection, batch: TrainBatch
+    ) -> TrainResult:
+        """The loss of the job's targets under the loaded adapter, which stays as it is."""
+        assert self._optimizer is not None  # created by _restore
+        started, report = time.monotonic(), self._reporter(command.request_id)
+        scores = Step(self._policy, self._optimizer, batch, config, self._updates, report).scores("evaluate")
+        metrics = selection_metrics(selection, command.step, self._policy) | cross_entropy_metrics(scores)
+        metrics["seconds/evaluate"] = time.monotonic() - started
+        return TrainResult(
+            model=command.model,
+            step=command.step,
+            applied=False,
+            reason="evaluated",
+            metrics=metrics,
+            request_id=command.request_id,
+            warnings=tuple(self._warnings),
+        )
 
     def _compute(
         self, batch: TrainBatch, config: TrainConfig, request_id: str, teacher: TeacherScores | None
@@ -210,6 +231,8 @@ class Learner:
         metrics |= step_metrics(batch, totals, mismatch, job.config.importance_cap, self._updates)
         if teacher is not None:
             metrics |= teacher_metrics(totals, teacher)
+        if job.config.supervised:
+            metrics |= cross_entropy_metrics(totals.old)
         metrics |= peak_memory.memory_metrics(peak_memory.read(self._policy.device))
         if self._scale is not None:
             metrics |= {"loss/scale": self._scale.value, "loss/overflows": float(totals.overflows)}

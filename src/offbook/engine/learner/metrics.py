@@ -15,6 +15,7 @@
 | calls/unused | of trajectories with an advantage: the app threw the output away (a retry, a node that ran again); marked, trained like any other |
 | calls/tool_call_rate, parse_failure_rate | share of all calls with a parsed tool call; that looked like one and were none |
 | calls/constrained_share, rendered_share | share of trained calls without usable recorded logprobs; rendered from messages |
+| calls/skipped | of supervised training with skip_bad: messages that the template refuses, or that are too long |
 | tokens/unmeasured | targets of calls under a constraint that the learner does not know, such as a JSON grammar: they are in no KL, ratio, clip or entropy |
 | calls/stale_share | share of trained calls sampled at an earlier step |
 | calls/staleness_mean, staleness_max | how many steps old the trained calls are |
@@ -28,6 +29,7 @@
 | tokens/untaught | with distill: targets without a teacher's logprob, because its own top-k, top-p or min-p, or a constraint, excludes them |
 | importance/mean, capped_share | the truncated importance weight; share of weights at the cap |
 | loss/value | mean over the step's updates |
+| loss/cross_entropy, loss/perplexity | of supervised training: mean -logprob of the trained tokens before their first update, nats, without weights; its exponential |
 | loss/updates, loss/updates_total, loss/learning_rate | updates of this step; of the model's life; rate of the last update |
 | loss/scale, overflows | with a float16 base: the loss scale after the step; updates computed again because gradients overflowed |
 | grad_norm, grad_norm_max | before clipping: mean and largest over the updates |
@@ -39,7 +41,7 @@
 | layout/probe_difference | largest logprob difference between tree and plain rows at start-up, nats; absent when nothing could be computed on a tree |
 | memory/learner_peak, learner_held, gpu_peak | on CUDA, GiB at the peak of the step: the learner's tensors; what torch held for them; all processes on the GPU |
 | memory/learner_over_plan, gpu_over_plan | where there is a memory plan, GiB: learner_peak and gpu_peak minus what was planned |
-| seconds/{plan, old_logprobs, base_logprobs, update, save, total} | wall time per phase; save ends before the last rename |
+| seconds/{plan, old_logprobs, base_logprobs, update, evaluate, save, total} | wall time per phase; save ends before the last rename |
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ from .targets.advantage import Advantages
 from .targets.batch import Groups, TrainBatch
 from .targets.prompt_forks import CAUSES
 from .update.loss import importance_weights, k3
-from .update.step import StepTotals, TeacherScores
+from .update.step import Scores, StepTotals, TeacherScores
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,8 @@ def selection_metrics(selection: Selection, step: int, policy: Policy) -> dict[s
         metrics["layout/probe_difference"] = policy.tree_difference
     if selection.batch is not None:
         metrics |= batch_metrics(selection.batch, step) | fork_metrics(selection.forks)
+    if selection.skipped:
+        metrics["calls/skipped"] = float(len(selection.skipped))
     return metrics
 
 
@@ -189,6 +193,12 @@ def teacher_metrics(totals: StepTotals, teacher: TeacherScores) -> dict[str, flo
         "tokens/untaught": float((totals.old.kept & ~measured).sum()),
     }
     return _measured(metrics)
+
+
+def cross_entropy_metrics(scores: Scores) -> dict[str, float]:
+    """Mean cross-entropy of the targets of supervised training, before their first update, and its perplexity."""
+    loss = -float(scores.logprobs[scores.kept].mean())
+    return {"loss/cross_entropy": loss, "loss/perplexity": math.exp(min(loss, 700.0))}
 
 
 def fork_metrics(forks: Sequence[Fork]) -> dict[str, float]:

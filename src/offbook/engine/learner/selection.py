@@ -10,11 +10,17 @@ from offbook.base.errors import TrainError
 from ..protocol import JobTrajectory, TrainJob
 from ..token_file import Fork
 from .model.policy import Policy
-from .targets.advantage import Advantages, call_advantages, group_advantages, with_teacher
+from .targets.advantage import (
+    Advantages,
+    call_advantages,
+    group_advantages,
+    supervised_advantages,
+    with_teacher,
+)
 from .targets.batch import Groups, TrainBatch, make_batch
 from .targets.choice_masks import ChoiceMasks
 from .targets.prompt_forks import find_forks
-from .targets.render import RENDERED, render_trajectory, rendered_warning
+from .targets.render import RENDERED, Renderer, last_turns, rendered_warning
 
 Warn = Callable[[str], None]
 
@@ -22,12 +28,13 @@ Warn = Callable[[str], None]
 @dataclass(frozen=True)
 class Selection:
     """What a job trains. `groups`: the job's, with rendered histories as samples. `batch`: None if no group has an
-    advantage. `forks`: of trajectories with an advantage."""
+    advantage. `forks`: of trajectories with an advantage. `skipped`: why messages were not rendered."""
 
     groups: Groups
     advantages: Advantages
     batch: TrainBatch | None = None
     forks: tuple[Fork, ...] = ()
+    skipped: tuple[str, ...] = ()
 
 
 class Selector:
@@ -42,36 +49,57 @@ class Selector:
         """What the job trains. `step`: the model's current one. Warns of rollouts and calls that are not trained as
         their sender may think. Raises TrainError (bad_job, no_scored_groups), ConfigError."""
         advantages = _advantages(job)
-        groups = self._rendered(job, advantages, step)
+        groups, skipped = self._rendered(job, advantages, step)
         if advantages.trained_groups == 0:
             return Selection(groups, advantages)
-        batch = make_batch(groups, advantages, self._choice_masks)
-        self._check(batch, warn)
-        self._warn_of_constraints(batch, warn)
-        if batch.rendered_share > job.config.rendered_warn:
-            warn(rendered_warning(batch.rendered_share))
-        return Selection(groups, advantages, batch, self._forks(groups, advantages))
+        if job.config.supervised:
+            batch = make_batch(groups, advantages, supervised=True)
+            _warn_of_skipped(skipped, warn)
+        else:
+            batch = make_batch(groups, advantages, self._choice_masks)
+        self._check(batch, job.config.supervised, skipped, warn)
+        if not job.config.supervised:
+            self._warn_of_constraints(batch, warn)
+            if batch.rendered_share > job.config.rendered_warn:
+                warn(rendered_warning(batch.rendered_share))
+        return Selection(groups, advantages, batch, self._forks(groups, advantages), skipped)
 
-    def _rendered(self, job: TrainJob, advantages: Advantages, step: int) -> Groups:
-        """The job's groups. Histories of trajectories with an advantage are rendered as samples."""
-        return tuple(
+    def _rendered(self, job: TrainJob, advantages: Advantages, step: int) -> tuple[Groups, tuple[str, ...]]:
+        """The job's groups, with the histories of trajectories that have an advantage as samples; and why messages were
+        skipped."""
+        config, skipped = job.config, list[str]()
+        last = config.supervised and config.turns == "last"
+
+        def rendered(trajectory: JobTrajectory) -> JobTrajectory:
+            trajectory = last_turns(trajectory) if last else trajectory
+            if not trajectory.histories:
+                return trajectory
+            policy, skip = self._policy, config.supervised and config.skip_bad
+            renderer = Renderer(policy.chat_template, policy.end_ids, policy.longest_context, skip)
+            whole, bad = renderer.trajectory(trajectory, step)
+            skipped.extend(bad)
+            return whole
+
+        groups = tuple(
             tuple(
-                trajectory
-                if value is None
-                else render_trajectory(self._policy.chat_template, self._policy.end_ids, trajectory, step)
+                trajectory if value is None else rendered(trajectory)
                 for trajectory, value in zip(group, values, strict=True)
             )
-            if any(trajectory.histories for trajectory in group)
-            else group
             for group, values in zip(job.groups, advantages.values, strict=True)
         )
+        return groups, tuple(skipped)
 
-    def _check(self, batch: TrainBatch, warn: Warn) -> None:
+    def _check(self, batch: TrainBatch, supervised: bool, skipped: Sequence[str], warn: Warn) -> None:
         if not len(batch):
-            causes = ", ".join(f"{count} {_LEFT_OUT[why]}" for why, count in sorted(batch.left_out.items()) if count)
+            what, advice = "an advantage", "sample through this server at a temperature above 0"
+            if supervised:
+                what, advice = "been sent", "give conversations with a message of the assistant"
+            left_out = {_LEFT_OUT[why]: count for why, count in batch.left_out.items()}
+            left_out["messages that were skipped"] = len(skipped)
+            causes = ", ".join(f"{count} {why}" for why, count in sorted(left_out.items()) if count)
             raise TrainError(
-                f"nothing to train: {len(batch.without_targets)} trajectories have an advantage, and none of them a sampled "
-                f"token ({causes or 'they have no calls'}): sample through this server at a temperature above 0"
+                f"nothing to train: {len(batch.without_targets)} trajectories have {what}, and none of them a sampled "
+                f"token ({causes or 'they have no calls'}): {advice}"
                 f"{', and let train_on= keep calls' if batch.left_out['excluded'] else ''}",
                 reason="bad_job",
             )
@@ -89,7 +117,7 @@ class Selector:
         if batch.without_targets:
             names = ", ".join(batch.without_targets[:3])
             warn(
-                f"{len(batch.without_targets)} trajectories have a reward and nothing to train ({names}"
+                f"{len(batch.without_targets)} trajectories have {'' if supervised else 'a reward and '}nothing to train ({names}"
                 f"{', ...' if len(batch.without_targets) > 3 else ''}): they made no call, none that was "
                 "sampled here and kept, or none that train_on= keeps"
             )
@@ -121,6 +149,14 @@ class Selector:
         )
 
 
+def _warn_of_skipped(skipped: Sequence[str], warn: Warn) -> None:
+    if skipped:
+        more = f"; and {len(skipped) - _NAMED} more" if len(skipped) > _NAMED else ""
+        warn(f"{len(skipped)} messages were skipped: {'; '.join(skipped[:_NAMED])}{more}")
+
+
+_NAMED = 3
+"""Skipped messages that a warning names."""
 _LEFT_OUT = {
     "excluded": "calls that train_on= left out",
     "greedy": "calls at temperature 0",
@@ -132,6 +168,8 @@ def _advantages(job: TrainJob) -> Advantages:
     """Advantages of the job. Raises TrainError if a reward is not finite, or no group has enough scored rollouts."""
     config = job.config
     failed = [[trajectory.failed for trajectory in group] for group in job.groups]
+    if config.supervised:
+        return supervised_advantages(failed)
     if config.distill is not None and config.distill.alone:
         return with_teacher(None, failed)
     rewards = [[None if t.failed else t.reward for t in group] for group in job.groups]

@@ -105,8 +105,9 @@ def build_job(
     """Convert a train request to the learner's job.
 
     `records` and `calls` are the finished trajectories and their recorded calls, by trajectory id. A sample of the
-    job is one completion of a usable call to the trained model. Raises ApiError 400 if a trajectory was not finished,
-    or if no scored trajectory has anything to train on.
+    job is one completion of a usable call to the trained model; supervised training also takes those to other models,
+    which have the same base. Raises ApiError 400 if a trajectory was not finished, or if no scored trajectory (in
+    supervised training: none at all) has anything to train on.
 
     One rollout made one call, whose prompt has two tokens and whose answer has one:
 
@@ -129,24 +130,24 @@ def build_job(
             "groups",
             "unknown_trajectory",
         )
-    built = {
-        trajectory_id: _trajectory(request.model, records[trajectory_id], calls.get(trajectory_id, ()))
-        for trajectory_id in ids
-    }
-    scored = [trajectory for trajectory in built.values() if trajectory.reward is not None and not trajectory.failed]
+    supervised = request.config.supervised
+    to_model = None if supervised else request.model
+    built = {id: _trajectory(to_model, records[id], calls.get(id, ())) for id in ids}
+    scored = [t for t in built.values() if (t.reward is not None or supervised) and not t.failed]
     empty = [
         trajectory
         for trajectory in scored
         if not trajectory.histories and not any(sample.weight for sample in trajectory.samples)
     ]
     if empty and len(empty) == len(scored):  # if only some are empty, the learner counts them and warns
-        raise ApiError(400, _why_empty(empty, request.model, calls), "groups", "no_calls")
+        raise ApiError(400, _why_empty(empty, request, calls), "groups", "no_calls")
     groups = tuple(tuple(built[trajectory_id] for trajectory_id in group.trajectory_ids) for group in request.groups)
-    return TrainJob(request.id, request.model, groups, request.config)
+    return TrainJob(request.id, request.model, groups, request.config, request.evaluate)
 
 
-def _why_empty(empty: Sequence[JobTrajectory], model: str, calls: Mapping[str, Sequence[Call]]) -> str:
+def _why_empty(empty: Sequence[JobTrajectory], request: TrainRequest, calls: Mapping[str, Sequence[Call]]) -> str:
     """The error message for scored trajectories that have no sample with a weight above 0."""
+    model, supervised = request.model, request.config.supervised
     ids = [trajectory.id for trajectory in empty]
     excluded = len({sample.call_id for trajectory in empty for sample in trajectory.samples})
     others = sorted(
@@ -157,7 +158,7 @@ def _why_empty(empty: Sequence[JobTrajectory], model: str, calls: Mapping[str, S
             f"train_on= excluded every call: all {excluded} calls that could be trained have weight 0; set a weight above 0 for "
             "those to train on"
         )
-    elif others:
+    elif others and not supervised:
         why = f"their calls went to {', '.join(others)}, and only calls to {model!r} train it"
     elif any(calls.get(trajectory_id) for trajectory_id in ids):
         why = "their calls were cancelled, failed, or arrived after the end of the rollout"
@@ -166,15 +167,16 @@ def _why_empty(empty: Sequence[JobTrajectory], model: str, calls: Mapping[str, S
             "no call was recorded for them: use model.openai_client() and keep its choices, or name the trajectory in "
             "each call (header x-offbook-trajectory)"
         )
-    return f"Trajectories with a reward but nothing to train on: {_some(ids)}: {why}"
+    reward = "" if supervised else "a reward but "
+    return f"Trajectories with {reward}nothing to train on: {_some(ids)}: {why}"
 
 
-def _trajectory(model: str, record: TrajectoryRecord, calls: Sequence[Call]) -> JobTrajectory:
-    """A trajectory with a sample for each usable completion of `model`.
+def _trajectory(model: str | None, record: TrajectoryRecord, calls: Sequence[Call]) -> JobTrajectory:
+    """A trajectory with a sample for each usable completion of `model`; None: of any model.
 
     `left_out` counts its other calls to `model`.
     """
-    to_model = [call for call in calls if call.model == model]
+    to_model = [call for call in calls if model is None or call.model == model]
     unused = frozenset(record.unused)
     earned = _earned_before(record, calls)
     samples = [

@@ -127,6 +127,12 @@ class Policy:
         return ChatTemplate(self.tokenizer)
 
     @property
+    def longest_context(self) -> int | None:
+        """Most tokens of a conversation that the base's positions allow; None: its config does not say."""
+        base = cast(PreTrainedModel, self._model.get_base_model())
+        return getattr(base.config.get_text_config(), "max_position_embeddings", None)
+
+    @property
     def end_ids(self) -> frozenset[int]:
         """The token ids that end a turn, the same as the sampler's."""
         base = cast(PreTrainedModel, self._model.get_base_model())

@@ -139,6 +139,15 @@ def with_teacher(advantages: Advantages | None, failed: Sequence[Sequence[bool]]
     return Advantages(values, too_few=0, no_spread=0, by_call=by_call)
 
 
+def supervised_advantages(failed: Sequence[Sequence[bool]]) -> Advantages:
+    """The advantage 1 for every rollout that did not fail: supervised training imitates them, whatever their rewards.
+
+    >>> supervised_advantages([[False, True], [False]]).values
+    ((1.0, None), (1.0,))
+    """
+    return Advantages(tuple(tuple(None if bad else 1.0 for bad in group) for group in failed), too_few=0, no_spread=0)
+
+
 def _parts(group: Sequence[float | None], earned: Sequence[Sequence[float]]) -> list[list[float] | None]:
     """Per rollout, the parts of its reward in the order in which they were earned, the rest last; None: unscored."""
     rests = [None if reward is None else reward - math.fsum(own) for reward, own in zip(group, earned, strict=True)]

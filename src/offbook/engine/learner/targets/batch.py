@@ -10,6 +10,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from offbook.base.types import Sampling
 from offbook.engine.protocol import JobTrajectory, Sample
 from offbook.engine.token_tree import numbered
 
@@ -28,7 +29,8 @@ class TrainBatch:
     its targets by these numbers.
 
     A call's weight scales its advantage. The policy gradient is linear in the advantage, so the weight scales the
-    gradient of that call alone; it does not enter the divisors or the KL term."""
+    gradient of that call alone; it does not enter the divisors or the KL term. In a supervised batch all advantages are
+    1, and the settings are temperature 1 without a filter or a constraint: the whole distribution is trained."""
 
     trajectories: tuple[str, ...]  # ids of the trained trajectories
     samples: tuple[Sample, ...]  # the trained calls, one sample per choice of a call
@@ -60,17 +62,21 @@ class TrainBatch:
 
 
 def make_batch(
-    groups: Groups, advantages: Advantages, allowed: Callable[[Sample], Allowed | None] = lambda _: None
+    groups: Groups,
+    advantages: Advantages,
+    allowed: Callable[[Sample], Allowed | None] = lambda _: None,
+    *,
+    supervised: bool = False,
 ) -> TrainBatch:
     """Collect the targets of all trajectories that have an advantage.
 
     The completion tokens of a call are targets unless its weight is 0 or its temperature is 0. A call without targets
     counts in `left_out` and changes nothing else in the batch: later calls have its tokens in their own prompts.
     `allowed(sample)`: the tokens that its grammar allowed, if the learner knows it. Such a call is not `constrained`.
+    `supervised`: how tokens were sampled does not matter, so calls at temperature 0 are targets too.
 
     Two rollouts, the first with two calls. Every completion token is a target with its trajectory's advantage:
 
-    >>> from offbook.engine.protocol import JobTrajectory, Sample
     >>> from offbook.engine.learner.targets.advantage import group_advantages
     >>> def sample(prompt, completion):
     ...     return Sample.bare(np.array(prompt, np.int32), np.array(completion, np.int32))
@@ -83,11 +89,9 @@ def make_batch(
     >>> batch.advantages.tolist()
     [0.5, 0.5, 0.5, -0.5]
     """
-    trajectories: list[str] = []
-    without: list[str] = []
-    left_out: Counter[str] = Counter()
+    trajectories, without = list[str](), list[str]()
     trained: list[tuple[int, float, Sample]] = []
-    unused = 0
+    left_out, unused = Counter[str](), 0
     for group, values in zip(groups, advantages.of_calls, strict=True):
         for trajectory, of_calls in zip(group, values, strict=True):
             if of_calls is None:
@@ -96,42 +100,46 @@ def make_batch(
             left_out["not_trained"] += trajectory.left_out
             unused += sum(sample.unused for sample in trajectory.samples)
             for sample in trajectory.samples:
-                reason = _why_not_trained(sample)
-                if reason is None:
+                if (reason := _why_not_trained(sample, supervised)) is None:
                     # Without call rewards `of_calls` has one entry, the trajectory's advantage.
                     advantage = of_calls[min(sample.earned_before, len(of_calls) - 1)]
+                    sample = replace(sample, sampling=Sampling()) if supervised else sample
                     trained.append((len(trajectories), advantage * sample.weight, sample))
                 else:
                     left_out[reason] += 1
-            if len(trained) == before:
-                without.append(trajectory.id)
-            else:
-                trajectories.append(trajectory.id)
-    masks = [allowed(sample) for _, _, sample in trained]
-    return _as_batch(tuple(trajectories), trained, masks, left_out, unused, tuple(without))
+            (without if len(trained) == before else trajectories).append(trajectory.id)
+    batch = _as_batch(tuple(trajectories), trained, allowed, left_out, unused, tuple(without))
+    return _without_sampling(batch) if supervised else batch
 
 
-def _why_not_trained(sample: Sample) -> str | None:
+def _without_sampling(batch: TrainBatch) -> TrainBatch:
+    """The batch without its recorded logprobs, and without calls under a constraint."""
+    nothing = np.full_like(batch.sampler, np.nan)
+    return replace(batch, sampler=nothing, constrained=np.zeros_like(batch.constrained))
+
+
+def _why_not_trained(sample: Sample, supervised: bool) -> str | None:
     """Why the call's tokens are no targets, as a key of `TrainBatch.left_out`; None: they are targets."""
     if sample.weight == 0:
         return "excluded"
     if not len(sample.completion_ids):
         return "not_trained"
-    return "greedy" if sample.sampling.temperature <= 0 else None
+    return "greedy" if sample.sampling.temperature <= 0 and not supervised else None
 
 
 def _as_batch(
     trajectories: tuple[str, ...],
     trained: Sequence[tuple[int, float, Sample]],
-    allowed: Sequence[Allowed | None],
+    allowed: Callable[[Sample], Allowed | None],
     left_out: Counter[str],
     unused: int,
     without: tuple[str, ...],
 ) -> TrainBatch:
+    masks = [allowed(sample) for _, _, sample in trained]
     samples = numbered(
         [
             sample if tokens is None else replace(sample, constrained=None)
-            for (_, _, sample), tokens in zip(trained, allowed, strict=True)
+            for (_, _, sample), tokens in zip(trained, masks, strict=True)
         ]
     )
     lengths = np.array([len(sample.completion_ids) for sample in samples], np.int64)
@@ -145,7 +153,7 @@ def _as_batch(
 
     recorded = chain([sample.logprobs for sample in samples], np.float64)
     unusable = spread([sample.constrained is not None for sample in samples], np.bool_)
-    grammar, allowed_ids = _grammar(samples, allowed)
+    grammar, allowed_ids = _grammar(samples, masks)
     return TrainBatch(
         trajectories=trajectories,
         samples=samples,

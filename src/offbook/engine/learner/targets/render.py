@@ -7,7 +7,7 @@ Only this module tokenises messages for training. Its samples have no recorded l
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,19 +20,43 @@ from offbook.engine.protocol import JobTrajectory, Sample
 RENDERED = "rendered"
 
 
-def render_trajectory(
-    template: ChatTemplate, end_ids: frozenset[int], trajectory: JobTrajectory, step: int
-) -> JobTrajectory:
-    """The trajectory with its histories as samples, one per target message, after its recorded samples. Raises
-    ConfigError as `render_history`."""
-    if not trajectory.histories:
-        return trajectory
-    rendered = tuple(
-        sample
-        for i, history in enumerate(trajectory.histories)
-        for sample in render_history(template, end_ids, history, f"{trajectory.id}/history-{i}", step)
-    )
-    return replace(trajectory, samples=trajectory.samples + rendered, histories=())
+@dataclass(frozen=True)
+class Renderer:
+    """What rendering needs of the base, and of the job. `longest`: tokens of prompt and answer that the base's positions
+    allow; None: any number. `skip_bad`: see `TrainConfig`."""
+
+    template: ChatTemplate
+    end_ids: frozenset[int]
+    longest: int | None = None
+    skip_bad: bool = False
+
+    def trajectory(self, trajectory: JobTrajectory, step: int) -> tuple[JobTrajectory, tuple[str, ...]]:
+        """The trajectory with its histories as samples, one per target message, after its recorded samples; and why
+        targets were skipped. `step`: the model's current one. Raises ConfigError as `render_history`, unless bad ones
+        are skipped."""
+        rendered: list[Sample] = []
+        skipped: list[str] = []
+        for i, history in enumerate(trajectory.histories):
+            name = f"{trajectory.id}/history-{i}"
+            for target, weight in zip(history.targets, history.weights or (1.0,) * len(history.targets), strict=True):
+                try:
+                    sample = _sample(self.template, self.end_ids, history, target, name, step)
+                    self._check_length(sample, history.source or name, target)
+                except ConfigError as error:
+                    if not self.skip_bad:
+                        raise
+                    skipped.append(str(error))
+                else:
+                    rendered.append(replace(sample, weight=weight))
+        whole = replace(trajectory, samples=trajectory.samples + tuple(rendered), histories=())
+        return whole, tuple(skipped)
+
+    def _check_length(self, sample: Sample, name: str, target: int) -> None:
+        if self.longest is not None and sample.length > self.longest:
+            raise ConfigError(
+                f"{name}: message {target} ends at token {sample.length} of the conversation, and the base's context has "
+                f"{self.longest}: shorten the conversation, or skip it (skip_bad)"
+            )
 
 
 def render_history(
@@ -44,6 +68,19 @@ def render_history(
     return tuple(_sample(template, end_ids, history, target, name, step) for target in history.targets)
 
 
+def last_turns(trajectory: JobTrajectory) -> JobTrajectory:
+    """The trajectory with the last turn alone: its last recorded call, and the last target of each history."""
+    last = trajectory.samples[-1].call_id if trajectory.samples else ""
+    return replace(
+        trajectory,
+        samples=tuple(sample for sample in trajectory.samples if sample.call_id == last),
+        histories=tuple(
+            history.model_copy(update={"targets": history.targets[-1:], "weights": history.weights[-1:]})
+            for history in trajectory.histories
+        ),
+    )
+
+
 def _sample(
     template: ChatTemplate,
     end_ids: frozenset[int],
@@ -52,9 +89,10 @@ def _sample(
     name: str,
     step: int,
 ) -> Sample:
+    where = history.source or name
     if not 0 <= target < len(history.messages) or history.messages[target].get("role") != "assistant":
         raise ConfigError(
-            f"{name}: target {target} is not an assistant message of its {len(history.messages)} messages"
+            f"{where}: target {target} is not an assistant message of its {len(history.messages)} messages"
         )
     before = history.messages[:target]
     answer = {field: value for field, value in history.messages[target].items() if field != "name"}  # it writes no name
@@ -62,18 +100,18 @@ def _sample(
         prompt = template.render(before, history.tools, {"add_generation_prompt": True})
         whole = template.render((*before, answer), history.tools)
     except PromptError as error:
-        raise ConfigError(f"{name}: {error}") from error
+        raise ConfigError(f"{where}: {error}") from error
     if not whole.startswith(prompt):
         shared = next((i for i, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b), len(whole))
         raise ConfigError(
-            f"{name}: message {target} cannot be trained, because the chat template renders the conversation before it "
+            f"{where}: message {target} cannot be trained, because the chat template renders the conversation before it "
             f"differently once it is answered (at {prompt[shared : shared + 40]!r}): record the call at our endpoint "
             "instead of loading its transcript"
         )
     completion = whole[len(prompt) :]
     ids = template.encode(completion)
     completion_ids = _until_end(ids, end_ids)
-    _check_completion(answer, completion, template.decode(ids[len(completion_ids) :]), f"{name}: message {target}")
+    _check_completion(answer, completion, template.decode(ids[len(completion_ids) :]), f"{where}: message {target}")
     return Sample(
         call_id=f"{name}/{target}",
         index=0,

@@ -1,4 +1,4 @@
-"""The policy-gradient losses: pure functions from logprobs and targets to one coefficient per target.
+"""The losses of a step: pure functions from logprobs and targets to one coefficient per target.
 
     loss = sum over targets t of inverse_divisors[t] * (importance[t] * policy term[t] + kl_coef * min(k3[t], 10))
     coefficients[t] = d loss / d logprob[t] (`gspo` has an exception)
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -104,7 +105,23 @@ def cispo(logprobs_N: Tensor, targets: Targets, clip: Clip) -> LossOutput:
     return _with_kl(-(factor_N * logprobs_N), -factor_N, clipped_N, logprobs_N, targets, clip.kl_coef)
 
 
-LOSSES: Mapping[str, LossFunction] = {"grpo": grpo, "dapo": grpo, "dr_grpo": grpo, "gspo": gspo, "cispo": cispo}
+def cross_entropy(logprobs_N: Tensor, targets: Targets, clip: Clip) -> LossOutput:
+    """-weight x logprob: supervised training. The weight of a target stands in `advantages`; no ratio, nothing clipped.
+
+    Its divisors are `supervised_divisors`."""
+    scale_N = targets.inverse_divisors * targets.advantages
+    nothing_N = torch.zeros_like(logprobs_N, dtype=torch.bool)
+    return _with_kl(-(scale_N * logprobs_N), -scale_N, nothing_N, logprobs_N, targets, clip.kl_coef)
+
+
+LOSSES: Mapping[str, LossFunction] = {
+    "grpo": grpo,
+    "dapo": grpo,
+    "dr_grpo": grpo,
+    "gspo": gspo,
+    "cispo": cispo,
+    "cross_entropy": cross_entropy,
+}
 SEQUENCE_LOSSES = frozenset({"gspo"})
 """Losses whose coefficients depend on the logprobs of whole sequences, which several rows may share."""
 
@@ -128,6 +145,22 @@ def divisors(loss: str, trajectory_N: Tensor, max_tokens: int) -> Tensor:
     if loss == "dr_grpo":
         return torch.full(trajectory_N.shape, max_tokens * trajectories, dtype=torch.float64)
     return lengths[trajectory_N].to(torch.float64) * trajectories
+
+
+def supervised_divisors(call_N: Tensor, divisor: Literal["tokens", "messages"] | float) -> Tensor:
+    """The divisor of every target of `cross_entropy`, float64 [N]. call_N: the number of the call of every target.
+
+    tokens: the targets of the step. messages: the targets of the call x the number of calls. A number is taken as it is.
+
+    >>> supervised_divisors(torch.tensor([0, 0, 0, 1]), "tokens").tolist()
+    [4.0, 4.0, 4.0, 4.0]
+    >>> supervised_divisors(torch.tensor([0, 0, 0, 1]), "messages").tolist()  # 3 tokens, then 1; 2 messages
+    [6.0, 6.0, 6.0, 2.0]
+    """
+    if divisor == "messages":
+        return divisors("grpo", call_N, 0)
+    value = float(call_N.numel()) if divisor == "tokens" else divisor
+    return torch.full(call_N.shape, value, dtype=torch.float64)
 
 
 def importance_weights(old_N: Tensor, sampler_N: Tensor, cap: float | None) -> Tensor:

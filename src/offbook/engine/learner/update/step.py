@@ -37,12 +37,13 @@ from .loss import (
     Targets,
     divisors,
     importance_weights,
+    supervised_divisors,
     teacher_advantages,
 )
 from .loss_scale import LossScale
 
 Report = Callable[[str, int, int], None]
-"""Progress callback (phase, done, total). Phases: plan, teacher, old_logprobs, update, save."""
+"""Progress callback (phase, done, total). Phases: plan, teacher, old_logprobs, update, evaluate, save."""
 
 HUGE = 1e6
 """If a step is not finite, the error names an advantage above this: rewards or weights have an unusual scale."""
@@ -182,7 +183,10 @@ class Step:
         by_call = self._by_sequence and config.sequence == "call"
         self._sequence = torch.from_numpy(batch.call if by_call else batch.trajectory)
         self._minibatches = batch.minibatches(config.minibatches)
-        divisors_N = divisors(config.loss, torch.from_numpy(batch.trajectory), config.max_tokens)
+        if config.supervised:
+            divisors_N = supervised_divisors(torch.from_numpy(batch.call), config.divisor)
+        else:
+            divisors_N = divisors(config.loss, torch.from_numpy(batch.trajectory), config.max_tokens)
         self._inverse_divisors = len(self._minibatches) / divisors_N  # a minibatch estimates the step's gradient
         self._base: Tensor | None = None
         self._teacher = teacher
@@ -210,7 +214,8 @@ class Step:
         totals.seconds["plan"] = time.monotonic() - started
         updates = self._config.epochs * len(totals.plans)
         self._base = self._base_logprobs(totals)
-        one_pass = updates == 1 and not self._by_sequence  # the update's own forward pass gives the old logprobs
+        # Where no later update needs them, the update's own forward pass gives the old logprobs.
+        one_pass = self._config.supervised or (updates == 1 and not self._by_sequence)
         if not one_pass:
             with totals.timed("old_logprobs"):
                 self._score_rows(totals.plans, totals.old, "old_logprobs")
@@ -349,13 +354,13 @@ class Step:
     ) -> float:
         """Forward and backward pass of one row; returns its part of the loss.
 
-        `one_pass`: the step is a single update, so these logprobs are also the old policy's. A target enters the loss
-        if its token is in the kept set of both the old and the current policy."""
+        `one_pass`: a target's first logprobs here are also the old policy's. A target enters the loss if its token is in
+        the kept set of both the old and the current policy."""
         target_numbers_R = torch.from_numpy(row.target_numbers)
         logprobs_R, entropy_R, kept_R = self._policy.row_logprobs(
             row, self._batch.settings, logits_chunk=self._config.logits_chunk
         )
-        if one_pass:
+        if one_pass and totals.updates < len(totals.plans):
             totals.old.put(target_numbers_R, logprobs_R, entropy_R, kept_R)
         index_K = (kept_R.cpu() & totals.old.kept[target_numbers_R]).nonzero()[:, 0]
         target_numbers_K = target_numbers_R[index_K]

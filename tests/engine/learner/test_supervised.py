@@ -1,0 +1,166 @@
+"""`loss="cross_entropy"`: which tokens are trained, with which weight, and what an evaluation leaves alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from offbook.base.config import LoraOptions, TrainConfig
+from offbook.base.errors import ConfigError, TrainError
+from offbook.base.types import RenderedHistory, Sampling
+from offbook.engine.learner.learner import Learner
+from offbook.engine.learner.model.policy import Policy
+from offbook.engine.protocol import JobTrajectory, Progressed, TrainJob, Warned, read_job, write_job
+from offbook.engine.token_file import folder_of, path_of, read
+from tests.engine.learner.jobs import command, sample, write_toy_base
+
+SUPERVISED = TrainConfig(loss="cross_entropy", learning_rate=1e-2)
+TALK = (
+    {"role": "user", "content": "where is it"},
+    {"role": "assistant", "content": "let me look"},
+    {"role": "user", "content": "and"},
+    {"role": "assistant", "content": "on its way"},
+)
+
+
+class Lab:
+    """A learner on a fresh folder."""
+
+    def __init__(self, base: Path, root: Path) -> None:
+        self.root = root
+        self.policy = Policy.load(base, LoraOptions(), threads=1)
+        self.events: list[Progressed | Warned] = []
+        self.learner = Learner(self.policy, "toy", self.events.append)
+
+    def train(self, trajectories: Sequence[JobTrajectory], step: int = 0, **options: Any):
+        config = SUPERVISED.model_copy(update=options)
+        return self.learner.train(command(self.root, [(one,) for one in trajectories], step, config))
+
+    def evaluate(self, trajectories: Sequence[JobTrajectory], step: int):
+        asked = command(self.root, [(one,) for one in trajectories], step, SUPERVISED, request_id=f"evaluate-{step}")
+        job = read_job(asked.job)
+        write_job(asked.job.with_name("evaluated"), replace(job, evaluate=True))
+        return self.learner.train(asked.model_copy(update={"job": asked.job.with_name("evaluated")}))
+
+    def logprob(self, call: Any) -> float:
+        ids = torch.tensor([[*call.prompt_ids.tolist(), *call.completion_ids.tolist()]])
+        with torch.no_grad():
+            logits = self.policy.model(input_ids=ids).logits[0].log_softmax(-1)
+        places = range(len(call.prompt_ids) - 1, ids.shape[1] - 1)
+        return float(sum(logits[place, ids[0, place + 1]] for place in places))
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_toy_base(tmp_path_factory.mktemp("toy"))
+
+
+@pytest.fixture
+def lab(toy: Path, tmp_path: Path) -> Lab:
+    return Lab(toy, tmp_path)
+
+
+def told(*targets: int, name: str = "t", **fields: Any) -> JobTrajectory:
+    return JobTrajectory(name, None, (), (RenderedHistory(messages=TALK, targets=targets, **fields),))
+
+
+def test_unscored_calls_are_imitated_whatever_their_sampling_was(lab: Lab) -> None:
+    """A greedy call, one under a grammar, and one of another step with recorded logprobs: all are trained, in one pass."""
+    recorded = [-9.0, -9.0]
+    calls = [
+        sample("greedy", [5, 6], [10, 11], sampling=Sampling(temperature=0)),
+        sample("grammar", [5, 7], [12, 13], constrained="a JSON schema"),
+        sample("narrow", [5, 8], [14, 15], recorded, sampling=Sampling(temperature=0.3, top_k=1), step=-3),
+    ]
+    before = [lab.logprob(call) for call in calls]
+    result = lab.train([JobTrajectory(call.call_id, None, (call,)) for call in calls])
+    assert result.applied and result.warnings == ()
+    assert all(lab.logprob(call) > old for call, old in zip(calls, before, strict=True))
+    metrics = result.metrics
+    assert metrics["tokens/trained"] == 6 and metrics["tokens/outside_kept"] == metrics["tokens/unmeasured"] == 0
+    assert metrics["loss/cross_entropy"] == pytest.approx(-sum(before) / 6, rel=1e-5)
+    assert metrics["loss/value"] == pytest.approx(metrics["loss/cross_entropy"])
+    assert metrics["loss/perplexity"] == pytest.approx(math.exp(metrics["loss/cross_entropy"]))
+    assert "kl/sampler_learner" not in metrics and "seconds/old_logprobs" not in metrics
+
+
+def test_the_token_file_has_minus_weight_over_the_divisor(lab: Lab) -> None:
+    one = JobTrajectory("a", 1.0, (sample("a", [5], [10, 11, 12]), sample("b", [5, 6], [13], weight=0.5)))
+    failed = JobTrajectory("failed", 1.0, (sample("c", [9], [20]),), failed=True)
+    asked = command(lab.root, [(one, failed)], 0, SUPERVISED).model_copy(update={"keep_tokens": 1})
+    result = lab.learner.train(asked)
+    tokens = read(path_of(folder_of(asked.checkpoints), 1))
+    assert tokens.token_ids.tolist() == [10, 11, 12, 13]
+    np.testing.assert_allclose(tokens.coefficients, [-0.25, -0.25, -0.25, -0.125])
+    assert result.metrics["trajectories/trained"] == result.metrics["trajectories/failed"] == 1
+    assert result.metrics["calls/weighted"] == 1
+
+
+def test_targets_of_a_history_have_their_weights_and_no_warning(lab: Lab) -> None:
+    result = lab.train([told(1, 3, weights=(0.5, 1.0))])
+    assert (result.metrics["calls/trained"], result.metrics["calls/weighted"], result.warnings) == (2, 1, ())
+    assert result.metrics["calls/rendered_share"] == 1
+
+
+def test_the_last_turn_alone(lab: Lab) -> None:
+    recorded = JobTrajectory("r", None, (sample("one", [5], [10, 11]), sample("two", [5, 10, 11, 6], [12])))
+    result = lab.train([told(1, 3), recorded], turns="last", divisor="messages")
+    assert result.metrics["calls/trained"] == 2
+    both = lab.train([told(1, 3), recorded], 1)
+    assert both.metrics["calls/trained"] == 4
+
+
+def test_more_updates_score_each_token_once_before_its_first(lab: Lab) -> None:
+    groups = [told(1, 3, name=f"t{i}") for i in range(3)]
+    once = lab.evaluate(groups, 0)
+    result = lab.train(groups, epochs=3)
+    assert result.metrics["loss/updates"] == 3 and "seconds/old_logprobs" not in result.metrics
+    assert result.metrics["loss/cross_entropy"] == pytest.approx(once.metrics["loss/cross_entropy"], rel=1e-5)
+    assert result.metrics["loss/value"] < result.metrics["loss/cross_entropy"]
+
+
+def test_an_evaluation_changes_nothing_and_the_step_after_it_is_the_same(toy: Path, tmp_path: Path) -> None:
+    plain, measured = Lab(toy, tmp_path / "plain"), Lab(toy, tmp_path / "measured")
+    for lab in (plain, measured):
+        lab.train([told(1, 3)])
+    found = measured.evaluate([told(1)], 1)
+    assert (found.applied, found.reason, found.step, found.checkpoint) == (False, "evaluated", 1, None)
+    assert found.metrics["loss/cross_entropy"] > 0 and "loss/value" not in found.metrics
+    contents = []
+    for lab in (plain, measured):
+        lab.train([told(3)], 1)
+        folder = lab.root / "agent" / "checkpoints" / "0002"
+        contents.append((folder / "adapter_model.safetensors").read_bytes() + (folder / "rng.safetensors").read_bytes())
+    assert contents[0] == contents[1]
+
+
+def test_a_message_that_cannot_be_trained_is_named_by_its_source_or_skipped_and_counted(lab: Lab) -> None:
+    long = RenderedHistory(
+        messages=({"role": "user", "content": "word " * 600}, {"role": "assistant", "content": "yes"}),
+        targets=(1,),
+        source="data.jsonl, line 12",
+    )
+    bad = JobTrajectory("bad", None, (), (long,))
+    with pytest.raises(ConfigError, match=r"data.jsonl, line 12: message 1 ends at token \d+ .* context has 512"):
+        lab.train([told(1), bad])
+    result = lab.train([told(1), bad], skip_bad=True)
+    assert result.metrics["calls/skipped"] == result.metrics["calls/trained"] == 1
+    [warning, other] = result.warnings
+    assert warning.startswith("1 messages were skipped: data.jsonl, line 12: message 1")
+    assert other.startswith("1 trajectories have nothing to train (bad)")
+    with pytest.raises(
+        TrainError, match=r"1 trajectories have been sent, and none of them .*1 messages that were skipped"
+    ):
+        lab.train([bad], 1, skip_bad=True)
+
+
+def test_a_job_says_on_the_disk_whether_it_only_evaluates(tmp_path: Path) -> None:
+    write_job(tmp_path / "job", TrainJob("r", "agent", ((told(1),),), SUPERVISED, evaluate=True))
+    assert read_job(tmp_path / "job").evaluate

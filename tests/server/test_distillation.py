@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from openai.types.chat import ChatCompletionUserMessageParam
 
 import offbook
 from offbook.base.errors import TrainError
 from offbook.base.types import new_id
 
-ASKED = {"role": "user", "content": "hi"}
+ASKED: ChatCompletionUserMessageParam = {"role": "user", "content": "hi"}
 
 
 async def rollouts(model: offbook.TrainableModel, rewards: list[float | None]) -> offbook.TrajectoryGroup:

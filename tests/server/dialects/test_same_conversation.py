@@ -15,6 +15,7 @@ from offbook.server.calls.sampled_calls import SampledCalls, TrajectoryCalls
 from offbook.server.dialects.dialect import Dialect, DialectRequest
 from offbook.server.dialects.gemini import Gemini
 from offbook.server.dialects.messages import Messages
+from offbook.server.dialects.responses import Responses
 
 FUZZED = settings(
     max_examples=100, deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
@@ -93,6 +94,25 @@ def as_gemini(system: str | None, turns: list[Any]) -> dict[str, Any]:
     return {"contents": contents, "tools": tools} | instruction
 
 
+def as_responses(system: str | None, turns: list[Any]) -> dict[str, Any]:
+    items: list[Any] = [{"role": "user", "content": "Where is box 7?"}]
+    for number, (thought, text, calls, next_) in enumerate(turns):
+        if thought:
+            items.append({"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": thought}]})
+        if text or not calls:
+            content = [{"type": "output_text", "text": text, "annotations": []}]
+            items.append({"type": "message", "role": "assistant", "content": content})
+        outputs: list[Any] = []
+        for index, (raw, result, _) in enumerate(calls):
+            name = f"call-{number}-{index}"
+            written = json.dumps(arguments_object(raw))
+            items.append({"type": "function_call", "call_id": name, "name": "look_up", "arguments": written})
+            outputs.append({"type": "function_call_output", "call_id": name, "output": result})
+        items += outputs or [{"role": "user", "content": [{"type": "input_text", "text": next_}]}]
+    tools = [{"type": "function", "name": "look_up", "description": "d", "parameters": SCHEMA}]
+    return {"model": "m", "input": items, "tools": tools} | ({"instructions": system} if system else {})
+
+
 def translated(dialect: Dialect, body: dict[str, Any], said: TrajectoryCalls) -> dict[str, Any]:
     path = {"named": "m", "action": "generateContent"}
     sent = json.loads(json.dumps(body))  # as a client writes it
@@ -101,7 +121,9 @@ def translated(dialect: Dialect, body: dict[str, Any], said: TrajectoryCalls) ->
 
 
 APIS = pytest.mark.parametrize(
-    ("dialect", "written"), [(Messages(), as_messages), (Gemini(), as_gemini)], ids=["messages", "gemini"]
+    ("dialect", "written"),
+    [(Messages(), as_messages), (Gemini(), as_gemini), (Responses(), as_responses)],
+    ids=["messages", "gemini", "responses"],
 )
 
 

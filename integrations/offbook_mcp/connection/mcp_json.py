@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,6 +10,7 @@ import httpx2
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from offbook.base.errors import ConfigError
+from offbook.base.json_files import read_json
 
 from .oauth import client_credentials
 from .servers import AnyServer, HttpServer, StdioServer
@@ -57,7 +57,7 @@ def read_mcp_json(path: Path) -> tuple[AnyServer, ...]:
     """
     path = path.expanduser().absolute()
     try:
-        file = _File.model_validate(json.loads(path.read_text(encoding="utf-8")))
+        file = _File.model_validate(read_json(path))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
     except ValidationError as error:

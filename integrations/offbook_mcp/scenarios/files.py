@@ -85,14 +85,14 @@ def load_scenarios(path: str | Path) -> ScenarioSet:
     """Read the scenarios of a file. Raises ConfigError, which names the line and the field."""
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        content = path.read_bytes()
     except FileNotFoundError as error:
         raise ConfigError(
             f"scenarios: there is no file {str(path)!r}; make it with `offbook mcp scenarios TARGET -o {path}`"
         ) from error
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise ConfigError(f"scenarios: {str(path)!r} cannot be read: {error}") from error
-    numbered = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    numbered = [(number, line) for number, line in enumerate(content.split(b"\n"), 1) if line.strip()]
     scenarios = tuple(_scenario(line, f"{path.name}, line {number}") for number, line in numbered)
     if not scenarios:
         raise ConfigError(f"scenarios: {str(path)!r} has none; make some with `offbook mcp scenarios TARGET -o {path}`")
@@ -105,7 +105,7 @@ def load_scenarios(path: str | Path) -> ScenarioSet:
     return ScenarioSet(scenarios, servers[0] if servers else "")
 
 
-def _scenario(line: str, place: str) -> McpScenario:
+def _scenario(line: bytes, place: str) -> McpScenario:
     try:
         fields = cast(object, json.loads(line))
     except (ValueError, RecursionError) as error:

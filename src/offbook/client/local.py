@@ -24,6 +24,7 @@ import httpx
 
 from offbook.base.config import EngineOptions, default_dir
 from offbook.base.errors import BackendError, ConfigError
+from offbook.base.json_files import read_json
 from offbook.base.option_names import check_options
 from offbook.base.terminal import Terminal
 from offbook.base.types import Json
@@ -221,7 +222,7 @@ class _Starting:
     def _ready(self, pid: int, transport: httpx.HTTPTransport) -> str | None:
         """The URL of the server with this pid once it is healthy; None before."""
         try:
-            facts: Json = json.loads((self._folder / "server.json").read_text(encoding="utf-8"))
+            facts: Json = read_json(self._folder / "server.json")
             if facts["pid"] != pid:
                 return None
             url = str(facts["url"])

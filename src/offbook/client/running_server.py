@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from pathlib import Path
 
 import httpx
 
 from offbook.base.config import server_folder
+from offbook.base.json_files import read_json
 from offbook.base.types import Json
 
 from .backend import RemoteBackend
@@ -29,7 +29,7 @@ def running_server(folder: Path) -> Api | None:
     The key comes from `server.json`, else from OFFBOOK_API_KEY, else from the directory's `key` file.
     """
     try:
-        facts: Json = json.loads((folder / "server.json").read_text(encoding="utf-8"))
+        facts: Json = read_json(folder / "server.json")
         answer = httpx.get(f"{facts['url']}/health", timeout=5, trust_env=False)
         if not answer.is_success or answer.json()["pid"] != facts["pid"]:
             return None

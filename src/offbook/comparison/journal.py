@@ -83,7 +83,7 @@ def _read(file: Path) -> dict[str, ComparedRollout]:
     if not file.exists():
         return {}
     rows: dict[str, ComparedRollout] = {}
-    lines = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")  # a text may hold U+2028
+    lines = file.read_bytes().removesuffix(b"\n").split(b"\n")
     for number, line in enumerate(lines, 1):
         try:
             row = ComparedRollout.model_validate_json(line)
@@ -99,5 +99,5 @@ def _read(file: Path) -> dict[str, ComparedRollout]:
     return rows
 
 
-def _drop_last(file: Path, lines: list[str]) -> None:
-    file.write_text("".join(f"{line}\n" for line in lines[:-1]), encoding="utf-8")
+def _drop_last(file: Path, lines: list[bytes]) -> None:
+    file.write_bytes(b"".join(line + b"\n" for line in lines[:-1]))

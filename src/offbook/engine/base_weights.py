@@ -9,7 +9,6 @@ that it fuses have another. Sampler and learner would then be different policies
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -26,6 +25,7 @@ from transformers.models.auto.modeling_auto import (
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
 
 from offbook.base.errors import ConfigError
+from offbook.base.json_files import read_json
 
 from .precision import device_name
 
@@ -117,8 +117,8 @@ def _files(folder: Path) -> list[Path]:
     if whole.is_file() or not index.is_file():
         return [whole]
     try:
-        names: Iterable[str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-    except (ValueError, KeyError, AttributeError) as error:
+        names: Iterable[str] = read_json(index)["weight_map"].values()
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"--model {folder}: {index.name} cannot be read ({error!r}): download it again") from error
     return [folder / name for name in sorted(set(names))]
 

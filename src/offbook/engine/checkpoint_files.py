@@ -7,7 +7,6 @@ rng.safetensors, offbook.json. No torch.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import stat
@@ -20,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from offbook.base.config import LoraOptions
 from offbook.base.errors import EngineError, OffbookError, StoreError
+from offbook.base.json_files import read_json
 from offbook.base.types import TrainResult
 
 NOTE = "offbook.json"
@@ -103,7 +103,7 @@ def read(path: Path, *, contents: bool = True) -> Checkpoint:
 
 def read_note(path: Path) -> CheckpointNote:
     """The note of the checkpoint at `path`, whose other files are not looked at. Raises OSError, ValueError."""
-    return CheckpointNote.model_validate(json.loads((path / NOTE).read_text("utf-8")))
+    return CheckpointNote.model_validate(read_json(path / NOTE))
 
 
 def is_file(path: Path) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import cast
 
 from offbook.base.errors import ConfigError
+from offbook.base.json_files import read_json
 from offbook.base.types import Json
 
 from .. import tiny
@@ -46,7 +47,7 @@ def find_shape(name: str) -> BaseShape:
 def shape_in(folder: Path, name: str) -> BaseShape:
     """The shape of the base in a folder. Raises ConfigError if its config.json cannot be read or planned."""
     try:
-        config = json.loads((folder / "config.json").read_text("utf-8"))
+        config = read_json(folder / "config.json")
     except (OSError, ValueError) as error:
         raise ConfigError(f"--model {name}: {folder / 'config.json'} cannot be read ({error})") from error
     if not isinstance(config, dict):

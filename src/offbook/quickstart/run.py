@@ -22,7 +22,8 @@ from rich.console import Console
 from rich.text import Text
 
 from offbook.base.config import EngineOptions, TrainConfig
-from offbook.base.errors import MissingExtraError
+from offbook.base.errors import ConfigError, MissingExtraError
+from offbook.base.json_files import read_json
 from offbook.base.terminal import Terminal
 from offbook.base.types import Json, Message
 from offbook.client.local import LocalBackend, shell_command
@@ -93,7 +94,12 @@ def rates_line(when: str, rates: Rates) -> str:
 async def rates_before(file: Path, agent: TrainableRunnable, test: Sequence[Request], sink: Transcripts) -> Rates:
     """The rates of the untrained policy. They are kept in `file`, so that a resumed run does not measure them again."""
     if file.exists():
-        return Rates(**json.loads(file.read_text(encoding="utf-8")))
+        try:
+            return Rates(**read_json(file))
+        except (OSError, ValueError, TypeError) as error:
+            raise ConfigError(
+                f"{file} cannot be read ({error}): delete it to have the policy measured again"
+            ) from error
     rates = await evaluate(agent, test, sink)
     file.write_text(json.dumps(asdict(rates)), encoding="utf-8")
     return rates

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from offbook.base.errors import ConfigError, MissingExtraError
+from offbook.base.json_files import read_json
 from offbook.base.types import Json, Scenario
 from offbook.client.rollouts.dataset import unpadded_row
 
@@ -121,7 +121,7 @@ def _one_dataset(folder: Path, split: str | None) -> Path:
 
 def _splits(file: Path) -> list[str]:
     try:
-        found: Json = json.loads(file.read_text(encoding="utf-8"))
+        found: Json = read_json(file)
         splits = [str(name) for name in found["splits"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"scenarios: {file} cannot be read: {error!r}") from error

@@ -65,12 +65,12 @@ def rollout_line(rollout: RolloutTrace) -> Mapping[str, object]:
 
 
 def _ids(file: Path) -> Iterator[str]:
-    """The ids of the existing lines. An incomplete line, left by a killed process, is skipped."""
+    """The ids of the existing lines. Others are skipped, such as an incomplete one that a killed process left."""
     if not file.exists():
         return
-    with file.open(encoding="utf-8") as lines:
+    with file.open("rb") as lines:
         for line in lines:
             try:
                 yield str(json.loads(line).get("id"))
-            except ValueError:
+            except (ValueError, AttributeError, RecursionError):
                 continue

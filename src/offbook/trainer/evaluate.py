@@ -19,6 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from offbook.base.config import describe
 from offbook.base.errors import ConfigError
+from offbook.base.json_files import read_json
 from offbook.base.text import counted
 from offbook.base.types import Trajectory, TrajectoryGroup
 from offbook.client.rollouts.failures import (
@@ -263,7 +264,7 @@ def report_json(evaluation: Evaluation) -> str:
 def read_report(file: Path) -> Evaluation:
     """Read the file that `offbook eval --results` wrote. Raises ConfigError, which names the faulty field."""
     try:
-        loaded: object = json.loads(file.read_text(encoding="utf-8"))
+        loaded: object = read_json(file)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file} is no report of `offbook eval --results`: {error}") from error
     fields = cast(dict[str, object], loaded) if isinstance(loaded, dict) else {}

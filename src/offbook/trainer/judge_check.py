@@ -186,4 +186,6 @@ def ruler_at(model: str, api_base: str | None, rubric: Path | None, *, reasoning
         text = DEFAULT_RUBRIC if rubric is None else rubric.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--rubric: {rubric} cannot be read: {error}") from error
+    if not text.strip():
+        raise ConfigError(f"--rubric: {rubric} is empty")
     return Ruler(model, rubric=text, reasoning=reasoning, api_base=api_base)

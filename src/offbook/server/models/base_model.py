@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import cast
 
 from offbook.base.errors import ConfigError
+from offbook.base.json_files import read_json
 from offbook.base.types import Json
 
 from ... import tiny
@@ -43,11 +44,10 @@ class BaseModelPath:
     def special_tokens(self, texts: Sequence[str]) -> frozenset[int]:
         """The ids of those `texts` that tokenizer.json lists as added tokens; empty without that file."""
         try:
-            tokenizer = json.loads((self.path / "tokenizer.json").read_text("utf-8"))
-        except (OSError, ValueError):
+            added = cast(list[dict[str, Json]], read_json(self.path / "tokenizer.json").get("added_tokens", []))
+            return frozenset(int(token["id"]) for token in added if token.get("content") in texts)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return frozenset()  # a slow tokenizer has no such file; callers then search the text only
-        added = cast(list[dict[str, Json]], tokenizer.get("added_tokens", []))
-        return frozenset(int(token["id"]) for token in added if token.get("content") in texts)
 
     def model_type(self) -> str:
         """The architecture that config.json names; empty if it names none. The engines refuse a damaged file in their words."""
@@ -62,11 +62,11 @@ class BaseModelPath:
         files = (*self.path.glob("*.jinja"), *self.path.glob("additional_chat_templates/*.jinja"))
         try:
             texts = [file.read_text("utf-8") for file in files]
-            config = json.loads((self.path / "tokenizer_config.json").read_text("utf-8"))
-        except (OSError, ValueError):
+            template = read_json(self.path / "tokenizer_config.json").get("chat_template")
+        except (OSError, ValueError, AttributeError):
             return False
-        if config.get("chat_template") is not None:
-            texts.append(json.dumps(config["chat_template"]))
+        if template is not None:
+            texts.append(json.dumps(template))
         return bool(texts) and not _THOUGHTS.search("\n".join(texts))
 
 

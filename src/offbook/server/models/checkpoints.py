@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from offbook.base.config import LoraOptions, Name
 from offbook.base.errors import EngineError, OffbookError, StoreError
+from offbook.base.json_files import read_json
 from offbook.base.types import Json
 from offbook.base.wire import CheckpointState
 
@@ -144,7 +145,7 @@ def read_facts(folder: Path) -> ModelFacts:
     """Read `model.json` of a model's folder. Raises OSError, and ValueError for a damaged file."""
     if (folder / FACTS).exists() and not is_file(folder / FACTS):
         raise ValueError("it is not a regular file")
-    return ModelFacts.model_validate(json.loads((folder / FACTS).read_text("utf-8")))
+    return ModelFacts.model_validate(read_json(folder / FACTS))
 
 
 def recovered_facts(folder: Path) -> ModelFacts | None:
@@ -216,7 +217,7 @@ def copy_model(folder: Path, facts: ModelFacts, start: Checkpoint | None) -> Non
         if start is not None:
             copy = scratch / "checkpoints" / start.path.name
             shutil.copytree(start.path, copy, copy_function=_copy_synced)
-            note: dict[str, Json] = json.loads((copy / NOTE).read_text("utf-8"))
+            note: dict[str, Json] = read_json(copy / NOTE)
             origin = {"model": note["model"], "step": start.step}
             stored: dict[str, Json] = note.get("result") or {}
             result = stored | {"model": facts.name, "request_id": ""}
@@ -253,7 +254,7 @@ def export_adapter(checkpoint: Checkpoint, output: Path, reference: str) -> None
         scratch.mkdir(parents=True)
         for name in (ADAPTER_CONFIG, ADAPTER):
             shutil.copy2(checkpoint.path / name, scratch / name)
-        config = json.loads((scratch / ADAPTER_CONFIG).read_text("utf-8"))
+        config = read_json(scratch / ADAPTER_CONFIG)
         config["base_model_name_or_path"] = reference
         write_text(scratch / ADAPTER_CONFIG, json.dumps(config, indent=2) + "\n")
         scratch.rename(output)

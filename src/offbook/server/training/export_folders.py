@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file, save_file  # pyright: ignore[reportUnknownVariableType]  # it leaves the type of paths open
 
+from offbook.base.json_files import read_json
 from offbook.base.types import Json, new_id
 from offbook.base.wire import ExportFormat
 
@@ -108,7 +109,7 @@ def _copy_tokenizer(base: Path, folder: Path) -> None:
 
 
 def _read(file: Path) -> dict[str, Json]:
-    return json.loads(file.read_text("utf-8"))
+    return read_json(file)
 
 
 def _write(file: Path, content: dict[str, Json]) -> None:

@@ -1,0 +1,19 @@
+"""JSON in files that users and other programs may have written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from .types import Json
+
+
+def read_json(file: Path) -> Json:
+    """The JSON of a UTF-8 file, with or without a byte order mark.
+
+    Raises OSError, and ValueError for whatever is not JSON, also for other bytes and too deep nesting.
+    """
+    try:
+        return json.loads(file.read_text("utf-8-sig"))
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error

@@ -74,7 +74,7 @@ class Campaign:
         self._chance = random.Random(seed)
         self._clock = folder / "clock"
         self._offset = 0.0
-        self._port = _free_port()
+        self._port = free_port()
         self._damages = 0
         self._stops = 0
         self._journals: list[Path] = []
@@ -373,7 +373,7 @@ def _limit_files(pids: list[int], size: int) -> None:
             continue  # it has ended meanwhile, and its successor has the limits of its parent
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """A port that no other program gets while the server is down: systems give 32768 and above to who asks for any."""
     while True:
         port = random.SystemRandom().randrange(12_000, 32_000)

@@ -180,3 +180,15 @@ def test_requests_without_the_key_to_other_paths_and_without_json_are_rejected()
             assert client.post(url, content=b"{", headers=key | {"content-type": "application/json"}).status_code == 400
             assert client.post(url, json={"model": "big"}, headers=key).status_code == 400
             assert client.post(url, json={"model": "x", "messages": HELLO}, headers=key).status_code == 404
+
+
+def test_a_call_that_no_record_can_hold_is_refused_before_it_is_paid_for() -> None:
+    odd: list[dict[str, Any]] = [{"messages": ["hello"]}, {"messages": HELLO, "tools": [1]}]
+    with scripted_llm([says("too late")]) as api, Gateway({"big": big(api.url)}) as gateway, httpx.Client() as client:
+        model = gateway.model("big")
+        url, key = f"{model.inference_base_url}/chat/completions", model.inference_api_key
+        for fields in odd:
+            answer = client.post(url, json={"model": "big"} | fields, headers={"authorization": f"Bearer {key}"})
+            assert answer.status_code == 400, fields
+            assert list(fields)[-1] in answer.json()["error"]["message"]
+    assert api.requests == []

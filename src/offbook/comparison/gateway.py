@@ -14,6 +14,8 @@ from contextvars import copy_context
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
+from pydantic import ValidationError
+
 from offbook.base.errors import (
     BudgetExceeded,
     ConfigError,
@@ -187,7 +189,12 @@ class Gateway:
             return 404, _error(f"no candidate is named {request.get('model')!r}", "model_not_found")
         if self.fault is not None:
             return 402, _error(str(self.fault), type(self.fault).__name__)
-        began = time.time()
+        try:
+            call = _begun(request, trajectory)
+        except ValidationError as error:  # before anything is paid for it
+            first = error.errors(include_url=False)[0]
+            where = ".".join(str(part) for part in first["loc"])
+            return 400, _error(f"{where}: {first['msg']}", "invalid_request_error")
         try:
             answer = await llm.chat(request["messages"], request, PURPOSE)
         except LlmError as error:
@@ -197,28 +204,12 @@ class Gateway:
         except LASTING as error:
             self.fault = error
             return 402, _error(str(error), type(error).__name__)
-        return 200, self._record(request, trajectory, answer, began, llm.options.model)
+        return 200, self._record(call, answer, llm.options.model)
 
-    def _record(
-        self, request: dict[str, Json], trajectory: str, answer: ChatAnswer, began: float, llm_name: str
-    ) -> Json:
+    def _record(self, begun: Call, answer: ChatAnswer, llm_name: str) -> Json:
         """Store the call, and return the completion, whose choices name the call."""
-        call_id, ended = new_id("call"), time.time()
-        outputs = tuple(_output(choice) for choice in answer.choices)
-        call = Call(
-            id=call_id,
-            trajectory_id=trajectory,
-            model=str(request["model"]),
-            step=0,
-            status=outputs[0].status,
-            sampling=_sampling(request),
-            messages=tuple(request["messages"]),
-            tools=tuple(request["tools"]) if request.get("tools") else None,
-            prompt_ids=(),
-            outputs=outputs,
-            started_at=began,
-            ended_at=ended,
-        )
+        ended, outputs = time.time(), tuple(_output(choice) for choice in answer.choices)
+        call = begun.model_copy(update={"status": outputs[0].status, "outputs": outputs, "ended_at": ended})
         measured = MeasuredCall(
             seconds=answer.seconds,
             prompt_tokens=None if answer.tokens is None else answer.tokens.prompt,
@@ -228,11 +219,31 @@ class Gateway:
             cut=call.status == CallStatus.TRUNCATED,
         )
         with self._lock:
-            self._calls.setdefault(trajectory, []).append(RecordedCall(call, measured, llm_name))
-        mark = {"trajectory_id": trajectory, "call_id": call_id, "step": 0}
+            self._calls.setdefault(call.trajectory_id, []).append(RecordedCall(call, measured, llm_name))
+        mark = {"trajectory_id": call.trajectory_id, "call_id": call.id, "step": 0}
         choices = [{**choice, "offbook": mark | {"index": choice["index"]}} for choice in answer.choices]
-        completion = head(WHOLE, call_id, int(began), str(request["model"])) | {"choices": choices}
+        completion = head(WHOLE, call.id, int(call.started_at), call.model) | {"choices": choices}
         return completion if answer.tokens is None else completion | {"usage": usage(*answer.tokens)}
+
+
+def _begun(request: dict[str, Json], trajectory: str) -> Call:
+    """The record of a call that is not answered yet. Raises ValidationError for what no record can hold."""
+    return Call.model_validate(
+        {
+            "id": new_id("call"),
+            "trajectory_id": trajectory,
+            "model": str(request["model"]),
+            "step": 0,
+            "status": CallStatus.COMPLETE,
+            "sampling": _sampling(request),
+            "messages": request["messages"],
+            "tools": request.get("tools") or None,
+            "prompt_ids": (),
+            "outputs": (),
+            "started_at": time.time(),
+            "ended_at": time.time(),
+        }
+    )
 
 
 def _sampling(request: dict[str, Json]) -> Sampling:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-import httpx
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -115,28 +114,3 @@ def test_no_request_to_any_route_is_answered_500_or_with_what_its_schema_does_no
             ask(operation)
     assert asked >= 10 * CASES
     assert served.http.get("/health").json()["status"] == "ok"
-
-
-PAGES = ("/", "/runs/{run}", "/compare", "/search", "/pages/data/runs/{run}", "/runs/{run}/steps/{step}")
-PAGES += ("/runs/{run}/steps/{step}/groups/{group}", "/trajectories/{trajectory_id}", "/pages/resample")
-WORDS = st.one_of(
-    st.sampled_from([str(value) for value in KNOWN.values()]), st.text(max_size=30), st.integers().map(str)
-)
-
-
-@settings(max_examples=8 * CASES, derandomize=True, deadline=None, database=None)
-@given(
-    place=st.sampled_from(PAGES),
-    words=st.dictionaries(st.sampled_from([*KNOWN]), WORDS),
-    query=st.dictionaries(
-        st.one_of(st.sampled_from(["run", "step", "text", "sort", "page", "a", "b"]), st.text()), WORDS
-    ),
-)
-def test_no_page_is_answered_500(
-    served: ScriptedServer, place: str, words: dict[str, str], query: dict[str, str]
-) -> None:
-    from urllib.parse import quote, urlencode
-
-    path = place.format(**{name: quote(words.get(name, str(value)), safe="") for name, value in KNOWN.items()})
-    text = urlencode(query, errors="surrogatepass")
-    assert httpx.get(f"{served.url}{path}?{text}", trust_env=False, timeout=60).status_code < 500

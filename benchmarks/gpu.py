@@ -34,6 +34,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AutoModelForCausalLM
 
 from offbook.engine.learner.model import attention
+from offbook.engine.learner.model.lora_linear import compute_in_sixteen_bits
 from offbook.engine.learner.model.target_logprobs import target_logprobs
 from offbook.engine.learner.rows.cost import ModelShape
 from offbook.engine.learner.rows.layouts import ComputeRow, LayoutPlan, plan
@@ -92,6 +93,7 @@ class Learner:
             base = AutoModelForCausalLM.from_config(shape.config(), dtype=dtype, attn_implementation=attention.NAME)
             lora = peft.LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
             self.model = peft.get_peft_model(base, lora)
+        self.adapted = compute_in_sixteen_bits(self.model)  # the layers that users get, in 16 bits
         self.parameters = [value for value in self.model.parameters() if value.requires_grad]
         for name, value in self.model.named_parameters():
             if "lora_B" in name:  # zero in a fresh adapter, and then A has no gradient to compare

@@ -173,6 +173,14 @@ def test_a_gpu_before_ampere_says_its_precision_memory_and_capability() -> None:
     assert new.found.endswith("compute capability 9.0, bfloat16")
 
 
+def test_on_apple_silicon_it_says_what_is_taken_and_what_can_be() -> None:
+    [line] = device_checks(ON_CPU.model_copy(update={"mps": True}))
+    assert line.found == (
+        "taken without --device: cpu, 2 threads, float32; mps if --device mps asks for it: float32, the PEFT loader, no 4 bits"
+    )
+    assert [line.found for line in device_checks(ON_CPU)] == ["cpu, 2 threads, float32"]
+
+
 def test_a_driver_that_is_too_old_is_named_with_the_one_that_is_needed() -> None:
     unused = ON_GPUS.model_copy(update={"devices": (), "driver_gpus": ("Tesla T4",), "driver": "570.86.15"})
     gpu, _ = device_checks(unused)

@@ -361,8 +361,9 @@ def device_checks(torch: TorchFacts) -> list[Check]:
     if torch.driver_gpus and not torch.devices:
         lines.append(_unused_gpus(torch))
     if not torch.devices:
-        also = "; mps with --device mps" if torch.mps else ""
-        lines.append(Check("engine", "device", "ok", f"cpu, {torch.threads} threads, float32{also}"))
+        also = "; mps if --device mps asks for it: float32, the PEFT loader, no 4 bits" if torch.mps else ""
+        taken = "taken without --device: " if torch.mps else ""
+        lines.append(Check("engine", "device", "ok", f"{taken}cpu, {torch.threads} threads, float32{also}"))
     return lines
 
 

@@ -101,3 +101,12 @@ def test_what_does_not_fit_into_the_budget_is_named(
 ) -> None:
     (row,) = run(script, monkeypatch, tmp_path, "--budget", "-1")
     assert row["note"] == "not run: the time budget is used up"
+
+
+def test_in_sixteen_bits_it_measures_the_lora_layers_that_users_get(script: ModuleType) -> None:
+    shape = next(shape for shape in script.SHAPES.values() if shape.name == "micro")
+    layers = 7 * shape.layers
+    assert script.Learner(shape, torch.device("cpu"), torch.bfloat16).adapted == layers
+    assert (
+        script.Learner(shape, torch.device("cpu"), torch.float32).adapted == 0
+    )  # float32 is PEFT's own in training too

@@ -161,7 +161,7 @@ def _logprobs(
     for row in plan(samples, layout, ROW_TOKENS, policy.shape).rows:
         with torch.no_grad():
             values, _, _ = policy.row_logprobs(row, targets, adapter=adapter)
-        result[torch.from_numpy(row.target_numbers)] = values.double().cpu()
+        result[torch.from_numpy(row.target_numbers)] = values.cpu().double()  # mps has no float64
     return result
 
 
@@ -180,7 +180,7 @@ def _gradient(
             with torch.enable_grad():
                 values, _, _ = policy.row_logprobs(row, targets)
                 (values * weights[index].to(values)).sum().backward()  # reentrant recomputation knows no autograd.grad
-            result[index] = values.detach().double().cpu()
+            result[index] = values.detach().cpu().double()
         return result, torch.cat([value.grad.flatten().float() for value in parameters if value.grad is not None])
     finally:
         for value in parameters:

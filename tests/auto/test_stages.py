@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import offbook
-from offbook.auto.inputs import LEAKED, read_inputs
-from offbook.auto.task import read_task
+from offbook.auto.inputs import LEAKED, brief, read_inputs
+from offbook.auto.task import Task, read_task
 from offbook.base.errors import ConfigError, LlmError
 from offbook.commands.main import run as command_line
 from offbook.llms import Llm
@@ -205,3 +205,13 @@ def test_examples_a_schema_and_tools_are_read_from_files(folder: Path) -> None:
     assert '"required": ["title"]' in (folder / "out" / "prompt.md").read_text()
     assert task.faults("{}") == "$: 'title' is a required property" and not task.faults('{"title": 1}')
     assert task.faults("no").startswith("no JSON")
+
+
+def test_each_value_is_held_out_about_equally_often() -> None:
+    task = Task(description="x", dimensions={"asked": list("abcd"), "manner": list("klmnopqrst")})
+    lines = brief(task, {"train": 120, "held-out": 40}, seed=0)
+    cells = {split: {tuple(line.values.values()) for line in own} for split, own in lines.items()}
+    assert not cells["train"] & cells["held-out"] and len(cells["train"]) == 30
+    for place, values in enumerate(task.dimensions.values()):
+        counts = [sum(cell[place] == value for cell in cells["held-out"]) for value in values]
+        assert max(counts) - min(counts) <= 1, counts

@@ -56,12 +56,17 @@ class TaskInput:
 def brief(task: Task, wanted: Mapping[Split, int], seed: int) -> dict[Split, list[BriefLine]]:
     """The lines to write inputs for: values of each dimension equally often, difficulties 1 to 5 in turn.
 
-    No combination of values is in both splits, unless there are too few.
+    No combination of values is in both splits, unless there are too few. Each value is held out about equally often, so that
+    training does not see it with some values of another dimension only.
     """
     rng = random.Random(seed)
     combinations = _combinations(task.dimensions, sum(wanted.values()), rng)
     share = round(len(combinations) * wanted["held-out"] / max(sum(wanted.values()), 1))
-    pools = {"held-out": combinations[:share], "train": combinations[share:]}
+    held_out = set(_balanced(combinations, share))
+    pools = {
+        "held-out": [one for one in combinations if one in held_out],
+        "train": [one for one in combinations if one not in held_out],
+    }
     return {
         split: [
             BriefLine(number % DIFFICULTIES + 1, dict(zip(task.dimensions, values, strict=True)))
@@ -82,6 +87,17 @@ def _combinations(dimensions: Mapping[str, Sequence[str]], wanted: int, rng: ran
         return combinations
     drawn = (tuple(rng.choice(values) for values in dimensions.values()) for _ in range(4 * max(_COMBINATIONS, wanted)))
     return list(dict.fromkeys(drawn))[: max(_COMBINATIONS, 2 * wanted)]
+
+
+def _balanced(combinations: Sequence[tuple[str, ...]], number: int) -> list[tuple[str, ...]]:
+    """So many different combinations, in which each value occurs about equally often."""
+    used: Counter[tuple[int, str]] = Counter()
+    left = dict.fromkeys(combinations)
+    for _ in range(number):
+        best = min(left, key=lambda values: sum(used[place] ** 2 for place in enumerate(values)))
+        used.update(enumerate(best))
+        del left[best]
+    return [one for one in combinations if one not in left]
 
 
 def _spread(pool: Sequence[tuple[str, ...]], wanted: int, rng: random.Random) -> list[tuple[str, ...]]:

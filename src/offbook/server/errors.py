@@ -53,11 +53,6 @@ class StoreFullError(StoreError):
     """Records could not be written because the disk is full."""
 
 
-def refused(error: OffbookError, request: str) -> JSONResponse:
-    """The response to a request that failed. See `refusal_of`."""
-    return refusal_of(error, request).response()
-
-
 def refusal_of(error: OffbookError, request: str) -> ApiError:
     """The error that answers a request.
 

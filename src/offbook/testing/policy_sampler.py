@@ -20,6 +20,7 @@ from offbook.openai_dialect.chat_answer import CHUNK, WHOLE, head, tool_call, us
 from offbook.openai_dialect.errors import error_body
 
 from .asgi import Body, Receive, Scope, Send, end_stream, read_body, send_event, send_json, start
+from .prompts import CHAT, COMPLETION, as_chat, as_completions
 
 LOGPROB = -0.25
 """The logprob of every token."""
@@ -32,12 +33,14 @@ class Action:
     """What the policy does in one turn: say a text, call tools, or both.
 
     Action("It is on shelf 7.")
-    Action(calls=(("look_up", '{"box": 7}'),))
+    Action(calls=(("look_up", '{"box": 7}'),), thought="Box 7?")
 
-    `calls`: a name and raw arguments for each call. The arguments are sent as they are, also where they are no JSON."""
+    `calls`: a name and raw arguments for each call. The arguments are sent as they are, also where they are no JSON.
+    `thought`: what a model that thinks writes first; the message has it in `reasoning`, as with vLLM."""
 
     text: str = ""
     calls: tuple[tuple[str, str], ...] = ()
+    thought: str = ""
 
 
 PolicyFunction = Callable[[Body], Action]
@@ -46,11 +49,13 @@ PolicyFunction = Callable[[Body], Action]
 
 @dataclass
 class PolicySampler:
-    """An ASGI application that answers each chat completion with `policy(body)`; `scripted_server` runs one.
+    """An ASGI application that answers each completion with `policy(body)`; `scripted_server` runs one.
+
+    A completion of a prompt is a chat whose only message, of the role `prompt`, is the prompt.
 
         server.sampler.refusals.append((400, "the prompt is too long"))
 
-    - `received`: the bodies of chat completions, in order.
+    - `received`: the bodies of completions, in order.
     - `refusals`: statuses and messages; each request takes one, as long as there are any, instead of asking the policy. The
       error names the field `refused_field`.
     - `piece_seconds`: delay between two pieces of a stream.
@@ -67,7 +72,9 @@ class PolicySampler:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         body = await read_body(receive)
-        if scope["path"] != "/v1/chat/completions":
+        if scope["path"] == COMPLETION:
+            body, send = as_chat(body), as_completions(send)
+        elif scope["path"] != CHAT:
             return await send_json(send, 200, {})
         self.received.append(body)
         refusal = self._refusal(body)
@@ -104,12 +111,15 @@ class PolicyCompletion:
         calls = action.calls[:1] if body.get("parallel_tool_calls") is False else action.calls
         self._calls: list[Body] = [tool_call(f"call-{uuid.uuid4().hex[:12]}", name, raw) for name, raw in calls]
         self._text = action.text
+        self._thought = action.thought
         self._reason = "tool_calls" if calls else "stop"
         self._prompt = prompt_ids(body)
 
     def whole(self) -> Body:
         """The response that is not streamed."""
-        message = {"role": "assistant", "content": self._text or None, "tool_calls": self._calls, "refusal": None}
+        message: Body = {"role": "assistant", "content": self._text or None, "tool_calls": self._calls, "refusal": None}
+        if self._thought:
+            message["reasoning"] = self._thought
         ids = [*(token for _, piece in self._deltas() for token in ids_of(piece)), END]
         choice = {"message": message, "finish_reason": self._reason} | self._tokens(ids)
         choices = [{"index": index, **choice} for index in range(self._body.get("n") or 1)]
@@ -133,6 +143,8 @@ class PolicyCompletion:
 
     def _deltas(self) -> Iterator[tuple[Body, str]]:
         """The completion word by word, each with the text that its tokens stand for."""
+        for piece in pieces(self._thought):
+            yield {"reasoning": piece}, piece
         for piece in pieces(self._text):
             yield {"content": piece}, piece
         for index, call in enumerate(self._calls):
@@ -156,10 +168,12 @@ class PolicyCompletion:
 
 
 def prompt_ids(body: Body) -> list[int]:
-    """The tokens of a prompt: tools, messages, and the word that opens the completion."""
+    """The tokens of a prompt: tools, messages, and the word that opens the completion. Or those of a completion's prompt."""
+    if (prompt := body.get("prompt")) is not None:
+        return ids_of(prompt) if isinstance(prompt, str) else list(prompt)
     ids = ids_of(json.dumps(body["tools"])) if body.get("tools") else []
     for message in body["messages"]:
-        ids += [*ids_of(f"<{message['role']}>"), *ids_of(content_text(message))]
+        ids += ids_of(f"<{message['role']}>") + ids_of(message.get("reasoning") or "") + ids_of(content_text(message))
         for call in message.get("tool_calls") or ():
             ids += ids_of(call["function"]["name"]) + ids_of(call["function"]["arguments"])
         ids.append(END)

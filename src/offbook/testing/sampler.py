@@ -13,6 +13,7 @@ from offbook.base.server_sent_events import EVENT_STREAM
 from offbook.openai_dialect.chat_answer import CHUNK, WHOLE, head, tool_call, usage, wants_usage
 
 from .asgi import Body, Receive, Scope, Send, end_stream, read_body, send_event, send_json, serving, start
+from .prompts import CHAT, COMPLETION, as_chat, as_completions
 
 
 @dataclass
@@ -54,10 +55,10 @@ class ScriptedCompletion:
 class ScriptedSampler:
     """An ASGI application with the routes of a vLLM server; `scripted_sampler()` serves one.
 
-    Each request for a chat completion takes the next of `completions`, and a default `ScriptedCompletion()` once they are
+    Each request for a completion, of a chat or of a prompt, takes the next of `completions`, and a default `ScriptedCompletion()` once they are
     used up. What arrived is in:
 
-    - `received`: the bodies of chat completions, in order.
+    - `received`: the bodies of these requests, in order.
     - `arrived`, `abandoned`: semaphores, released once per request that arrived or that the client hung up on.
     - `adapters`: the loaded LoRA adapters, name to folder.
     - `control_paths`: requests to `/sleep`, `/release_kv_cache_memory` and `/wake_up`, in order.
@@ -84,37 +85,42 @@ class ScriptedSampler:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         path, body = scope["path"], await read_body(receive)
-        if path == "/v1/chat/completions":
-            if body.get("top_k") == 1 and body.get("max_tokens") == 1:  # the check that a server makes of its vLLM
-                await _send_whole(self._probed(), body, send)
-            else:
-                await self._chat(body, receive, send)
+        if path == COMPLETION:
+            self.received.append(body)
+            await self._complete(as_chat(body), receive, as_completions(send))
+        elif path == CHAT and body.get("top_k") == 1 and body.get("max_tokens") == 1:
+            await _send_whole(self._probed(), body, send)  # the check that a server makes of its vLLM
+        elif path == CHAT:
+            self.received.append(body)
+            await self._complete(body, receive, send)
         elif path == "/health":
             await send_json(send, 200 if self.healthy else 503, {})
         elif path == "/v1/models":
             listed: list[Body] = [{"id": self.name, "root": "/models/base", "parent": None}]
             await send_json(send, 200, {"data": [{"id": "mine", "parent": self.name}, *listed]})
         else:
-            if path in ("/sleep", "/release_kv_cache_memory", "/wake_up"):
-                self.control_paths.append(path)
-                if path == "/sleep":
-                    self.sleep_queries.append(scope["query_string"].decode())
-            elif path == "/v1/load_lora_adapter":
-                self.adapters[body["lora_name"]] = body["lora_path"]
-            elif path == "/v1/unload_lora_adapter":
-                self.adapters.pop(body["lora_name"], None)
-            if path == "/release_kv_cache_memory" and self.keeps_cache:
-                await send_json(send, 500, {"error": {"message": "Selective discard is not supported on CPU."}})
-            else:
-                await send_json(send, 200, {})
+            await self._control(path, body, scope["query_string"].decode(), send)
+
+    async def _control(self, path: str, body: Body, query: str, send: Send) -> None:
+        if path in ("/sleep", "/release_kv_cache_memory", "/wake_up"):
+            self.control_paths.append(path)
+            if path == "/sleep":
+                self.sleep_queries.append(query)
+        elif path == "/v1/load_lora_adapter":
+            self.adapters[body["lora_name"]] = body["lora_path"]
+        elif path == "/v1/unload_lora_adapter":
+            self.adapters.pop(body["lora_name"], None)
+        if path == "/release_kv_cache_memory" and self.keeps_cache:
+            await send_json(send, 500, {"error": {"message": "Selective discard is not supported on CPU."}})
+        else:
+            await send_json(send, 200, {})
 
     def _probed(self) -> ScriptedCompletion:
         logprob = -0.7 if self.raw_logprobs else 0.0
         omit = frozenset({"logprobs"} if self.omit_logprobs else ())
         return ScriptedCompletion((ScriptedChoice(("x",), ((7,),), ((logprob,),), "length"),), omit=omit)
 
-    async def _chat(self, body: Body, receive: Receive, send: Send) -> None:
-        self.received.append(body)
+    async def _complete(self, body: Body, receive: Receive, send: Send) -> None:
         completion = self.completions.popleft() if self.completions else ScriptedCompletion()
         self.arrived.release()
         ended = False

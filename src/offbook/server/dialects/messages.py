@@ -125,9 +125,10 @@ def _tool(tool: Tool) -> Answer:
             "tools",
             "unsupported_tool",
         )
-    function: Answer = {"name": tool.name, "parameters": tool.input_schema}
+    function: Answer = {"name": tool.name}  # templates write the fields in this order
     if tool.description:
         function["description"] = tool.description
+    function["parameters"] = tool.input_schema
     if tool.strict:
         function["strict"] = True
     return {"type": "function", "function": function}

@@ -96,16 +96,23 @@ def call_item(call: Answer, item_id: str, offered: Offered, status: str = "compl
 
 async def earlier_messages(response: str, recorded: SampledCalls) -> list[Message]:
     """The conversation up to and with a response, without its instructions. Raises ApiError 404 if it is not recorded."""
-    match = _ID.fullmatch(response)
-    call = None if match is None or match["kind"] != "resp" else await recorded.call(match["call"])
-    if match is None or call is None or not call.outputs:
+    found = await recorded_response(response, recorded)
+    if found is None:
         raise unsupported(
             f"Previous response with id {response!r} not found: it is not among the recorded calls",
             "previous_response_id",
             404,
             "previous_response_not_found",
         )
-    return [*call.messages[1 if match["rest"] == "i" else 0 :], call.outputs[0].message]
+    call, instructed = found
+    return [*call.messages[1 if instructed else 0 :], call.outputs[0].message]
+
+
+async def recorded_response(response: str, recorded: SampledCalls) -> tuple[Call, bool] | None:
+    """The call behind a response's id, and whether its first message is `instructions`; None if it is not recorded."""
+    match = _ID.fullmatch(response)
+    call = None if match is None or match["kind"] != "resp" else await recorded.call(match["call"])
+    return None if match is None or call is None or not call.outputs else (call, match["rest"] == "i")
 
 
 async def input_messages(items: Sequence[Json], said: TrajectoryCalls, recorded: SampledCalls) -> list[Answer]:

@@ -6,11 +6,13 @@ import errno
 import logging
 import os
 import re
+from collections.abc import Mapping
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import offbook
@@ -20,7 +22,7 @@ from offbook.base.wire import Health
 from offbook.http_listener.access_checks import AccessChecks
 from offbook.server.views.dashboard_source import DashboardSource, EngineState
 
-from ..errors import ApiError, internal_error, refused, shortened
+from ..errors import ApiError, internal_error, refusal_of, shortened
 from ..pages.site import add_pages
 from ..services import Services, ServicesDep
 from . import openai_api, resampling, training_api, trajectory_api
@@ -149,7 +151,12 @@ class UnexpectedErrors:
 
 async def _refuse(request: Request, error: Exception) -> Response:
     assert isinstance(error, OffbookError)
-    return refused(error, f"{request.method} {request.url.path}")
+    return _answer(request, refusal_of(error, f"{request.method} {request.url.path}"))
+
+
+def _answer(request: Request, error: ApiError, headers: Mapping[str, str] | None = None) -> Response:
+    """The error, in the form of the API at the request's path."""
+    return JSONResponse(openai_api.refusal_body(request.url.path, error), error.status, headers)
 
 
 async def _refuse_body(request: Request, error: Exception) -> Response:
@@ -164,7 +171,7 @@ async def _refuse_body(request: Request, error: Exception) -> Response:
             lines.append(f"The body is not JSON: {fault.get('ctx', {}).get('error', fault['msg'])}")
         else:
             lines.append(f"{field}: {fault['msg']} (got {shortened(fault.get('input'))})")
-    return ApiError(400, "\n".join(lines), params[0], "invalid_value").response()
+    return _answer(request, ApiError(400, "\n".join(lines), params[0], "invalid_value"))
 
 
 async def _refuse_route(request: Request, error: Exception) -> Response:
@@ -177,7 +184,7 @@ async def _refuse_route(request: Request, error: Exception) -> Response:
         message = f"{request.method} is not allowed for {request.url.path}"
     else:
         message = str(error.detail)
-    return ApiError(error.status_code, message).response(error.headers)
+    return _answer(request, ApiError(error.status_code, message), error.headers)
 
 
 async def _refuse_disk(request: Request, error: Exception) -> Response:

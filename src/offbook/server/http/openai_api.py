@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import re
+from typing import Annotated, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -13,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from offbook.base.errors import OffbookError
 from offbook.base.types import Json
 from offbook.base.wire import LENGTH_HEADER, TRAJECTORY_HEADER
+from offbook.openai_dialect.chat_answer import Answer
 from offbook.openai_dialect.model_list import ModelCard, ModelCards
 
 from ..calls.chat_exchange import ChatExchange
@@ -21,8 +23,10 @@ from ..dialects.completions import Completions
 from ..dialects.dialect import Dialect, DialectRequest
 from ..dialects.gemini import Gemini
 from ..dialects.gemini_fields import GeminiModel, GeminiModels
+from ..dialects.json_fields import unsupported
 from ..dialects.messages import Messages
-from ..dialects.responses import Responses
+from ..dialects.responses import SEALED, Responses
+from ..dialects.stored_responses import stored_input, stored_response
 from ..errors import ApiError, refusal_of
 from ..services import Services, ServicesDep
 
@@ -47,6 +51,12 @@ DIALECTS: tuple[tuple[re.Pattern[str], Dialect], ...] = (
     (re.compile(_WHERE + "/v1/responses(?P<count>/input_tokens)?/?"), Responses()),
 )
 """The other APIs. The groups of a pattern besides those of `_WHERE` are a dialect's own."""
+_SHAPES: tuple[tuple[re.Pattern[str], Dialect], ...] = (
+    (re.compile(_WHERE + "/v1/messages/.*"), Messages()),
+    (re.compile(_WHERE + "/v1(?:alpha|beta)/.*"), Gemini()),
+    (re.compile(_WHERE + "/v1/models/.+:[a-zA-Z]+"), Gemini()),
+)
+"""The APIs whose form errors of their other paths have."""
 
 
 def _found(path: str) -> tuple[re.Match[str], Dialect | None] | None:
@@ -61,7 +71,8 @@ def _found(path: str) -> tuple[re.Match[str], Dialect | None] | None:
 def refusal_body(path: str, error: ApiError) -> dict[str, Json]:
     """The body of an error, in the form of the API at the path."""
     found = _found(path)
-    return error.body() if found is None or found[1] is None else found[1].refusal(error)
+    dialect = next((it for pattern, it in _SHAPES if pattern.fullmatch(path)), None) if found is None else found[1]
+    return error.body() if dialect is None else dialect.refusal(error)
 
 
 class ModelCalls:
@@ -132,6 +143,7 @@ async def list_models(services: ServicesDep) -> ModelCards:
 
 @router.get("/v1/models/{name:path}")
 @router.get("/t/{trajectory_id}/v1/models/{name:path}")
+@router.get("/m/{model:path}/v1/models/{name:path}", include_in_schema=False)
 async def one_model(name: str, services: ServicesDep) -> ModelCard:
     """One model name. 404 if calls cannot use it."""
     services.models.registry.resolve(name)
@@ -140,6 +152,7 @@ async def one_model(name: str, services: ServicesDep) -> ModelCard:
 
 @router.get("/v1beta/models")
 @router.get("/t/{trajectory_id}/v1beta/models")
+@router.get("/m/{model:path}/v1beta/models", include_in_schema=False)
 async def list_google_models(services: ServicesDep) -> GeminiModels:
     """The same names, in Google's form."""
     return GeminiModels(models=[GeminiModel.named(name) for name in services.models.registry.names()])
@@ -147,7 +160,46 @@ async def list_google_models(services: ServicesDep) -> GeminiModels:
 
 @router.get("/v1beta/models/{name:path}")
 @router.get("/t/{trajectory_id}/v1beta/models/{name:path}")
+@router.get("/m/{model:path}/v1beta/models/{name:path}", include_in_schema=False)
 async def one_google_model(name: str, services: ServicesDep) -> GeminiModel:
     """One model name, in Google's form. 404 if calls cannot use it."""
     services.models.registry.resolve(name)
     return GeminiModel.named(name)
+
+
+@router.get("/v1/responses/{response_id}")
+@router.get("/t/{trajectory_id}/v1/responses/{response_id}")
+@router.get("/m/{model:path}/v1/responses/{response_id}", include_in_schema=False)
+async def one_response(
+    response_id: str,
+    services: ServicesDep,
+    include: Annotated[tuple[str, ...], Query(alias="include[]")] = (),
+    stream: bool = False,
+) -> Answer:
+    """A recorded response. 404 if it is not among the recorded calls."""
+    if stream:
+        raise unsupported("stream is not supported: a recorded response is read whole", "stream")
+    return await stored_response(response_id, services.recorder.sampled, sealed=SEALED in include)
+
+
+@router.delete("/v1/responses/{response_id}")
+@router.delete("/t/{trajectory_id}/v1/responses/{response_id}")
+@router.delete("/m/{model:path}/v1/responses/{response_id}", include_in_schema=False)
+async def delete_response(response_id: str) -> Answer:
+    """405: recorded calls are what is trained, so they are kept."""
+    message = f"DELETE of {response_id!r}: recorded calls are kept, because they are what is trained"
+    raise ApiError(405, message, code="method_not_allowed")
+
+
+@router.get("/v1/responses/{response_id}/input_items")
+@router.get("/t/{trajectory_id}/v1/responses/{response_id}/input_items")
+@router.get("/m/{model:path}/v1/responses/{response_id}/input_items", include_in_schema=False)
+async def response_input(
+    response_id: str,
+    services: ServicesDep,
+    order: Literal["asc", "desc"] = "desc",
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    after: str | None = None,
+) -> Answer:
+    """The items of a recorded response's prompt, in pages. 404 if it is not among the recorded calls."""
+    return await stored_input(response_id, services.recorder.sampled, order=order, limit=limit, after=after)

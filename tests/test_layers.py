@@ -62,7 +62,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {*CLIENT, "http_listener", "llms", "openai_dialect", "rewards", "scenarios", "tracing", "trainer"},
     "auto": USER | {*CLIENT, "comparison", "llms", "rewards", "scenarios", "trainer"},
     "quickstart": USER | {*CLIENT, "rewards", "scenarios", "tracing", "trainer", "offbook_langgraph"},
-    "compat": USER | {*CLIENT, "llms", "rewards", "offbook_langgraph", "offbook_mcp"},
+    "compat": USER | {*CLIENT, "llms", "rewards", "supervised", "offbook_langgraph", "offbook_mcp"},
     "doctor": USER | {*CLIENT, "llms", "memory_plan"},
     "commands.options": {"base"},
     "commands.generated_options": set(),

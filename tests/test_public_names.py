@@ -27,6 +27,7 @@ NAMES = [
     "RemoteBackend",
     "RewardResult",
     "Ruler",
+    "SFTConfig",
     "Scenario",
     "TeacherKL",
     "TraceSink",

@@ -8,7 +8,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from .auto.trainer import AutoTrainer
-    from .base.config import EngineOptions, LoraOptions, TeacherKL, TrainConfig
+    from .base.config import EngineOptions, LoraOptions, SFTConfig, TeacherKL, TrainConfig
     from .base.errors import OffbookError
     from .base.types import (
         History,
@@ -51,6 +51,7 @@ __all__ = [
     "RemoteBackend",
     "RewardResult",
     "Ruler",
+    "SFTConfig",
     "Scenario",
     "TeacherKL",
     "TraceSink",
@@ -89,6 +90,7 @@ _MODULE_OF = {
     "RemoteBackend": "client.backend",
     "RewardResult": "rewards.reward_result",
     "Ruler": "rewards.ruler_judge",
+    "SFTConfig": "base.config",
     "Scenario": "base.types",
     "TeacherKL": "base.config",
     "TraceSink": "contracts",

@@ -128,7 +128,6 @@ def test_rulers_functions_are_where_users_of_the_other_library_import_them() -> 
 @pytest.mark.parametrize(
     ("use", "says"),
     [
-        (lambda: art.TrainSFTConfig(learning_rate=1e-5), "supervised fine-tuning is not in this version: train by reward"),
         (lambda: art.ServerlessBackend(api_key="k"), r"use RemoteBackend\(url, api_key\) with a server of your own"),
         (lambda: art.Backend(base_url="http://x:7999"), r"use RemoteBackend\(url\), or LocalBackend\(\)"),
         (lambda: art.LocalBackend(remote_server_url="http://x"), r"no option 'remote_server_url': use RemoteBackend\(url\)"),
@@ -138,12 +137,6 @@ def test_rulers_functions_are_where_users_of_the_other_library_import_them() -> 
 def test_what_cannot_be_done_here_says_so_when_it_is_used(use: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         use()
-
-
-async def test_supervised_training_says_what_to_do_instead() -> None:
-    model = art.TrainableModel("agent", base_model="tiny")
-    with pytest.raises(ConfigError, match="supervised fine-tuning is not in this version"):
-        await model.train_sft([art.Trajectory()], config=None)
 
 
 @pytest.mark.parametrize(("groups", "named"), [(None, None), ([], [])])

@@ -34,6 +34,8 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 """Names become folders. They may hold letters, digits, dot, dash and underscore, and start with a letter or digit."""
 
 
+GROUPS_AT_ONCE = 10_000
+"""Limit of groups in one train request."""
 MAX_TEMPERATURE = 100.0
 """Upper bound of a temperature: at 100 sampling is practically uniform, so a higher value is a mistake."""
 DEFAULT_NAME = "default"
@@ -253,6 +255,56 @@ class TrainConfig(Options):
         if self.epsilon_high is not None:
             return self.epsilon_high
         return {"dapo": 0.28, "cispo": 4.0}.get(self.loss, self.epsilon)
+
+
+class SFTConfig(Options):
+    """Options of a supervised training (`train_sft`): its batches are requests with loss="cross_entropy"."""
+
+    epochs: int = Field(default=1, ge=1, le=1000, description="passes over the examples")
+    batch_size: int = Field(default=8, ge=1, le=GROUPS_AT_ONCE, description="examples of one update")
+    learning_rate: float | tuple[float, ...] = Field(
+        default=2e-4,
+        description="AdamW's rate after warm-up; a list: the rate of each update, the last one for the rest",
+    )
+    schedule: Literal["cosine", "linear", "constant"] = Field(
+        default="cosine", description="how the rate falls towards 0 after warm-up"
+    )
+    warmup: float = Field(default=0.05, ge=0, lt=1, description="share of the updates with a linear warm-up")
+    turns: Literal["all", "last"] = Field(default="all", description="which turns of the assistant are trained")
+    divisor: Literal["tokens", "messages"] | Annotated[float, Field(gt=0)] = Field(
+        default="tokens", description="mean over the tokens of a batch, over its messages, or a number to divide by"
+    )
+    held_out: float = Field(
+        default=0.0, ge=0, lt=1, description="share of the examples that is measured and not trained"
+    )
+    evaluate_every: int | None = Field(
+        default=None, ge=1, description="updates between measurements of the held-out loss; None: an epoch"
+    )
+    patience: int | None = Field(
+        default=None, ge=1, description="measurements without a lower held-out loss after which it stops; None: never"
+    )
+    skip_bad: bool = Field(
+        default=False, description="leave out and count examples and messages that cannot be trained"
+    )
+    shuffle: bool = Field(default=True, description="another order of the examples in each epoch")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="seed of the order, of what is held out, and of dropout")
+    kl_coef: float = Field(default=0.0, ge=0, le=100, description="weight of the k3 KL to the base model (adapter off)")
+    max_grad_norm: float = Field(default=1.0, gt=0, description="gradients are clipped to this global norm")
+    betas: tuple[Decay, Decay] = Field(default=(0.9, 0.99), description="AdamW's moment decay rates")
+    weight_decay: float = Field(default=0.0, ge=0, le=1, description="AdamW's weight decay")
+    layout: LayoutName = Field(default="auto", description="how rows are laid out; auto: the cheapest by estimate")
+    row_tokens: int = Field(
+        default=16_384, ge=64, lt=2**31, description="token budget of one forward and backward; larger trees are split"
+    )
+
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        rates = self.learning_rate if isinstance(self.learning_rate, tuple) else (self.learning_rate,)
+        if not rates or not all(0 < rate <= 1 for rate in rates):
+            raise ValueError(f"learning_rate: rates above 0 and up to 1 are needed, got {self.learning_rate!r}")
+        if self.patience is not None and not self.held_out:
+            raise ValueError("patience counts measurements of held-out examples: give a held_out share, such as 0.1")
+        return self
 
 
 def _from_json(value: Any) -> Any:

@@ -36,7 +36,7 @@ from typing import Annotated, Literal, Self, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, field_validator, model_validator
 
-from .config import LoraOptions, Name, TrainConfig
+from .config import GROUPS_AT_ONCE, LoraOptions, Name, TrainConfig
 from .types import (
     Call,
     CallOrigin,
@@ -88,8 +88,6 @@ def is_labelled(url: str, headers: Iterable[str]) -> bool:
 
 FINISHED_AT_ONCE = 1_000
 """Limit of trajectories in one FinishRequest."""
-GROUPS_AT_ONCE = 10_000
-"""Limit of groups in one TrainRequest."""
 LATEST = "lora:latest"
 """Name for the only model beside the default one; without such a model, for the default one. Refused when it could mean two."""
 CallWeight = Annotated[float, Field(ge=0, allow_inf_nan=False)]

@@ -6,14 +6,14 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
-from typing import Any, Generic, NoReturn, cast, get_args
+from typing import Any, Generic, cast, get_args
 
 from openai import AsyncOpenAI
 from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 from typing_extensions import TypeVar
 
-from offbook.base.config import LoraOptions, TrainConfig
+from offbook.base.config import LoraOptions, SFTConfig, TrainConfig
 from offbook.base.errors import ConfigError
 from offbook.base.option_names import check_options
 from offbook.base.types import (
@@ -39,16 +39,20 @@ from offbook.base.wire import (
     TrainEvent,
     name_at,
 )
+from offbook.supervised.conversations import TextFilter
 
 from .backend import Backend, Registration, RemoteBackend
 from .connection.http import Api, checked_name
+from .connection.progress import Bar
 from .connection.transport import LoopTransport
 from .inference import httpx_client, openai_client
 from .local import LocalBackend
-from .other_trainers import NO_SFT, internal_config
+from .other_trainers import internal_config, sft_config
 from .rollouts.capture import active_capture
 from .rollouts.records import as_json, rollout_records
 from .rollouts.sampling import forced_temperature
+from .supervised_training import SFTResult, SupervisedTraining, request_prefix
+from .training_examples import TrainingData, read_examples
 
 logger = logging.getLogger("offbook")
 
@@ -336,9 +340,31 @@ class TrainableModel(Model[ConfigT]):
             **options,
         )
 
-    async def train_sft(self, *trajectories: object, **options: object) -> NoReturn:
-        """Always raises ConfigError: this version has no supervised fine-tuning. The message names the alternatives."""
-        raise ConfigError(NO_SFT)
+    async def train_sft(
+        self,
+        what: TrainingData,
+        config: SFTConfig | Mapping[str, object] | None = None,
+        *,
+        filter: TextFilter | None = None,
+        request_id: str | None = None,
+        on_event: Callable[[TrainEvent], None] | None = None,
+        pbar_desc: str | None = "sft",
+        timeout: float | None = None,
+        **options: object,
+    ) -> SFTResult:
+        """Imitate the assistant's turns of rollouts, or of conversations of others: each batch is one step.
+
+        `what`: trajectories or groups, whatever their rewards; a `.jsonl` file, a list of conversations, or a data set of them,
+        as `read_conversations` takes them, with `filter` over their texts. Pass `config`, or SFTConfig's fields as `options`.
+        The same call on the same server goes on where it was, also in mid-epoch, and applies nothing twice; `request_id`
+        begins the ids of its requests in place of a digest of examples and options. `timeout`: seconds for each batch.
+        Raises ConfigError, TrainError, ServerError, TimeoutError."""
+        settings = sft_config(config, options)
+        examples = read_examples(what, self.name, skip_bad=settings.skip_bad, filter=filter)
+        prefix = request_id or request_prefix(examples.examples, settings, self.name)
+        training = SupervisedTraining(await self.api(), self.name, settings, prefix, on_event, timeout)
+        with Bar(pbar_desc) as bar:
+            return await training.run(examples, bar)
 
     async def checkpoints(self) -> list[CheckpointState]:
         """The checkpoints that exist, by step. Step 0, the base, has none."""

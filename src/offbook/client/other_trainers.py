@@ -8,15 +8,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from offbook.base.config import SFTConfig
 from offbook.base.errors import ConfigError
 from offbook.base.types import TrajectoryGroup
 
 logger = logging.getLogger("offbook")
-
-NO_SFT = (
-    "supervised fine-tuning is not in this version: train by reward with `model.train(groups)`, or fine-tune elsewhere and "
-    "give the result as base_model="
-)
 
 _CONVERTED = {
     "init_args": {"max_seq_length": "max_model_len", "load_in_4bit": "load_in_4bit", "dtype": "dtype"},
@@ -140,6 +136,20 @@ def step_options(options: Mapping[str, object], where: str) -> dict[str, object]
     if used:
         logger.warning("%s: OpenPipe ART's options are taken %s", where, "; ".join(used))
     return taken
+
+
+def sft_config(config: SFTConfig | Mapping[str, object] | None, options: Mapping[str, object]) -> SFTConfig:
+    """Build one SFTConfig from `config` or `options`. OpenPipe ART's `verbose`, `log_metrics` and an empty `_config` have no
+    effect. Raises ConfigError for both, and for an invalid or unknown option."""
+    own = {name: value for name, value in options.items() if name not in ("verbose", "log_metrics")}
+    if own.get("_config") in (None, {}):
+        own.pop("_config", None)
+    if config is not None and own:
+        SFTConfig.parse(**own)
+        raise ConfigError(f"give either config= or single options, not both (got config and {sorted(own)})")
+    if isinstance(config, SFTConfig):
+        return config
+    return SFTConfig.parse(**(own if config is None else _mapping(config, "config")))
 
 
 def _mapping(value: object, where: str) -> Mapping[str, Any]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,12 @@ from offbook.base.errors import ConfigError, TrainError
 from offbook.base.types import RenderedHistory, Sampling
 from offbook.engine.learner.learner import Learner
 from offbook.engine.learner.model.policy import Policy
+from offbook.engine.learner.targets.advantage import supervised_advantages
+from offbook.engine.learner.targets.batch import make_batch
 from offbook.engine.protocol import JobTrajectory, Progressed, TrainJob, Warned, read_job, write_job
 from offbook.engine.token_file import folder_of, path_of, read
 from tests.engine.learner.jobs import command, sample, write_toy_base
+from tests.engine.learner.test_invariance import distance, gradients
 
 SUPERVISED = TrainConfig(loss="cross_entropy", learning_rate=1e-2)
 TALK = (
@@ -164,3 +168,34 @@ def test_a_message_that_cannot_be_trained_is_named_by_its_source_or_skipped_and_
 def test_a_job_says_on_the_disk_whether_it_only_evaluates(tmp_path: Path) -> None:
     write_job(tmp_path / "job", TrainJob("r", "agent", ((told(1),),), SUPERVISED, evaluate=True))
     assert read_job(tmp_path / "job").evaluate
+
+
+def test_loss_and_gradient_equal_trls_sft_trainer_and_prompts_are_computed_once(
+    policies: Callable[[str, torch.dtype], Policy],
+) -> None:
+    """make_trl_sft.py wrote TRL's values: whole conversations in a row, with the assistant's tokens as labels."""
+    known = json.loads(Path(__file__).with_name("trl_sft.json").read_text("utf-8"))
+    assert known["trl"] == "1.4.0"
+    groups = [[JobTrajectory(f"t{i}", None, tuple(turns(f"t{i}", **row)))] for i, row in enumerate(known["rows"])]
+    batch = make_batch(groups, supervised_advantages([[False]] * len(groups)), supervised=True)
+    assert len(batch) == sum(sum(row["assistant_masks"]) for row in known["rows"])
+    expected = {name: torch.tensor(value, dtype=torch.float64) for name, value in known["gradient"].items()}
+    for layout in ("call_rows", "leaf_rows", "tree"):
+        config = TrainConfig(loss="cross_entropy", max_grad_norm=1e9, layout=layout)
+        totals, [found] = gradients(policies("qwen2", torch.float64), batch, config)
+        assert totals.losses == pytest.approx([known["loss"]], rel=1e-6)
+        assert distance(found, expected) < 1e-6
+    whole = sum(len(row["input_ids"]) for row in known["rows"])
+    assert whole - len(groups) <= totals.plans[0].tokens <= whole  # of the tree; the last of a row predicts nothing
+
+
+def turns(name: str, input_ids: list[int], assistant_masks: list[int]) -> list[Any]:
+    """A sample for each run of 1 in the mask, with what is before it as its prompt."""
+    found, start = [], None
+    for place, bit in enumerate([*assistant_masks, 0]):
+        if bit and start is None:
+            start = place
+        elif not bit and start is not None:
+            found.append(sample(f"{name}/{start}", input_ids[:start], input_ids[start:place]))
+            start = None
+    return found

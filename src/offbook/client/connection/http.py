@@ -31,6 +31,7 @@ from offbook.base.wire import (
     ModelState,
     RegisterRequest,
     TracePage,
+    TrainStatus,
     TrajectoryPage,
     TrajectoryQuery,
     TrajectoryRecord,
@@ -164,6 +165,15 @@ class Api:
                     trajectory_id,
                 )
         return calls
+
+    async def train_status(self, request_id: str) -> TrainStatus | None:
+        """The state of a train request; None if the server does not know it."""
+        try:
+            return self._read(TrainStatus.model_validate, await self._ask("GET", f"/api/train/{request_id}"))
+        except ServerError as error:
+            if error.status != 404:
+                raise
+            return None
 
     async def trajectories(self, query: TrajectoryQuery) -> TrajectoryPage:
         """A page of the finished trajectories that match; pass `after=page.next` for the next page."""

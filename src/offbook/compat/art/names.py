@@ -7,7 +7,6 @@ from openai.types.chat.chat_completion import Choice
 
 from offbook.base.errors import ConfigError, missing_name
 from offbook.base.types import Message, Tool
-from offbook.client.other_trainers import NO_SFT
 
 __all__ = [
     "ELSEWHERE",
@@ -17,7 +16,6 @@ __all__ = [
     "MessagesAndChoices",
     "ServerlessBackend",
     "Tools",
-    "TrainSFTConfig",
     "missing_name",
     "resolve",
 ]
@@ -25,13 +23,6 @@ __all__ = [
 Messages = list[ChatCompletionMessageParam]
 MessagesAndChoices = list[Choice | ChatCompletionMessageParam | Message]
 Tools = list[Tool]
-
-
-class TrainSFTConfig:
-    """Stands for `art.TrainSFTConfig`: its use says what to do instead."""
-
-    def __init__(self, *args: object, **options: object) -> None:
-        raise ConfigError(NO_SFT)
 
 
 class ServerlessBackend:
@@ -50,7 +41,7 @@ NAMES = {
     "ServerlessBackend": ("compat.art.names", "ServerlessBackend"),
     "ServerlessTrainResult": ("base.types", "TrainResult"),
     "Tools": ("compat.art.names", "Tools"),
-    "TrainSFTConfig": ("compat.art.names", "TrainSFTConfig"),
+    "TrainSFTConfig": ("compat.art.utils.sft", "TrainSFTConfig"),
     "dev": ("compat.art.dev", ""),
     "limit_concurrency": ("compat.art.utils.retry", "limit_concurrency"),
     "retry": ("compat.art.utils.retry", "retry"),
@@ -154,13 +145,12 @@ MODULES = {
     **dict.fromkeys(("utils.iterate_dataset", "utils.limit_concurrency"), "it is in utils"),
     "utils.litellm": "use convert_litellm_choice_to_openai",
     "utils.log_http_errors": "errors of the server are ServerError, with its status, code and message",
-    "utils.model_config": "supervised fine-tuning is not in this version; chat templates come with the base model",
+    "utils.model_config": "chat templates come with the base model",
     "utils.old_benchmarking": _CHARTS,
     "utils.output_dirs": _FILES,
     "utils.record_provenance": "every step's options are recorded with it: `offbook show RUN`",
     "utils.s3": _FILES,
     "utils.s3_checkpoint_utils": _FILES,
-    "utils.sft": "supervised fine-tuning is not in this version: train by reward with model.train(groups)",
     "utils.trajectory_logging": _FILES,
     "utils.trajectory_migration": _FILES,
     "vllm": _ENGINE,

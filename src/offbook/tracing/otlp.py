@@ -6,11 +6,14 @@ Does not read or set the global tracer provider.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal, TypeAlias
+from urllib.parse import unquote
 
 import offbook
 from offbook.base.errors import MissingExtraError
+from offbook.base.redaction import MARK, SHORTEST, redact
 from offbook.contracts import DeliveryError, RejectedError
 
 from .spans import Attribute
@@ -35,8 +38,11 @@ except ModuleNotFoundError as error:
 
 OtlpSpan: TypeAlias = ReadableSpan
 OtlpProtocol: TypeAlias = Literal["http/protobuf", "grpc"]
+HEADERS: Final = ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS")
 BATCH: Final = 400
 """The most spans per request."""
+_REJECTED: Final = {"UNAUTHENTICATED": 401, "PERMISSION_DENIED": 403}
+"""HTTP's status for gRPC's codes of rejected credentials."""
 LARGE: Final = 9_000_000
 """The most characters of attributes per request; servers reject much larger bodies."""
 
@@ -65,7 +71,9 @@ class OtlpSender:
         self._resource = Resource.create({"service.name": "offbook"})
         self._scope = InstrumentationScope(scope_name, offbook.__version__, attributes=scope)
         self._response: requests.Response | None = None
+        self._refusal: tuple[str, str] | None = None
         own = dict(headers) if headers is not None else None
+        self._sent_values = _header_values(headers)
         session = _Direct()
         session.hooks["response"].append(self._keep)
         self._exporter = (
@@ -122,9 +130,13 @@ class OtlpSender:
             raise RejectedError(f"the server refused {rejected[0]}{more}")
 
     def probe(self) -> int | None:
-        """Send an empty request; returns the HTTP status, None for gRPC. Raises ConnectionError without a response."""
+        """Send an empty request; returns the HTTP status, for gRPC that of its code: 401, 403, None for others. Raises
+        ConnectionError without a response."""
         if not self._sent(()) and self._response is None:
-            raise ConnectionError(self._answer())
+            code = self._refusal[0] if self._refusal is not None else ""
+            if code not in _REJECTED:
+                raise ConnectionError(self._answer())
+            return _REJECTED[code]
         return self._response.status_code if self._response is not None else None
 
     def _accepted(self, spans: Sequence[OtlpSpan], rejected: list[str]) -> bool:
@@ -141,8 +153,9 @@ class OtlpSender:
     def _sent(self, spans: Sequence[OtlpSpan]) -> bool:
         """Send one request; whether the server accepted it, perhaps without some spans. A redirect is no acceptance."""
         self._response = None
-        with _Quiet():
+        with _Quiet() as quiet:
             done = self._exporter.export(spans) is SpanExportResult.SUCCESS
+        self._refusal = quiet.refusal
         return done and (self._response is None or self._response.status_code < 300)
 
     def _keep(self, response: requests.Response, *_: object, **__: object) -> None:
@@ -150,11 +163,30 @@ class OtlpSender:
         self._response = response
 
     def _answer(self) -> str:
-        """The last response as text."""
+        """The last response as text, without secrets that the server repeats."""
+        if self._refusal is not None:
+            code, details = self._refusal
+            return f"gRPC {code}: {self._shown(details)}"
         if self._response is None:
             return "no answer within the timeout"
         text = self._response.headers.get("location") or self._response.text
-        return f"HTTP {self._response.status_code}: {text[:300]!r}"
+        return f"HTTP {self._response.status_code}: {self._shown(text)}"
+
+    def _shown(self, text: str) -> str:
+        """What a server said, without the headers that it was sent and other secrets."""
+        for value in self._sent_values:
+            text = text.replace(value, MARK)
+        return repr(redact(text)[:300])
+
+
+def _header_values(headers: Mapping[str, str] | None) -> list[str]:
+    """The values of the headers that requests carry: those given, else those of OpenTelemetry's variables."""
+    if headers is not None:
+        values = list(headers.values())
+    else:
+        pairs = ",".join(os.environ.get(name, "") for name in HEADERS).split(",")
+        values = [unquote(pair.partition("=")[2].strip()) for pair in pairs]
+    return [value for value in values if len(value) >= SHORTEST]
 
 
 def _grpc_exporter(endpoint: str | None, headers: dict[str, str] | None, timeout: float | None) -> SpanExporter:
@@ -183,18 +215,33 @@ def _partial_success(response: requests.Response) -> ExportTracePartialSuccess:
 
 
 class _Quiet(logging.Filter):
-    """Suppresses the SDK's log of failures, which we report once per kind."""
+    """Suppresses the SDK's log of failures, which we report once per kind. `refusal`: code and details of the last
+    failure over gRPC, which the SDK tells nowhere else."""
 
-    LOGGER = logging.getLogger("opentelemetry.exporter.otlp.proto.http.trace_exporter")
+    LOGGERS = tuple(
+        logging.getLogger(f"opentelemetry.exporter.otlp.proto.{name}")
+        for name in ("http.trace_exporter", "grpc.exporter")
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refusal: tuple[str, str] | None = None
 
     def filter(self, record: logging.LogRecord) -> bool:
+        values = list(record.args) if isinstance(record.args, tuple) else []
+        code = next((value for value in values if type(value).__name__ == "StatusCode"), None)
+        if code is not None:
+            self.refusal = str(code).removeprefix("StatusCode."), str(values[-1])
         return False
 
-    def __enter__(self) -> None:
-        self.LOGGER.addFilter(self)
+    def __enter__(self) -> _Quiet:
+        for logger in self.LOGGERS:
+            logger.filters.insert(0, self)  # before the SDK's own, which drops what it has seen
+        return self
 
     def __exit__(self, *_: object) -> None:
-        self.LOGGER.removeFilter(self)
+        for logger in self.LOGGERS:
+            logger.removeFilter(self)
 
 
 def _batches(rollouts: Sequence[Sequence[OtlpSpan]]) -> list[list[Sequence[OtlpSpan]]]:

@@ -14,6 +14,8 @@ import pytest
 from offbook.base.types import TrainResult
 from offbook.base.wire import TrainStatus
 from offbook.commands.main import app
+from offbook.server.views.run_charts import evaluations_by_split, score
+from offbook.server.views.run_index import LoggedEvaluation
 from offbook.server.views.run_summary import trend
 from tests.fakes.gateway import Gateway
 
@@ -172,3 +174,11 @@ async def test_the_trend_is_the_same_in_the_list_on_the_runs_page_and_in_the_ter
     for words in (["runs", "--dir", str(tmp_path)], ["show", "first", "--dir", str(tmp_path)]):
         await asyncio.to_thread(partial(app, standalone_mode=False), words)
         assert text in capsys.readouterr().out
+
+
+def test_a_step_that_a_run_begun_again_evaluates_once_more_is_one_point_of_the_curve() -> None:
+    def logged(step: int, reward: float, at: float) -> LoggedEvaluation:
+        return LoggedEvaluation("m", "run-1", "val", step, at, {"val/reward": reward}, 2)
+
+    curve = evaluations_by_split([logged(0, 0.1, 1.0), logged(1, 0.2, 2.0), logged(1, 0.3, 3.0), logged(2, 0.4, 4.0)])
+    assert [(entry.step, score(entry)) for entry in curve["val"]] == [(0, 0.1), (1, 0.3), (2, 0.4)]

@@ -130,12 +130,13 @@ def chart_json(overview: RunOverview) -> dict[str, Json]:
 
 
 def evaluations_by_split(entries: Iterable[LoggedEvaluation]) -> dict[str, list[LoggedEvaluation]]:
-    """The evaluations with a step and a score, by split, sorted by step."""
-    by_split: dict[str, list[LoggedEvaluation]] = {}
+    """The evaluations with a step and a score, by split, sorted by step. Of a model's evaluations of one step the newest
+    counts: a run that was killed and begun again evaluates the step that it goes on from once more."""
+    by_split: dict[str, dict[tuple[str, int], LoggedEvaluation]] = {}
     for entry in entries:
         if entry.step is not None and score(entry) is not None:
-            by_split.setdefault(entry.split, []).append(entry)
-    return {split: sorted(group, key=lambda entry: entry.step or 0) for split, group in by_split.items()}
+            by_split.setdefault(entry.split, {})[entry.model, entry.step] = entry
+    return {split: sorted(kept.values(), key=lambda entry: entry.step or 0) for split, kept in by_split.items()}
 
 
 def score(entry: LoggedEvaluation) -> float | None:

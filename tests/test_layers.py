@@ -81,6 +81,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "quickstart",
         "scenarios",
         "server",
+        "supervised",
         "tracing",
         "trainer",
     },

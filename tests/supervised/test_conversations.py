@@ -232,7 +232,8 @@ def test_faults_of_a_file_are_named_with_their_lines_and_skipped_when_that_is_wa
         json.dumps({"messages": [ASK]}).encode(),
     ]
     file = file_of(tmp_path, b"\xef\xbb\xbf" + b"\n".join(lines))
-    faults = file_fault(file).splitlines()
+    *faults, advice = file_fault(file).splitlines()
+    assert advice == "skip_bad=True (--skip-bad) leaves such rows out and counts them"
     assert [line.split(": ")[0] for line in faults] == [f"data.jsonl, line {n}" for n in range(2, 7)]
     assert "not JSON" in faults[0]
     assert "an object is needed, got list" in faults[1]

@@ -25,6 +25,7 @@ OWN: Final = {
     "wrap": "wrap:wrap",
     "train": "training:train",
     "eval": "training:evaluate",
+    "sft": "sft:sft",
     "compare": "compare:compare_command",
     "auto": "auto:auto",
     "judge-check": "judge_check:judge_check",

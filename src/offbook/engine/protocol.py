@@ -42,6 +42,10 @@ MERGE_MODULE = "offbook.engine.learner.model.merge"
 """python -m MERGE_MODULE --base DIR --adapter DIR --output DIR: one merge, where no learner runs."""
 
 
+DRY_RUN_MODULE = "offbook.engine.learner.dry_run"
+"""python -m DRY_RUN_MODULE --base DIR: a DryRun on stdin, a DryRunReport on stdout."""
+
+
 class Line(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
 
@@ -157,6 +161,33 @@ LastEvent = Trained | Merged | CompletionScored | Failed
 """The last event of a command."""
 Event = Annotated[Ready | Progressed | Warned | LastEvent, Field(discriminator="kind")]
 EVENTS: TypeAdapter[Event] = TypeAdapter(Event)
+
+
+# ---- a dry run
+
+
+class DryRun(Line):
+    """Conversations that supervised training would train with `config`, in batches of `batch_size`."""
+
+    histories: tuple[RenderedHistory, ...]
+    config: TrainConfig
+    batch_size: int
+
+
+class DryRunReport(Line):
+    """What they come to. `examples`: conversations with a message to train; `messages`: those messages; `skipped`: why others
+    cannot be trained; `trained`, `tokens` and `longest`: tokens that are trained, of all rows, and of the longest row;
+    `seconds`: of the update of the first batch, whose trained tokens are `measured`. `error`: why there is no report."""
+
+    examples: int = 0
+    messages: int = 0
+    skipped: tuple[str, ...] = ()
+    trained: int = 0
+    tokens: int = 0
+    longest: int = 0
+    measured: int = 0
+    seconds: float = 0.0
+    error: str = ""
 
 
 # ---- jobs

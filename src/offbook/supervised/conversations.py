@@ -78,7 +78,7 @@ def read_conversations(
         faults.append(f"and {skipped - len(faults)} more")
     name = str(what) if isinstance(what, str | Path) else "train_sft"
     if skipped and not skip_bad:
-        raise ConfigError("\n".join(faults))
+        raise ConfigError("\n".join([*faults, "skip_bad=True (--skip-bad) leaves such rows out and counts them"]))
     if not conversations:
         raise ConfigError("\n".join([*faults, f"{name}: it holds no conversation that can be trained"]))
     return ConversationSet(tuple(conversations), skipped, tuple(faults), masking.count, tuple(unread))

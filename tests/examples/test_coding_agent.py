@@ -1,0 +1,90 @@
+"""The coding example: its repositories, its agent over a scripted policy, and a step of `train.py --tiny`."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from offbook import Command, RemoteBackend, TrainableModel, Trajectory
+from offbook.testing import ScriptedServer, scripted_server
+from tests.fakes.obedient_policy import obey
+from tests.paths import ROOT
+
+EXAMPLE = ROOT / "examples" / "coding_agent"
+
+
+@pytest.fixture(scope="module")
+def tasks() -> ModuleType:
+    """The module of the example, which is a folder of scripts."""
+    spec = importlib.util.spec_from_file_location("coding_agent_tasks", EXAMPLE / "tasks.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ScriptedServer]:
+    with scripted_server(obey) as running:
+        yield running
+
+
+def test_each_bug_fails_its_tests_and_its_repair_passes_them(tasks: ModuleType) -> None:
+    for bug in tasks.BUGS:
+        body = tasks.test_code(bug).partition("\n")[2]
+        exec(bug.source.format(bug.right) + body, {})
+        with pytest.raises((AssertionError, IndexError)):
+            exec(bug.source.format(bug.wrong) + body, {})
+
+
+def rolled(server: ScriptedServer, repositories: Path, prompt: str) -> Trajectory:
+    """A rollout of the agent in a copy of the first repository, graded as `train.py` does."""
+    agent = Command(
+        [sys.executable, "-S", str(EXAMPLE / "agent.py"), "{prompt}"],
+        folder=str(repositories / "{repo}"),
+        grader=shlex.join([sys.executable, str(EXAMPLE / "grade.py")]) + " {module}",
+        timeout=60,
+    )
+    model = TrainableModel("coder", base_model="tiny", backend=RemoteBackend(server.url))
+    return asyncio.run(agent(model, {"prompt": prompt, "repo": "clamp-0", "module": "clamp"}))
+
+
+def test_the_agent_mends_a_copy_and_the_tests_outside_it_judge(
+    server: ScriptedServer, tasks: ModuleType, tmp_path: Path
+) -> None:
+    assert "offbook" not in (EXAMPLE / "agent.py").read_text().lower()
+    tasks.write(tmp_path, tiny=False)
+    [first, *_] = map(json.loads, (tmp_path / "train.jsonl").read_text().splitlines())
+    assert (first["repo"], first["module"]) == ("clamp-0", "clamp")
+    repair = "sed -i 's/max(min(x, low), high)/max(min(x, high), low)/' clamp.py"
+    mended = rolled(server, tmp_path / "repos", f'run_tests(module="clamp") then bash(command="{repair}")')
+    assert (mended.reward, mended.exception) == (1.0, None)
+    assert [message["role"] for message in mended.messages()][1:] == ["user", *["assistant", "tool"] * 2, "assistant"]
+    assert "AssertionError: clamp(-1, 0, 3) == 0" in str(mended.messages()[3].get("content"))
+    cheat = "true > test_clamp.py; echo 'def clamp(*_): return 3' > clamp.py"
+    cheated = rolled(server, tmp_path / "repos", f'bash(command="{cheat}") then run_tests(module="clamp")')
+    assert (cheated.reward, cheated.exception) == (0.0, None)
+    assert cheated.messages()[5].get("content") == "passed\n"
+    source = (tmp_path / "repos" / "clamp-0" / "clamp.py").read_text()
+    assert source == tasks.BUGS[0].source.format(tasks.BUGS[0].wrong), "the rollouts ran in copies"
+
+
+@pytest.mark.slow("whole trainings")
+def test_a_step_of_the_tiny_form(tmp_path: Path) -> None:
+    words = [sys.executable, EXAMPLE / "train.py", "--tiny", "--steps", "1", "--dir", tmp_path]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^before: step 0, greedy, 12 scenarios: reward 0\.\d", done.stdout, re.MULTILINE), done.stdout
+    assert re.search(r"^after: step 1, greedy, 12 scenarios: reward", done.stdout, re.MULTILINE), done.stdout
+    [lora] = re.findall(r"^LoRA: (.*)$", done.stdout, re.MULTILINE)
+    assert (Path(lora) / "adapter_model.safetensors").exists()

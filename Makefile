@@ -3,10 +3,11 @@
 # make check        lint, types and the quick tests: the gate for every change
 # make mcp-servers  the MCP servers of others that run on Node, for the tests that need them (npm)
 # make page-tools   axe-core, which checks the dashboard's pages in the tests (npm)
+# make node-clients the clients that run on Node, and Node 22 itself, for the tests that need them (npm)
 # ARGS is passed to the command, PIP_ARGS to pip, for example:
 #   make quickstart ARGS="--seed 1" PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
 
-.PHONY: quickstart test check mcp-servers page-tools
+.PHONY: quickstart test check mcp-servers page-tools node-clients
 export PIP_ARGS
 
 quickstart:
@@ -26,3 +27,6 @@ mcp-servers:
 
 page-tools:
 	@npm install --prefix tests/server/pages --ignore-scripts --no-package-lock --no-audit --no-fund --silent
+
+node-clients:
+	@npm ci --prefix tests/client/node --ignore-scripts --no-audit --no-fund --silent

@@ -1,4 +1,4 @@
-"""LangChain's `ChatOpenAI` on OpenAI's Responses API, at a URL: without the adapter."""
+"""LangChain's `ChatOpenAI` on both of OpenAI's APIs, at a URL: without the adapter."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def add(a: int, b: int) -> int:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-@pytest.mark.parametrize("kept", [False, True])
-async def test_a_chat_model_calls_tools(served: ScriptedServer, streamed: bool, kept: bool) -> None:
+@pytest.mark.parametrize(("responses", "kept"), [(False, False), (True, False), (True, True)])
+async def test_a_chat_model_calls_tools(served: ScriptedServer, streamed: bool, responses: bool, kept: bool) -> None:
     """`kept`: the client sends the id of the response before instead of the messages."""
     rollout = new_id("traj")
     chat = ChatOpenAI(
         model="default",
         base_url=f"{served.url}/t/{rollout}/v1",
         api_key=SecretStr("unused"),
-        use_responses_api=True,
+        use_responses_api=responses,
         use_previous_response_id=kept,
         max_retries=0,
     ).bind_tools([add])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Self, cast
 
@@ -209,6 +209,10 @@ class ChatRequest:
         kinds = {name for name, value in given.items() if value is not None}
         texts = cast(list[Json], given["choice"]) if kinds == {"choice"} else []
         return tuple(text for text in texts if isinstance(text, str))
+
+    def with_messages(self, messages: list[Message]) -> Self:
+        """The request with other messages of the same form."""
+        return replace(self, body=self.body | {"messages": messages})
 
     def unlimited(self, payload: dict[str, Json]) -> dict[str, Json]:
         """A payload for an answer up to the end of the context."""

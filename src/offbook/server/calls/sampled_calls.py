@@ -1,7 +1,7 @@
 """What was sampled, for clients that send it back in another form: the record is where answers are looked up.
 
-Clients of other APIs than chat completions get the arguments of a tool call as an object and send them back written anew.
-A prompt with other spaces than the sampled ones would not extend the one before.
+Many clients keep the arguments of a tool call as an object and send them back written anew: those of most APIs, and of chat
+completions LangChain's and Vercel's. A prompt with other spaces than the sampled ones would not extend the one before.
 """
 
 from __future__ import annotations
@@ -49,6 +49,22 @@ class TrajectoryCalls:
             known = self._by_id.get(call_id)
             return (call_id, known[1]) if known is not None and known[0] == value else None
         return self._by_value.get((name, _key(value)))
+
+    def restored(self, messages: Sequence[Message]) -> list[Message]:
+        """A chat's messages with the sampled text of every tool call that its client wrote anew."""
+        return [
+            {**message, "tool_calls": [self._restored(call) for call in message["tool_calls"]]}
+            if message.get("tool_calls")
+            else message
+            for message in messages
+        ]
+
+    def _restored(self, call: dict[str, Json]) -> dict[str, Json]:
+        function = call["function"]
+        sent = function.get("arguments")
+        value = arguments_object(sent) if isinstance(sent, str) else sent  # some clients send the object itself
+        known = self.restore(call.get("id"), function["name"], value)
+        return call if known is None else {**call, "function": {**function, "arguments": known[1]}}
 
 
 def _key(value: Json) -> str:

@@ -122,6 +122,9 @@ class ModelCalls:
         if match["model"] is not None:
             body = body | {"model": match["model"]}
         chat = kind.of(body, headers, trajectory, services.engine.quirks, len(raw))
+        if dialect is None and any(message.get("tool_calls") for message in chat.messages):
+            said = await services.recorder.sampled.of(chat.trajectory_id)
+            chat = chat.with_messages(said.restored(chat.messages))
         services.models.registry.resolve(chat.model)
         return ChatExchange(chat, services.models.leases, services.sampler.calls, services.recorder, rendering)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -11,6 +10,7 @@ from langchain_core.messages import AIMessage, BaseMessage, convert_to_openai_me
 from langchain_core.outputs import LLMResult
 
 from offbook import History, Trajectory
+from offbook.base import clock
 from offbook.base.types import (
     Call,
     CallOrigin,
@@ -36,7 +36,7 @@ class StartedCall:
     messages: Sequence[BaseMessage]
     tools: tuple[Tool, ...] | None
     origin: CallOrigin | None = None
-    started_at: float = field(default_factory=time.time)
+    started_at: float = field(default_factory=clock.now)
 
     def ended(
         self,
@@ -63,7 +63,7 @@ class StartedCall:
             origin=self.origin,
             error=error,
             started_at=self.started_at,
-            ended_at=time.time(),
+            ended_at=clock.end_of(self.started_at),
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -15,6 +14,7 @@ from langgraph.errors import GraphBubbleUp
 from langgraph.types import Command
 
 from offbook import Trajectory
+from offbook.base import clock
 from offbook.base.types import ToolRun
 
 LONGEST_ERROR = 1_000
@@ -23,21 +23,19 @@ LONGEST_ERROR = 1_000
 
 @dataclass(frozen=True)
 class StartedTool:
-    """A running tool. `started_at` is wall-clock time, `started` the monotonic clock, both in seconds."""
+    """A running tool. `started_at` is in Unix seconds."""
 
     tool_call_id: str
     name: str
-    started_at: float = field(default_factory=time.time)
-    started: float = field(default_factory=time.monotonic)
+    started_at: float = field(default_factory=clock.now)
 
     def ended(self, error: str | None = None, result: str | None = None) -> ToolRun:
         """Build the finished run, with the end time now."""
-        ended_at = self.started_at + time.monotonic() - self.started
         return ToolRun(
             tool_call_id=self.tool_call_id,
             name=self.name,
             started_at=self.started_at,
-            ended_at=ended_at,
+            ended_at=clock.end_of(self.started_at),
             error=error,
             result=result,
         )

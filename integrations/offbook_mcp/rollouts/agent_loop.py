@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Coroutine, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from openai.types.chat.chat_completion import ChatCompletion, Choice
 from openai.types.chat.chat_completion_message_tool_call import ChatCompletionMessageToolCallUnion
 
 from offbook import History
+from offbook.base import clock
 from offbook.base.errors import ConfigError
 from offbook.base.types import ToolRun
 from offbook_mcp.tools.free_form import result_digest
@@ -50,7 +50,7 @@ class ToolClock:
     def timed(self, tool_call_id: str, name: str) -> Generator[ToolTiming]:
         """Time the block, which sets `result`. An exception of the block is stored as the run's error."""
         timing, turn = ToolTiming(), self.turn
-        started_at, began = time.time(), time.monotonic()
+        started_at = clock.now()
         raised: str | None = None
         try:
             yield timing
@@ -58,7 +58,7 @@ class ToolClock:
             raised = repr(error)[:LONGEST_ERROR]
             raise
         finally:
-            timing.seconds = time.monotonic() - began
+            timing.seconds = clock.since(started_at)
             text = timing.result.text if timing.result is not None else None
             reported = text[:LONGEST_ERROR] if timing.result is not None and timing.result.is_error and text else None
             run = ToolRun(

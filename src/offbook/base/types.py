@@ -22,6 +22,7 @@ from pydantic import (
     field_validator,
 )
 
+from . import clock
 from .choices import (
     as_choice,
     as_entry,
@@ -305,7 +306,7 @@ class Trajectory(History):
     unused: list[str] = Field(default_factory=list[str])  # ids of calls whose output the app discarded
     tool_runs: list[ToolRun] = Field(default_factory=list[ToolRun])  # in order of start, timed by the adapter
     outside_calls: list[CallTrace] = Field(default_factory=list[CallTrace])  # answered by another LLM; never trained
-    started_at: float = Field(default_factory=time.time)
+    started_at: float = Field(default_factory=clock.now)
     ended_at: float | None = None
     place: RolloutPlace = RolloutPlace()  # filled in by the functions that gather, train and log it
 
@@ -335,7 +336,7 @@ class Trajectory(History):
 
     def finish(self) -> Trajectory:
         """Set `ended_at` and the metric `duration` (seconds). Returns the trajectory itself."""
-        self.ended_at = time.time()
+        self.ended_at = clock.end_of(self.started_at)
         self.metrics["duration"] = self.ended_at - self.started_at
         return self
 
@@ -442,7 +443,7 @@ def as_rollout_exception(error: BaseException) -> RolloutException:
     protect_environment()
     shown = Redaction()
     text = shown.text(plain_text("".join(printed.format())))
-    return RolloutException(type=type(error).__name__, message=shown.text(message), traceback=text, at=time.time())
+    return RolloutException(type=type(error).__name__, message=shown.text(message), traceback=text, at=clock.now())
 
 
 class Scenario(BaseModel):

@@ -260,7 +260,7 @@ def _trajectory(name: str, trajectory: TrajectoryWithCalls) -> Group:
         place = record.place
         fields = {"run": place.run, "step": place.step, "split": place.split, "scenario": place.scenario}
         known = [f"{key} {value}" for key, value in fields.items() if value is not None]
-        took = seconds(record.ended_at - record.started_at)
+        took = seconds(max(record.ended_at - record.started_at, 0.0))
         parts.append(Text(", ".join([*known, f"model {record.model}", f"took {took}"]), "dim"))
         parts.append(Text(f"reward {fixed(record.reward, 3)}", "bold"))
         parts += [Text(f"  {key} {number(value)}") for key, value in record.metrics.items()]
@@ -282,7 +282,7 @@ def _call(position: int, call: Call, previous: Call | None) -> Iterator[Renderab
     if shared and fresh and fresh[0].get("role") == "assistant":
         fresh = fresh[1:]  # the answer of the previous call, which is shown there
     tokens = sum(len(output.token_ids) for output in call.outputs)
-    took = seconds(call.ended_at - call.started_at)
+    took = seconds(max(call.ended_at - call.started_at, 0.0))
     yield Text(
         f"\ncall {position}: {call.model} at step {call.step}, {tokens} tokens, {took}, {call.status}", "bold cyan"
     )

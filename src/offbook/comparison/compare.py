@@ -7,12 +7,12 @@ import hashlib
 import logging
 import platform
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from offbook.base import clock
 from offbook.base.errors import ConfigError
 from offbook.base.options import option, takes
 from offbook.base.sync_calls import run_sync
@@ -344,9 +344,9 @@ async def show_to_sinks(stage: RolloutStage, scored: Sequence[Scored], compariso
         groups = tuple(dict.fromkeys(row.trajectory.place.group or "" for row in item.rows))
         metrics = item.as_metrics() | _measured(comparison, item.candidate.name)
         fanout = FanOut(sinks, stage.run_of(item.candidate), servers)
-        fanout.publish(RunStarted(fanout.run, name, step, time.time(), comparison.settings))
+        fanout.publish(RunStarted(fanout.run, name, step, clock.now(), comparison.settings))
         fanout.publish(GroupsFinished(fanout.run, SPLIT, step, groups))
-        fanout.publish(EvaluationFinished(fanout.run, name, SPLIT, step, time.time(), metrics, groups))
+        fanout.publish(EvaluationFinished(fanout.run, name, SPLIT, step, clock.now(), metrics, groups))
         for line in await asyncio.to_thread(fanout.close, CLOSE_SECONDS):
             logger.warning(line)
 

@@ -8,7 +8,6 @@ import re
 import secrets
 import socket
 import threading
-import time
 from collections.abc import Iterable, Mapping
 from contextvars import copy_context
 from types import TracebackType
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import ValidationError
 
+from offbook.base import clock
 from offbook.base.errors import (
     BudgetExceeded,
     ConfigError,
@@ -208,7 +208,7 @@ class Gateway:
 
     def _record(self, begun: Call, answer: ChatAnswer, llm_name: str) -> Json:
         """Store the call, and return the completion, whose choices name the call."""
-        ended, outputs = time.time(), tuple(_output(choice) for choice in answer.choices)
+        ended, outputs = clock.end_of(begun.started_at), tuple(_output(choice) for choice in answer.choices)
         call = begun.model_copy(update={"status": outputs[0].status, "outputs": outputs, "ended_at": ended})
         measured = MeasuredCall(
             seconds=answer.seconds,
@@ -240,8 +240,8 @@ def _begun(request: dict[str, Json], trajectory: str) -> Call:
             "tools": request.get("tools") or None,
             "prompt_ids": (),
             "outputs": (),
-            "started_at": time.time(),
-            "ended_at": time.time(),
+            "started_at": clock.now(),
+            "ended_at": clock.now(),
         }
     )
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from openai.types.chat.chat_completion import Choice
 
+from offbook.base import clock
 from offbook.base.choices import MARK, mark_of
 from offbook.base.errors import RolloutError
 from offbook.base.redaction import redacted_record
@@ -168,7 +168,7 @@ class RolloutStage:
             metrics=dict(trajectory.metrics),
             error=None if failure is None else f"{failure.type}: {failure.message}",
             calls=tuple(measured),
-            seconds=(trajectory.ended_at or time.time()) - trajectory.started_at,
+            seconds=max((trajectory.ended_at or clock.end_of(trajectory.started_at)) - trajectory.started_at, 0.0),
             trajectory=trajectory,
         )
 
@@ -203,7 +203,7 @@ def _metrics(calls: Sequence[MeasuredCall]) -> dict[str, float]:
 
 def _measured(call: Call) -> MeasuredCall:
     return MeasuredCall(
-        seconds=call.ended_at - call.started_at,
+        seconds=max(call.ended_at - call.started_at, 0.0),
         prompt_tokens=len(call.prompt_ids),
         completion_tokens=sum(len(output.token_ids) for output in call.outputs),
         started_at=call.started_at,

@@ -18,6 +18,7 @@ import psutil
 import uvicorn
 from uvicorn.loops.auto import auto_loop_factory
 
+from offbook.base import clock
 from offbook.base.config import ServerOptions
 from offbook.base.errors import ConfigError, EngineError, OffbookError, StoreError
 from offbook.base.http_access import is_loopback
@@ -284,7 +285,7 @@ async def _start(
 async def _expire_calls(services: Services) -> None:
     """Delete calls that no trajectory claimed within --unclaimed-ttl, measured in this server's running time."""
     ttl, store = services.options.unclaimed_ttl, services.store
-    running = RunningTime(await store.running())
+    running = RunningTime(await store.running(), clock.now)
     while True:
         await asyncio.sleep(min(ttl / 2, EXPIRY_SECONDS))
         running.tick()

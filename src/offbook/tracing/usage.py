@@ -66,7 +66,9 @@ async def usage_rows(rollouts: AsyncIterable[RolloutTrace], since: float = 0.0) 
             row.input_tokens += call.prompt_tokens
             row.output_tokens += sum(output.tokens for output in call.outputs)
             if call.status in (CallStatus.COMPLETE, CallStatus.TRUNCATED):
-                row.latencies.append(call.ended_at - call.started_at)
+                row.latencies.append(
+                    max(call.ended_at - call.started_at, 0.0)
+                )  # below 0: the clock was set back meanwhile
             else:
                 row.failed += 1
     return [rows[key] for key in sorted(rows)]

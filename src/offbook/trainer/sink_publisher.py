@@ -27,10 +27,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 
+from offbook.base import clock
 from offbook.base.alerts import signs
 from offbook.base.config import TrainConfig
 from offbook.base.errors import OffbookError
@@ -77,7 +77,7 @@ class SinkPublisher:
         await asyncio.gather(*(asyncio.to_thread(_check, sink) for sink in self._sinks))
         self._fanout = FanOut(self._sinks, run, await self._servers())
         self._fanout.publish(
-            RunStarted(run, self._models[0].name, step, time.time(), settings(self._options, self._models))
+            RunStarted(run, self._models[0].name, step, clock.now(), settings(self._options, self._models))
         )
 
     async def groups(self, groups: Sequence[TrajectoryGroup], step: int, split: str) -> None:
@@ -91,7 +91,7 @@ class SinkPublisher:
         """Publish an evaluation. Its rollouts must be on the server."""
         if self._fanout is None:
             return
-        model, now = self._models[0].name, time.time()
+        model, now = self._models[0].name, clock.now()
         named = evaluation.as_metrics()
         event = EvaluationFinished(self._run, model, split, evaluation.step, now, named, _ids(groups))
         self._fanout.publish(event)
@@ -100,7 +100,7 @@ class SinkPublisher:
         """Publish a step, its checkpoints and its alerts. Returns the iteration with its alerts. `began`: the first
         model's step when the rollouts started."""
         self._history.append(iteration.metrics)
-        now, first = time.time(), self._models[0].name
+        now, first = clock.now(), self._models[0].name
         alerts = tuple(
             Alert(self._run, first, iteration.step, now, sign.kind, sign.message, sign.value, sign.limit)
             for sign in signs(self._history, self._options.alert_limits)

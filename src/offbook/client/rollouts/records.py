@@ -8,11 +8,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import time
 from collections.abc import Iterable, Mapping
 from itertools import count
 from typing import cast
 
+from offbook.base import clock
 from offbook.base.choices import is_choice
 from offbook.base.errors import ConfigError
 from offbook.base.redaction import protect_environment, redacted_record
@@ -156,7 +156,7 @@ def trajectory_record(
         tool_runs=tuple(trajectory.tool_runs),
         outside_calls=tuple(trajectory.outside_calls),
         started_at=trajectory.started_at,
-        ended_at=time.time() if trajectory.ended_at is None else trajectory.ended_at,
+        ended_at=clock.end_of(trajectory.started_at) if trajectory.ended_at is None else trajectory.ended_at,
         place=trajectory.place.filled(known, index),
     )
     return redacted_record(record)
@@ -210,7 +210,7 @@ def _can_be_trained(record: TrajectoryRecord) -> bool:
 def _failed_record(error: RolloutException, model: str, place: RolloutPlace) -> TrajectoryRecord:
     """A rollout of which only the exception is left. Its id is derived from its place, so finishing it twice is safe."""
     name = f"traj-failed-{hashlib.sha256(f'{place.run} {place.group} {place.index}'.encode()).hexdigest()[:24]}"
-    failed_at = time.time() if error.at is None else error.at
+    failed_at = clock.now() if error.at is None else error.at
     record = TrajectoryRecord(
         id=name, model=model, calls=(), exception=error, started_at=failed_at, ended_at=failed_at, place=place
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Coroutine, Generator, Set
 from contextlib import asynccontextmanager, contextmanager
@@ -12,6 +11,7 @@ from dataclasses import dataclass, field
 
 from pydantic import ValidationError
 
+from offbook.base import clock
 from offbook.base.errors import StoreError
 from offbook.base.redaction import Redaction, redact
 from offbook.base.types import Call, CallOrigin, CallStatus, new_id
@@ -37,14 +37,14 @@ class OpenCall:
     model: str
     step: int
     id: str = field(default_factory=lambda: new_id("call"))
-    started_at: float = field(default_factory=time.time)
+    started_at: float = field(default_factory=clock.now)
     first_token_at: float | None = None
     settled: bool = False
 
     def note_first_token(self, sampled: Sampled) -> None:
         """Keep the time at which the first token of a stream arrived."""
         if self.first_token_at is None and sampled.begun():
-            self.first_token_at = time.time()
+            self.first_token_at = clock.end_of(self.started_at)
 
 
 class Recorder:
@@ -170,7 +170,7 @@ class Recorder:
             origin=_without_keys(request.origin),
             error=None if error is None else redact(error),
             started_at=call.started_at,
-            ended_at=time.time(),
+            ended_at=clock.end_of(call.started_at),
             first_token_at=call.first_token_at,
         )
         call.settled = True

@@ -204,9 +204,13 @@ class Sessions:
         """The access of the session in a Cookie header; None without a valid session."""
         value = cookie_of(cookie_header, COOKIE)
         for key, role in self._keys():
+            signer = _session_signer(key)
             try:
-                _session_signer(key).unsign(value, SESSION_SECONDS)
-            except BadSignature:  # of another key, changed, or expired
+                opened = signer.unsign(value, return_timestamp=True)[1]
+            except BadSignature:  # of another key, or changed
+                continue
+            # Not by the signer's `max_age`, which ends sessions when the clock is set back.
+            if signer.get_timestamp() - opened.timestamp() > SESSION_SECONDS:
                 continue
             if value in self._signed_out:
                 return None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +20,7 @@ import orjson
 from sqlalchemy import ColumnElement, Connection, Engine, Row, Select, bindparam, delete, exists, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
+from offbook.base import clock
 from offbook.base.errors import OffbookError, StoreError
 from offbook.base.types import Call, Json, Message
 from offbook.base.wire import (
@@ -339,12 +339,12 @@ def _save_trains(connection: Connection, batch: Sequence[tuple[TrainStatus, str]
         row = {"model": status.model, "state": status.state, "status": status.model_dump_json(), "request": request}
         changed = connection.execute(update(trains).where(trains.c.id == status.id).values(row))
         if changed.rowcount == 0:
-            connection.execute(insert(trains).values(row | {"id": status.id, "created_at": time.time()}))
+            connection.execute(insert(trains).values(row | {"id": status.id, "created_at": clock.now()}))
     return [None] * len(batch)
 
 
 def _add_logs(connection: Connection, batch: Sequence[tuple[str, LogRequest]]) -> list[OffbookError | None]:
-    now = time.time()
+    now = clock.now()
     rows = [{"model": model, "created_at": now, "body": entry.model_dump_json()} for model, entry in batch]
     connection.execute(insert(logs), rows)
     return [None] * len(batch)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import time
 
+from offbook.base import clock
+
 DASH = "\N{EN DASH}"
 MINUS = "\N{MINUS SIGN}"
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -98,7 +100,9 @@ def ago(value: float, now: float | None = None) -> str:
     >>> ago(0, now=30), ago(0, now=300), ago(0, now=259_200)
     ('just now', '5 min ago', '3 days ago')
     """
-    passed = (time.time() if now is None else now) - value
+    passed = (clock.now() if now is None else now) - value
+    if passed < -60:  # of another machine's clock
+        return moment(value)
     if passed < 60:
         return "just now"
     if passed < 3600:

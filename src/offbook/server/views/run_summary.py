@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
+from offbook.base import clock
 from offbook.base.alerts import AlertLimits, signs
 from offbook.base.text import counted
 
@@ -36,7 +36,7 @@ def status_of(overview: RunOverview, engine: EngineState | None, now: float | No
             return RunStatus("active", "●", "training")
         if last is not None and last.state == "queued":
             return RunStatus("active", "○", "queued")
-        if (time.time() if now is None else now) - overview.last.ended_at < ACTIVE_SECONDS:
+        if abs((clock.now() if now is None else now) - overview.last.ended_at) < ACTIVE_SECONDS:
             return RunStatus("active", "●", "active")
     if last is None:
         return RunStatus("quiet", DASH, "evaluation" if overview.is_evaluation else "not trained")

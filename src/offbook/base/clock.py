@@ -1,0 +1,76 @@
+"""Wall-clock times whose order and differences survive a change of the system clock."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+JUMP_SECONDS = 1.0
+"""Largest difference of the wall clock and the running time between two readings that is no clock change."""
+_KEPT = 1_000  # jumps
+
+
+class Clock:
+    """Unix seconds that never go back, with durations that leave out jumps. Thread-safe.
+
+    While the wall clock is behind because it was set back, the times stay ahead of it. A sleep of the machine counts as a
+    jump forward.
+
+    >>> wall, running = [100.0], [0.0]
+    >>> clock = Clock(lambda: wall[0], lambda: running[0])
+    >>> began = clock.now()
+    >>> wall[0], running[0] = 105.0 + 86_400, 5.0  # five seconds later; the clock was set forward by a day
+    >>> clock.now() - began, clock.since(began)
+    (86405.0, 5.0)
+    """
+
+    def __init__(
+        self, wall: Callable[[], float] = lambda: time.time(), running: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._wall, self._running = wall, running
+        self._lock = threading.Lock()
+        self._seen, self._read = wall(), running()
+        self._latest = self._seen
+        self._ahead = 0.0
+        self._jumps: deque[tuple[float, float]] = deque(maxlen=_KEPT)
+
+    def now(self) -> float:
+        """The current time, at least that of every earlier call."""
+        with self._lock:
+            wall, running = self._wall(), self._running()
+            jump = (wall - self._seen) - (running - self._read)
+            self._seen, self._read = wall, running
+            if abs(jump) > JUMP_SECONDS:
+                ahead = max(self._ahead - jump, 0.0)
+                visible = jump - self._ahead + ahead  # what is left of a jump forward
+                self._ahead = ahead
+                if visible > JUMP_SECONDS:
+                    self._jumps.append((wall + ahead, visible))
+            self._latest = max(self._latest, wall + self._ahead)
+            return self._latest
+
+    def since(self, began: float) -> float:
+        """Seconds of running time since a time that `now` returned; at least 0."""
+        passed = self.now() - began
+        with self._lock:
+            return max(passed - sum(jump for moment, jump in self._jumps if moment > began), 0.0)
+
+
+_process = Clock()
+
+
+def now() -> float:
+    """The current time in Unix seconds. In one process it never goes back."""
+    return _process.now()
+
+
+def since(began: float) -> float:
+    """Seconds since a time that `now` returned in this process, whatever the system clock did meanwhile."""
+    return _process.since(began)
+
+
+def end_of(began: float) -> float:
+    """The current time as the end of an interval that began at `began`, so that their difference is its duration."""
+    return began + since(began)

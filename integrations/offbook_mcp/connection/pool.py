@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import os
 import shutil
-import tempfile
 from collections import deque
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager
@@ -18,6 +17,7 @@ from types import TracebackType
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from offbook.base.errors import ConfigError
+from offbook.base.temporary_folders import TemporaryFolder
 from offbook_mcp.errors import McpServerError, McpToolsChangedError
 from offbook_mcp.tools.rollout_tools import RolloutTools
 from offbook_mcp.tools.tool import ServerDescription, fingerprint, signature
@@ -33,7 +33,8 @@ class RolloutFolders:
 
     def __init__(self, fixture: Path | None) -> None:
         self._fixture = fixture
-        self._root = Path(tempfile.mkdtemp(prefix="offbook-mcp-")).resolve()  # some servers compare resolved paths
+        self._folder = TemporaryFolder("mcp")
+        self._root = self._folder.path.resolve()  # some servers compare resolved paths
         self._numbers = itertools.count(1)
 
     async def make(self) -> Path:
@@ -52,7 +53,7 @@ class RolloutFolders:
 
     def close(self) -> None:
         """Remove all folders."""
-        shutil.rmtree(self._root, ignore_errors=True)
+        self._folder.remove()
 
 
 @dataclass

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from offbook.base.errors import ConfigError, RolloutError
+from offbook.base.temporary_folders import TemporaryFolder
 from offbook.base.terminal import echo
 from offbook.base.text import counted
 from offbook.base.types import RolloutPlace, Trajectory, as_rollout_exception
@@ -79,8 +79,7 @@ async def _wrapped(api: Api, named: str | None, prefix: list[str], words: list[s
 
 
 async def _run(gateway: ProgramGateway, prefix: list[str], words: list[str], timeout: float | None) -> Ending:
-    with tempfile.TemporaryDirectory(prefix="offbook-wrap-") as name:
-        files = Path(name)
+    with TemporaryFolder("wrap") as files:
         added = gateway_variables(gateway, files, os.environ)
         env_file = write_env_file(files, added)
         places = {"folder": str(Path.cwd()), "files": str(files), "env_file": str(env_file)}

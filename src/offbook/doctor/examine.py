@@ -10,7 +10,6 @@ import platform
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ import offbook
 from offbook.base.config import EngineOptions
 from offbook.base.devices import driver_fault
 from offbook.base.extras import install_command
+from offbook.base.temporary_folders import TemporaryFolder
 from offbook.base.text import counted
 
 from ..client.running_server import running_server
@@ -199,7 +199,7 @@ class Broken(BaseModel):
 def query_facts(subject: str, kind: type[Facts], seconds: float = FACTS_SECONDS) -> Facts | Broken:
     """The facts about `torch`, `vllm` or `unsloth`. Never raises: a failed import or a time-out is returned as
     `Broken`."""
-    with tempfile.TemporaryDirectory(prefix="offbook-doctor-") as folder:  # Unsloth writes into the current one
+    with TemporaryFolder("doctor") as folder:  # Unsloth writes into the current one
         try:
             done = subprocess.run(
                 [sys.executable, "-m", FACTS_MODULE, subject],

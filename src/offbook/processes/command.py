@@ -9,15 +9,15 @@ import os
 import re
 import shlex
 import shutil
-import tempfile
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from offbook.base.errors import ConfigError, RolloutError
 from offbook.base.options import RunOptions, option, takes
+from offbook.base.temporary_folders import TemporaryFolder
 from offbook.base.text import one_line
 from offbook.base.types import Trajectory, as_rollout_exception
 from offbook.base.user_values import json_value
@@ -172,22 +172,22 @@ class Command:
     @asynccontextmanager
     async def _places(self, fields: Mapping[str, str]) -> AsyncGenerator[tuple[Path, Path]]:
         """The folder to run in, and a folder for the rollout's own files. Copies are removed at the end."""
-        root = Path(tempfile.mkdtemp(prefix="offbook-rollout-"))
+        root = TemporaryFolder("rollout")
         try:
-            files = root / "files"
+            files = root.path / "files"
             files.mkdir()
             if self.options.folder is None:
                 yield Path.cwd(), files
                 return
             source = Path(filled(self.options.folder, fields, "folder"))
-            folder = root / "work"
+            folder = root.path / "work"
             try:
                 await asyncio.to_thread(shutil.copytree, source, folder, symlinks=True)
             except (OSError, shutil.Error) as error:
                 raise RolloutError(f"folder: {str(source)!r} could not be copied: {error}") from error
             yield folder, files
         finally:
-            await asyncio.to_thread(_remove, root)
+            await asyncio.to_thread(root.remove)
 
     async def _run(
         self, trajectory: Trajectory, gateway: ProgramGateway, fields: Mapping[str, str], folder: Path, files: Path
@@ -337,17 +337,3 @@ def _no_call(gateway: ProgramGateway, trajectory: Trajectory) -> RolloutError:
         f"the program made no call that was answered. It must send them to {gateway.root}/v1 ($OPENAI_BASE_URL) or to "
         f"{gateway.root} ($ANTHROPIC_BASE_URL), for the model {gateway.model!r} ($OFFBOOK_MODEL).{said}"
     )
-
-
-def _remove(folder: Path) -> None:
-    """Remove a rollout's copies, also folders that the program made read-only."""
-    try:
-        shutil.rmtree(folder)
-    except OSError:
-        for place, _, _ in os.walk(folder):
-            with suppress(OSError):  # rmtree says it again
-                os.chmod(place, 0o700)
-        try:
-            shutil.rmtree(folder)
-        except OSError as error:
-            logger.warning("a rollout's copy, %s, could not be removed: %s", folder, error)

@@ -8,11 +8,11 @@ from collections.abc import AsyncGenerator, Generator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import httpx
 
 from offbook.base.config import EngineOptions, ServerOptions
+from offbook.base.temporary_folders import TemporaryFolder
 from offbook.base.types import Call
 from offbook.base.wire import TrajectoryWithCalls
 from offbook.server.calls.recorder import Recorder
@@ -79,7 +79,7 @@ def scripted_server(policy: PolicyFunction, folder: Path | None = None) -> Gener
     When the block ends well, raises the first error that the policy raised. Raises RuntimeError when the server does not start."""
     sampler = PolicySampler(policy)
     with ExitStack() as stack:
-        records = folder or Path(stack.enter_context(TemporaryDirectory(prefix="offbook-")))
+        records = folder or stack.enter_context(TemporaryFolder("records"))
         url = stack.enter_context(_in_thread(sampler, records))
         http = stack.enter_context(httpx.Client(base_url=url, timeout=60, trust_env=False))
         yield ScriptedServer(url, sampler, http)
@@ -96,7 +96,7 @@ async def server_over(sampler_url: str, folder: Path | None = None) -> AsyncGene
 
     Otherwise as `scripted_server`."""
     with ExitStack() as stack:
-        records = folder or Path(stack.enter_context(TemporaryDirectory(prefix="offbook-")))
+        records = folder or stack.enter_context(TemporaryFolder("records"))
         async with services_over(sampler_url, records) as services, serving(app.build(services, Guard(None))) as url:
             yield url
 

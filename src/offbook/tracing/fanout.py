@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import queue
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from offbook.base.config import default_dir
 from offbook.base.errors import ServerError
+from offbook.base.temporary_folders import TemporaryFolder
 from offbook.client.connection.download import download_export
 from offbook.client.connection.http import Api
 from offbook.contracts import CheckpointSaved, EvaluationFinished, GroupsFinished, RejectedError, TraceEvent, TraceSink
@@ -103,8 +103,8 @@ def show_checkpoint(sink: TraceSink, event: CheckpointSaved, servers: Sequence[A
     """
     if not sink.checkpoint_files or is_here(event.path):
         return show(sink, event)
-    with tempfile.TemporaryDirectory(prefix="offbook-checkpoint-") as folder:
-        target = Path(folder) / f"{event.step:04d}"
+    with TemporaryFolder("checkpoint") as folder:
+        target = folder / f"{event.step:04d}"
         return show(sink, replace(event, path=asyncio.run(_downloaded(servers, event, target))))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,6 +12,7 @@ from pathlib import Path
 import httpx
 
 from offbook.base.errors import ConfigError, EngineError
+from offbook.base.temporary_folders import TemporaryFolder
 
 from ..child_process import Child
 from .supervised import SupervisedSampler
@@ -40,7 +40,7 @@ class ChildSampler(SupervisedSampler):
         self._command = command
         self._log_path = log_path
         self._child: Child | None = None
-        self._folder = tempfile.TemporaryDirectory(prefix="offbook-", ignore_cleanup_errors=True)
+        self._folder = TemporaryFolder("sampler")
         self._starts = 0
 
     async def stop(self, deadline: float = 10.0) -> None:
@@ -48,13 +48,13 @@ class ChildSampler(SupervisedSampler):
         await super().stop(deadline)
         if self._child is not None:
             await self._child.stop(deadline)
-        self._folder.cleanup()
+        self._folder.remove()
 
     def kill(self) -> None:
         """Kill the child without waiting, and remove the socket's folder."""
         if self._child is not None:
             self._child.kill()
-        self._folder.cleanup()
+        self._folder.remove()
 
     async def explain(self, error: Exception) -> str:
         """Why a call's connection broke.
@@ -84,7 +84,7 @@ class ChildSampler(SupervisedSampler):
         Raises EngineError with the end of its log.
         """
         self._starts += 1
-        socket = Path(self._folder.name, str(self._starts))
+        socket = self._folder.path / str(self._starts)
         try:
             child = await Child.start(await asyncio.to_thread(self._command, socket), self._log_path)
         except (OSError, ConfigError) as error:

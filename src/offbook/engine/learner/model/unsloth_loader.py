@@ -12,9 +12,7 @@ import atexit
 import importlib
 import importlib.util
 import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +23,7 @@ import torch
 
 from offbook.base.errors import ConfigError
 from offbook.base.extras import install_command
+from offbook.base.temporary_folders import TemporaryFolder
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -61,11 +60,10 @@ def import_first() -> Any:
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
     if CACHE not in os.environ:
-        folder = tempfile.mkdtemp(
-            prefix="offbook-unsloth-"
-        )  # private to this process and account, because code is imported from it
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        os.environ[CACHE] = folder
+        # Private to this process and account, because code is imported from it. A reference keeps it until the process ends.
+        folder = TemporaryFolder("unsloth")
+        atexit.register(folder.remove)
+        os.environ[CACHE] = str(folder.path)
     try:
         with vllm_extensions_hidden():
             return importlib.import_module("unsloth")

@@ -1,0 +1,31 @@
+"""Each spymaster with its own operative and with those of other seeds: `python -m codenames.cross_play --seeds 0 1 2`.
+
+A code that two players agreed on in training is private: another operative does not know it."""
+
+import asyncio
+import json
+from argparse import Namespace
+
+from codenames.train import HERE, matches, pair, parser, rollout
+
+import offbook
+
+
+async def main(options: Namespace) -> None:
+    pairs = {seed: pair(seed, options) for seed in options.seeds}
+    table: dict[str, dict[str, float | None]] = {}
+    for mine, (spymaster, _) in pairs.items():
+        for theirs, (_, operative) in pairs.items():
+            held_out = matches(10_000_000, 50, options.form)
+            trainer = offbook.Trainer([spymaster, operative], rollout, held_out)
+            evaluation = await trainer.aevaluate(held_out, temperature=1.0)
+            table.setdefault(f"spymaster {mine}", {})[f"operative {theirs}"] = evaluation.reward
+            print(f"spymaster {mine}, operative {theirs}: {evaluation.reward:.2f}")
+    if options.write:
+        (HERE / f"results/{options.form}-cross-play.json").write_text(json.dumps(table, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    arguments = parser()
+    arguments.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    asyncio.run(main(arguments.parse_args()))

@@ -1,0 +1,86 @@
+"""Draw each example's `curve.png` and write the table of docs/examples.md, from the figures in `results/`:
+`python gallery.py`, in the folder `examples`. A training writes its figures with `--write`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent / "docs/examples.md"
+BEGIN, END = "<!-- figures: python gallery.py -->", "<!-- end of figures -->"
+
+
+@dataclass(frozen=True)
+class Example:
+    """`results`: the files of its seeds, as a pattern. `score`: what its reward is."""
+
+    folder: str
+    results: str
+    learned: str
+    score: str
+
+
+EXAMPLES = (
+    Example("guess_number", "seed-*.json", "to halve the numbers that are left", "found in three guesses"),
+    Example("tic_tac_toe", "random-seed-*.json", "to complete lines against a random player", "1 a win, 0.5 a draw"),
+    Example("game_2048", "seed-*.json", "which way to push on a board of 2x2", "log2 of the score"),
+    Example(
+        "codenames", "code-seed-*.json", "a code, by two models that see only each other's words", "words understood"
+    ),
+    Example("temporal_clue", "look-up-seed-*.json", "which tool looks up what", "the right guest named"),
+)
+
+
+def figures_of(example: Example) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted((HERE / example.folder / "results").glob(example.results))]
+
+
+def draw(example: Example, seeds: Sequence[dict[str, Any]]) -> None:
+    """The mean reward of each iteration's rollouts, a line a seed, and the held-out means before and after."""
+    figure, axes = plt.subplots(figsize=(6, 3), layout="constrained")
+    for number, seed in enumerate(seeds):
+        axes.plot(range(1, len(seed["rewards"]) + 1), seed["rewards"], color=f"C{number}", label=f"seed {seed['seed']}")
+        ends = [0, len(seed["rewards"])]
+        axes.plot(ends, [seed["before"], seed["after"]], "o", color=f"C{number}", markersize=5)
+    axes.set(xlabel="iteration", ylabel=example.score, title=f"{example.folder}: rollouts (lines), held out (dots)")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    figure.savefig(HERE / example.folder / "curve.png", dpi=110, metadata={"Software": None})
+    plt.close(figure)
+
+
+def row(example: Example, seeds: Sequence[dict[str, Any]]) -> str:
+    gains = ", ".join(f"{seed['gain']['low']:.2f} to {seed['gain']['high']:.2f}" for seed in seeds)
+    before_after = ", ".join(f"{seed['before']:.2f} → {seed['after']:.2f}" for seed in seeds)
+    rollouts = "/".join(f"{seed['rollouts']:,}" for seed in seeds)
+    return (
+        f"| [{example.folder}](../examples/{example.folder}/README.md) | {example.learned} | {example.score} | {before_after} | "
+        f"{gains} | {rollouts} |"
+    )
+
+
+def main() -> None:
+    rows = [
+        "| example | what is learned | score | held out, a seed each | 95 % interval of the gain | rollouts |",
+        "|---|" + "---|" * 5,
+    ]
+    for example in EXAMPLES:
+        if seeds := figures_of(example):
+            draw(example, seeds)
+            rows.append(row(example, seeds))
+    text = PAGE.read_text()
+    before, after = text.split(BEGIN)[0], text.split(END)[1]
+    PAGE.write_text(f"{before}{BEGIN}\n" + "\n".join(rows) + f"\n{END}{after}")
+
+
+if __name__ == "__main__":
+    main()

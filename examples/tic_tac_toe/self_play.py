@@ -1,0 +1,76 @@
+"""Train the player against itself: `python -m tic_tac_toe.self_play`, in the folder `examples`.
+
+Both sides are the newest step of one model. Each match makes two trajectories, one of each side with its own reward;
+all first players are one group, all second players the other."""
+
+import argparse
+import asyncio
+import json
+from pathlib import Path
+
+from measured_training import rollout_of
+from openai import AsyncOpenAI
+from textarena_env import Match
+from tic_tac_toe.agent import choose, place
+from tic_tac_toe.train import OPPONENTS, play
+
+import offbook
+
+HERE = Path(__file__).parent
+MATCHES, EVERY, HELD_OUT = 48, 20, 100
+
+
+async def match_of_itself(client: AsyncOpenAI, model: str, seed: int) -> list[offbook.Trajectory]:
+    match, sides = Match("TicTacToe-v0", seed, players=2), [offbook.Trajectory(), offbook.Trajectory()]
+    while not match.over:
+        prompt, choice = await choose(client, model, match)
+        move = offbook.History(messages_and_choices=[{"role": "user", "content": prompt}, choice])
+        sides[match.player].additional_histories.append(move)
+        place(match, choice)
+    for side, trajectory in enumerate(sides):
+        trajectory.reward = (match.rewards[side] + 1) / 2
+    return sides
+
+
+async def rates(model: offbook.TrainableModel) -> dict[str, dict[str, float]]:
+    """Wins and draws against each opponent, sampled."""
+    found: dict[str, dict[str, float]] = {}
+    for name in OPPONENTS:
+        matches = [{"match": 10_000_000 + match, "opponent": name} for match in range(HELD_OUT)]
+        evaluation = await offbook.Trainer(model, rollout_of(play), matches).aevaluate(matches, temperature=1.0)
+        rewards = list(evaluation.rewards().values())
+        found[name] = {"win": rewards.count(1.0) / HELD_OUT, "draw": rewards.count(0.5) / HELD_OUT}
+    return found
+
+
+async def main(options: argparse.Namespace) -> None:
+    backend = offbook.LocalBackend(options.dir)
+    model = offbook.TrainableModel(
+        f"self-play-{options.seed}", project="examples", base_model=options.base_model, backend=backend
+    )
+    results, curve = HERE / f"results/self-play-seed-{options.seed}.json", []
+    config = offbook.TrainConfig(learning_rate=options.rate, kl_coef=options.kl, minibatches=2)
+    for step in range(await model.get_step(), options.steps + 1):
+        if step % EVERY == 0:
+            curve.append({"step": step} | await rates(model))
+            print(json.dumps(curve[-1]), flush=True)
+            if options.write:
+                results.write_text(json.dumps({"seed": options.seed, "curve": curve}, indent=1) + "\n")
+        if step == options.steps:
+            break
+        client, seeds = model.openai_client(), range(MATCHES * step, MATCHES * (step + 1))
+        matches = await asyncio.gather(*(match_of_itself(client, model.name, seed) for seed in seeds))
+        groups = [offbook.TrajectoryGroup([match[side] for match in matches]) for side in (0, 1)]
+        await model.train(groups, config, request_id=f"{model.name}-{step}", pbar_desc=None)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--base-model", default="tiny")
+    parser.add_argument("--steps", type=int, default=200, help="steps in all")
+    parser.add_argument("--rate", type=float, default=1e-3, help="learning rate; for a real model about 1e-5")
+    parser.add_argument("--kl", type=float, default=0.05, help="weight of the KL to the base")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--dir", type=Path, default=Path("games"), help="folder for everything it makes")
+    parser.add_argument("--write", action="store_true", help="write the figures that the gallery shows")
+    asyncio.run(main(parser.parse_args()))

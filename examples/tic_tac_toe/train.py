@@ -1,0 +1,60 @@
+"""Train the player: `python -m tic_tac_toe.train`, in the folder `examples`."""
+
+import argparse
+import random
+from pathlib import Path
+from typing import Any
+
+from measured_training import rollout_of, train_measured
+from openai import AsyncOpenAI
+from textarena_env import Match
+from tic_tac_toe.agent import at_random, board_of, choose, mark_of, perfect, place
+
+import offbook
+
+HERE = Path(__file__).parent
+OPPONENTS = {"random": at_random, "perfect": perfect}
+
+
+async def play(client: AsyncOpenAI, model: str, scenario: dict[str, Any]) -> float:
+    """One match: 1 for a win, 0.5 for a draw, 0 for a loss. The model begins every other match."""
+    numbers, opponent = random.Random(scenario["match"]), OPPONENTS[scenario["opponent"]]
+    match, seat = Match("TicTacToe-v0", scenario["match"], players=2), scenario["match"] % 2
+    while not match.over:
+        if match.player == seat:
+            place(match, (await choose(client, model, match))[1])
+        else:
+            match.play(f"[{opponent(board_of(match), mark_of(match.player), numbers)}]")
+    return (match.rewards[seat] + 1) / 2
+
+
+def main(options: argparse.Namespace) -> None:
+    def matches(first: int, count: int) -> list[dict[str, Any]]:
+        return [{"match": first + match, "opponent": options.opponent} for match in range(count)]
+
+    model = offbook.TrainableModel(
+        f"tic-tac-toe-{options.opponent}-{options.seed}",
+        project="examples",
+        base_model=options.base_model,
+        backend=offbook.LocalBackend(options.dir),
+    )
+    config = offbook.TrainConfig(learning_rate=options.rate, kl_coef=0.02, minibatches=2)
+    train = matches(1_000 * options.seed, 1_000)
+    trainer = offbook.Trainer(
+        model, rollout_of(play), train, scenarios_per_step=8, group_size=16, config=config, seed=options.seed
+    )
+    results = HERE / f"results/{options.opponent}-seed-{options.seed}.json" if options.write else None
+    about = {"seed": options.seed, "base": options.base_model, "opponent": options.opponent}
+    train_measured(trainer, options.steps, matches(10_000_000, 300), results, **about)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--opponent", choices=OPPONENTS, default="random")
+    parser.add_argument("--base-model", default="tiny")
+    parser.add_argument("--steps", type=int, default=25, help="steps in all")
+    parser.add_argument("--rate", type=float, default=3e-3, help="learning rate; for a real model about 1e-5")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--dir", type=Path, default=Path("games"), help="folder for everything it makes")
+    parser.add_argument("--write", action="store_true", help="write the figures that the gallery shows")
+    main(parser.parse_args())

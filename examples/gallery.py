@@ -31,7 +31,9 @@ class Example:
 
 EXAMPLES = (
     Example("guess_number", "seed-*.json", "to halve the numbers that are left", "found in three guesses"),
-    Example("tic_tac_toe", "random-seed-*.json", "to complete lines against a random player", "1 a win, 0.5 a draw"),
+    Example(
+        "tic_tac_toe", "random-seed-*.json", "to take squares that win against a random player", "1 a win, 0.5 a draw"
+    ),
     Example("game_2048", "seed-*.json", "which way to push on a board of 2x2", "log2 of the score"),
     Example(
         "codenames", "code-seed-*.json", "a code, by two models that see only each other's words", "words understood"

@@ -35,10 +35,12 @@ class AnswerOnce:
         messages: list[Message] = [{"role": "user", "content": scenario["input"]}]
         if scenario["system"]:
             messages.insert(0, {"role": "system", "content": scenario["system"]})
+        trajectory = Trajectory(messages_and_choices=list(messages), tools=self.task.tools or None)
         offered: dict[str, Any] = {"tools": self.task.tools} if self.task.tools else {}
         create: Any = model.openai_client().chat.completions.create
         answer = await create(model=model.inference_name(), messages=messages, **offered)
-        return Trajectory(messages_and_choices=[*messages, answer.choices[0]], tools=self.task.tools or None)
+        trajectory.messages_and_choices.append(answer.choices[0])
+        return trajectory
 
 
 @dataclass(frozen=True)

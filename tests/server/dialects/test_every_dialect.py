@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import resource
 from collections.abc import Callable
@@ -235,9 +236,9 @@ def mutated(value: Any, dice: Random) -> None:
         case 0:
             del value[key]
         case 1 if isinstance(value, list):
-            value.append(value[key])
+            value.append(copy.deepcopy(inside))
         case _:
-            value[key] = dice.choice(ODD)
+            value[key] = copy.deepcopy(dice.choice(ODD))
 
 
 async def mutations(gateway: Gateway, api: Api, count: int, seed: int) -> set[int]:

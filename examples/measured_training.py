@@ -23,7 +23,7 @@ def rollout_of(play: Play) -> Callable[[offbook.TrainableModel, Any], Awaitable[
 
     async def rollout(model: offbook.TrainableModel, scenario: Any) -> offbook.Trajectory:
         async def scored() -> None:
-            offbook.auto_trajectory().reward = await play(model.openai_client(), model.name, scenario)
+            offbook.auto_trajectory(required=True).reward = await play(model.openai_client(), model.name, scenario)
 
         return await offbook.capture_auto_trajectory(scored())
 

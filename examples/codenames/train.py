@@ -17,7 +17,7 @@ async def rollout(models: tuple[offbook.TrainableModel, ...], scenario: dict[str
     async def scored() -> None:
         spymaster, operative = (Player(model.openai_client(), model.name) for model in models)
         play = FORMS[scenario["form"]]
-        offbook.auto_trajectory().reward = await play(spymaster, operative, scenario["match"])
+        offbook.auto_trajectory(required=True).reward = await play(spymaster, operative, scenario["match"])
 
     return await offbook.capture_auto_trajectory(scored())
 

@@ -92,11 +92,12 @@ async def _request(client: AsyncOpenAI, model: str, puzzle: Puzzle, request: str
         )
         message = answer.choices[0].message
         messages.append(message.model_dump(exclude_none=True))
-        for call in message.tool_calls or ():
+        calls = [call for call in message.tool_calls or () if call.type == "function"]
+        for call in calls:
             value = next(iter(_arguments(call.function.arguments).values()), "")
             result = look[call.function.name](str(value)) if call.function.name in look else "no such tool"
             messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
-        if not message.tool_calls:
+        if not calls:
             break
     words = re.findall(r"\w+", messages[-1].get("content") or "")
     return words[-1] if words else ""

@@ -74,7 +74,7 @@ def _is_solved(answers: NDArray[np.int64]) -> bool:
 
 
 @cache
-def _worlds() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _worlds() -> tuple[NDArray[np.int8], NDArray[np.int64]]:
     """All worlds [W, person, hour] as numbers of rooms, and each one's answer: guest x hours + hour; -1 without exactly
     one."""
     size = len(PEOPLE) * len(HOURS)

@@ -59,7 +59,7 @@ def test_options_and_schedules_are_those_of_art(data: str) -> None:
     assert create_lr_schedule(4, 1.0, "cosine", warmup_steps=1) == pytest.approx([1.0, 1.0, 0.5, 0.0])
     assert create_lr_schedule(2, 1.0, "constant") == [1.0, 1.0] and create_lr_schedule(0, 1.0) == []
     assert get_file_row_count(data) == 5 and len(list(iterate_file(data, epochs=2, initial_skip=3))) == 7
-    first = [trajectory.messages()[0]["content"] for trajectory in iterate_file(data, shuffle_buffer_size=1)]
+    first = [trajectory.messages()[0].get("content") for trajectory in iterate_file(data, shuffle_buffer_size=1)]
     assert first == [f"order {n}" for n in range(5)]
     with pytest.raises(ConfigError, match=r"only .jsonl files are read, got 'data.json'"):
         get_file_row_count("data.json")

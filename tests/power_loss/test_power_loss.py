@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from offbook.base.errors import EngineError
+from offbook.base.errors import OffbookError
 from offbook.base.types import Call
 from offbook.engine import checkpoint_files
 from offbook.server.models.checkpoints import read_facts
@@ -60,7 +60,7 @@ def test_checkpoints_state_and_facts_are_the_old_or_the_new_after_a_loss_of_powe
 def newest_step(folder: Path, moment: str) -> int:
     """Fails for a checkpoint that is there and not whole: none is put in place before it is on the disk."""
 
-    def damaged(path: Path, error: EngineError) -> None:
+    def damaged(path: Path, error: OffbookError) -> None:
         raise AssertionError(f"{moment}: {path.name} is there and not whole: {error}")
 
     return next((checkpoint.step for checkpoint in checkpoint_files.whole(folder, damaged)), 0)

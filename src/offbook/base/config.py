@@ -22,7 +22,7 @@ from .option_names import unknown_option
 logger = logging.getLogger("offbook")
 
 RewardLossName = Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo"]
-LossName = RewardLossName | Literal["cross_entropy"]
+LossName = Literal[RewardLossName, "cross_entropy"]
 EngineName = Literal["embedded", "vllm"]
 LayoutName = Literal["auto", "tree", "leaf_rows", "call_rows"]
 MemoryLayout = Literal["side_by_side", "free_cache", "offload"]

@@ -16,7 +16,9 @@ from pathlib import Path
 
 import torch
 from datasets import Dataset
-from trl import SFTConfig, SFTTrainer, __version__
+from trl import __version__
+from trl.trainer.sft_config import SFTConfig
+from trl.trainer.sft_trainer import SFTTrainer
 
 from offbook.base.config import LoraOptions
 from offbook.engine.learner.model.policy import Policy
@@ -53,11 +55,15 @@ def main() -> None:
             pad_token="<|endoftext|>",
         )
         trainer = SFTTrainer(policy.model, options, train_dataset=Dataset.from_list(rows), processing_class=tokenizer())
-        inputs = trainer.data_collator([trainer.train_dataset[i] for i in range(len(rows))])
+        examples = trainer.train_dataset
+        assert examples is not None
+        inputs = trainer.data_collator([examples[i] for i in range(len(rows))])
         policy.model.zero_grad(set_to_none=True)
         loss = trainer.compute_loss(policy.model, inputs)
         loss.backward()
-        gradient = {name: value.grad.tolist() for name, value in policy.trainable_parameters().items()}
+        parameters = policy.trainable_parameters()
+        gradient = {name: value.grad.tolist() for name, value in parameters.items() if value.grad is not None}
+        assert gradient.keys() == parameters.keys()
     output = Path(__file__).with_name("trl_sft.json")
     content = {"trl": __version__, "rows": rows, "loss": loss.item(), "gradient": gradient}
     output.write_text(json.dumps(content) + "\n", encoding="utf-8")

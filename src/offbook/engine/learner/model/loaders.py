@@ -131,8 +131,8 @@ def check_head(model: PreTrainedModel) -> None:
     except ValueError as error:  # of an attention that takes what ours does not compute
         raise ConfigError(f"base model {model.config.model_type!r}: {error}: choose another base model") from error
     expected = model(input_ids=ids, use_cache=False).logits
-    found = capped(head(hidden.to(head.weight.dtype)), logit_cap(model.config))
-    if not torch.allclose(found.to(head.weight.dtype), expected.to(head.weight.dtype), rtol=1e-3, atol=1e-3):
+    computed = capped(head(hidden.to(head.weight.dtype)), logit_cap(model.config))
+    if not torch.allclose(computed.to(head.weight.dtype), expected.to(head.weight.dtype), rtol=1e-3, atol=1e-3):
         raise _transformed(model.config, "transforms its logits")
 
 

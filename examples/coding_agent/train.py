@@ -45,7 +45,7 @@ def main(options: argparse.Namespace) -> None:
 
 
 def read(path: Path) -> list[dict[str, str]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in path.read_text().split("\n") if line]
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ def dry_run(base_model: str, run: DryRun) -> DryRunReport:
     try:
         report = DryRunReport.model_validate_json(done.stdout)
     except ValidationError as error:
-        last = "\n".join(done.stderr.strip().splitlines()[-5:])
+        last = "\n".join(done.stderr.strip().split("\n")[-5:])
         raise EngineError(f"the dry run ended with code {done.returncode} and without a report: {last}") from error
     if report.error:
         raise EngineError(f"the dry run failed: {report.error}")

@@ -31,13 +31,12 @@ from offbook.server.views.dashboard_source import DashboardSource, RunOverview
 from offbook.server.views.numbers import DASH, ago, fixed, moment, number, percent, seconds
 from offbook.server.views.run_summary import facts_of, warnings_of
 from offbook.server.views.run_tables import (
-    HEADINGS,
     EvaluationLine,
     RunLine,
     evaluation_lines,
     lines_of,
     run_name,
-    step_lines,
+    step_table,
 )
 
 from .lazy_import import imported
@@ -153,9 +152,9 @@ def _add_rows(table: Table, line: RunLine, columns: Sequence[str], indent: str =
         "model": Text(printable(line.models)),
         "started": ago(line.began),
         "step": number(line.step),
-        "reward": fixed(line.reward, 3),
+        "reward": fixed(line.reward, 3) if line.loss is None else f"loss {fixed(line.loss, 3)}",
         "trend": line.change,
-        "evaluation": fixed(line.evaluation, 3),
+        "evaluation": f"{'loss ' * (line.measure == 'cross-entropy')}{fixed(line.evaluation, 3)}",
         "rollouts": number(line.rollouts),
     }
     table.add_row(*(cells[name] for name in columns))
@@ -217,10 +216,11 @@ def _run(run: RunOverview, evaluations: Sequence[EvaluationLine]) -> Group:
         facts.add_row(Text(fact.name, "dim"), Text(fact.value, "bold"), Text(fact.note, "dim"))
     steps = Table(box=None, pad_edge=False, header_style="bold")
     steps.add_column("step")
-    for heading in HEADINGS:
+    headings, lines = step_table(run)
+    for heading in headings:
         steps.add_column(heading.lower(), justify="right")
     steps.add_column("")
-    for line in step_lines(run)[:_STEPS]:
+    for line in lines[:_STEPS]:
         steps.add_row(line.step, *line.cells, line.state)
     warnings = [
         Text(
@@ -241,12 +241,15 @@ def _run(run: RunOverview, evaluations: Sequence[EvaluationLine]) -> Group:
 def _evaluations(lines: Sequence[EvaluationLine]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("evaluated step")
-    for heading in ("split", "success", "reward", "rollouts", "failed"):
+    measures_loss = any(line.loss is not None for line in lines)
+    losses = ["cross-entropy"] if measures_loss else []
+    for heading in ("split", *losses, "success", "reward", "rollouts", "failed"):
         table.add_column(heading, justify="left" if heading == "split" else "right")
     table.add_column("run", no_wrap=True, overflow="fold")
     for line in lines:
         scores = percent(line.success), fixed(line.reward, 3), number(line.rollouts), number(line.failed)
-        table.add_row(number(line.step), Text(line.split or DASH), *scores, Text(printable(run_name(line.run))))
+        loss = [fixed(line.loss, 3)] if measures_loss else []
+        table.add_row(number(line.step), Text(line.split or DASH), *loss, *scores, Text(printable(run_name(line.run))))
     return table
 
 

@@ -14,7 +14,7 @@ from offbook.server.views.dashboard_source import DashboardSource, RunOverview
 from offbook.server.views.page_urls import name_of, run_url
 from offbook.server.views.run_charts import chart_json
 from offbook.server.views.run_summary import facts_of, status_of, warnings_of
-from offbook.server.views.run_tables import HEADINGS, STEPS_SHOWN, evaluation_lines, run_name, step_lines
+from offbook.server.views.run_tables import STEPS_SHOWN, evaluation_lines, run_name, step_table
 
 from .rendering import SAFE, Crumb, SourceDep, UnknownPage, page
 
@@ -42,7 +42,7 @@ async def run_page(
 ) -> HTMLResponse:
     """The page of a run. The query parameter `at` selects a page of the table of steps."""
     overview = await known_run(source, run)
-    lines = step_lines(overview)
+    headings, lines = step_table(overview)
     listed = await source.listed_at(overview.run)
     evaluated = await evaluation_lines(overview, listed, source)
     context = {
@@ -50,12 +50,13 @@ async def run_page(
         "status": status_of(overview, source.engine),
         "facts": facts_of(overview),
         "warnings": warnings_of(overview),
-        "headings": HEADINGS,
+        "headings": headings,
         "lines": lines[(page_number - 1) * STEPS_SHOWN : page_number * STEPS_SHOWN],
         "page_number": page_number,
         "pages": max(1, -(-len(lines) // STEPS_SHOWN)),
         "training": listed.row.run if listed.row.run != overview.run else None,
         "evaluated": evaluated[:STEPS_SHOWN],
+        "measures_loss": any(line.loss is not None for line in evaluated),
         "data": [data_of(overview, source)],
         "config": overview.updates[-1].config if overview.updates else {},
     }
@@ -93,7 +94,7 @@ async def run_data(run: str, source: SourceDep) -> JSONResponse:
     live = {
         "facts": [asdict(fact) for fact in facts_of(overview)],
         "warnings": [asdict(warned) for warned in warnings_of(overview)],
-        "lines": [asdict(line) for line in step_lines(overview)[:STEPS_SHOWN]],
+        "lines": [asdict(line) for line in step_table(overview)[1][:STEPS_SHOWN]],
         "status": asdict(status_of(overview, source.engine)),
     }
     return JSONResponse(data_of(overview, source) | live, headers=SAFE | {"cache-control": "no-store"})

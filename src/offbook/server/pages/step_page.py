@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
@@ -12,6 +13,7 @@ from sqlalchemy import Connection
 from offbook.server.views.dashboard_source import RunOverview
 from offbook.server.views.numbers import DASH, fixed, number, percent, seconds
 from offbook.server.views.page_urls import number_of, run_url, trajectory_url
+from offbook.server.views.run_charts import evaluations_by_split, held_out_losses, score
 from offbook.server.views.run_index import TrainUpdate
 from offbook.server.views.run_summary import Fact
 from offbook.server.views.run_tables import run_name
@@ -46,20 +48,20 @@ async def step_page(
     rollouts = [rollout for rollout in all_rollouts if (rollout.split or "") == chosen]
     ids = {rollout.id for rollout in rollouts}
     updates = [update for update in run_overview.updates if not ids.isdisjoint(update.positions)]
-    smallest = int(updates[-1].config.get("min_group_size", MIN_GROUP_SIZE)) if updates else MIN_GROUP_SIZE
-    lines = group_lines(rollouts, smallest)
+    held_out = any(entry.split == chosen for entry in held_out_losses(run_overview.evaluations))
+    supervised = updates[-1].supervised if updates else held_out
+    lines = _lines(rollouts, updates, supervised=supervised, held_out=held_out)
 
     def read(connection: Connection) -> tuple[list[CallTimes], tuple[int | None, int | None]]:
         calls = overview.call_times(connection, [rollout.id for rollout in rollouts])
-        around = (
-            overview.steps_around(connection, run_overview.run, step_number)
-            if step_number is not None
-            else (None, None)
-        )
-        return calls, around
+        if step_number is None:
+            return calls, (None, None)
+        return calls, overview.steps_around(connection, run_overview.run, step_number)
 
     calls, (before, after) = await source.read(read)
     shown = timeline(rollouts, calls, updates, [trajectory_url(rollout.id) for rollout in rollouts])
+    tokens = sum(call.tokens for call in calls)
+    facts = facts_of_step(rollouts, lines, updates, shown, tokens, supervised=supervised)
     context = {
         "run": run_overview.run,
         "step": step_number,
@@ -68,7 +70,8 @@ async def step_page(
         "lines": lines[(page_number - 1) * GROUPS_SHOWN : page_number * GROUPS_SHOWN],
         "groups": len(lines),
         "learned": sum(line.learned for line in lines),
-        "facts": facts_of_step(rollouts, lines, updates, shown, sum(call.tokens for call in calls)),
+        "facts": [*facts, *_held_out(run_overview, step_number)],
+        "supervised": supervised,
         "updates": updates,
         "timeline": shown,
         "before": before,
@@ -79,6 +82,18 @@ async def step_page(
     title = step_name(step_number)
     crumbs = (Crumb("Runs", "/"), Crumb(run_name(run_overview.run), run_url(run_overview.run)), Crumb(title))
     return page(request, "step.html", title, crumbs, context)
+
+
+def _lines(
+    rollouts: Sequence[RolloutRow], updates: Sequence[TrainUpdate], *, supervised: bool, held_out: bool
+) -> list[GroupLine]:
+    """The groups of a step. Supervised training needs no rewards, so it learns from each group or from none."""
+    smallest = int(updates[-1].config.get("min_group_size", MIN_GROUP_SIZE)) if updates else MIN_GROUP_SIZE
+    lines = group_lines(rollouts, smallest)
+    if not supervised:
+        return lines
+    why = "" if any(update.applied for update in updates) else "held out" if held_out else "not trained"
+    return [replace(line, why=why) for line in lines]
 
 
 def step_name(step: int | None) -> str:
@@ -108,8 +123,10 @@ def facts_of_step(
     updates: Sequence[TrainUpdate],
     shown: Timeline | None,
     tokens: int,
+    *,
+    supervised: bool,
 ) -> list[Fact]:
-    """Rollouts, reward, trained groups, sampled tokens, times of the phases, and the result of the update."""
+    """Rollouts, reward or cross-entropy, trained groups, sampled tokens, times of the phases, and the result of the update."""
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None and not rollout.failed]
     mean = sum(rewards) / len(rewards) if rewards else None
     spread = (sum((reward - mean) ** 2 for reward in rewards) / len(rewards)) ** 0.5 if mean is not None else None
@@ -119,6 +136,10 @@ def facts_of_step(
         Fact("Rollouts", number(len(rollouts)), f"{failed} failed" if failed else "none failed"),
         Fact("Reward", fixed(mean, 3), f"spread {fixed(spread, 3)}"),
         Fact("Gradient from", f"{learned} of {len(lines)}", "groups whose rewards differ"),
+    ]
+    if supervised:
+        facts[1:] = _learned_by_imitation(updates)
+    facts += [
         Fact("Sampled", number(tokens), "tokens"),
     ]
     if shown is not None:
@@ -136,6 +157,28 @@ def facts_of_step(
         facts.append(Fact("Next step", next_step, note))
         facts.append(Fact("Training took", seconds(last.metrics.get("seconds/total")), _tokens(last)))
     return facts
+
+
+def _learned_by_imitation(updates: Sequence[TrainUpdate]) -> list[Fact]:
+    """The cross-entropy of supervised updates, several if an example was trained in several epochs, and their messages."""
+    if not updates:
+        return []
+    first, last = updates[0], updates[-1]
+    more = f"; {fixed(first.cross_entropy, 3)} in the first of {len(updates)} updates" if len(updates) > 1 else ""
+    return [
+        Fact("Cross-entropy", fixed(last.cross_entropy, 3), f"nats per token, before the update{more}"),
+        Fact("Trained", number(last.metrics.get("calls/trained")), "messages"),
+    ]
+
+
+def _held_out(run_overview: RunOverview, step: int | None) -> list[Fact]:
+    """The held-out cross-entropy that was measured at a step."""
+    return [
+        Fact("Held-out cross-entropy", fixed(score(entry), 3), f"nats per token, {entry.rollouts} examples")
+        for entries in evaluations_by_split(held_out_losses(run_overview.evaluations)).values()
+        for entry in entries
+        if entry.step == step
+    ]
 
 
 def _tokens(update: TrainUpdate) -> str:

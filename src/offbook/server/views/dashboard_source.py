@@ -42,7 +42,7 @@ class EngineState:
 class RunOverview:
     """A run with its first and last rollout, its train requests and its evaluations, the latter two oldest first.
 
-    `newest_reward`: the mean over the rollouts that are of the step and split of its last one."""
+    `updates` leaves out requests that measured a held-out loss: `evaluations` has the loss. `newest_reward`: the mean over the rollouts that are of the step and split of its last one."""
 
     row: RunRow
     first: RolloutRow
@@ -64,9 +64,19 @@ class RunOverview:
 
     @property
     def rewards(self) -> list[float]:
-        """The mean reward of each update's rollouts, oldest first."""
-        updates = [update for update in self.updates if update.state == "done"]
-        return [update.metrics["reward/mean"] for update in updates if "reward/mean" in update.metrics]
+        """The mean reward of each update's rollouts, oldest first. A supervised update has none."""
+        return [update.reward for update in self.updates if update.state == "done" and update.reward is not None]
+
+    @property
+    def losses(self) -> list[float]:
+        """The cross-entropy per token of each supervised update, in nats, oldest first."""
+        return [update.cross_entropy for update in self.updates if update.cross_entropy is not None]
+
+    @property
+    def loss(self) -> float | None:
+        """The cross-entropy of its last update, if that is supervised."""
+        done = [update for update in self.updates if update.state == "done"]
+        return done[-1].cross_entropy if done else None
 
     @property
     def reward(self) -> float | None:
@@ -139,7 +149,9 @@ class DashboardSource:
                     row,
                     ends[row.first],
                     ends[row.last],
-                    self._updates.of_run(row.run),
+                    tuple(
+                        each for each in self._updates.of_run(row.run) if not (each.evaluates and each.state == "done")
+                    ),
                     self._evaluations.of_run(row.run),
                     overview.newest_reward(connection, row),
                 )

@@ -234,9 +234,10 @@ def _why(
     update: TrainUpdate | None,
     heads: Sequence[TokenHead],
 ) -> str:
-    if len(scored) >= 2 and len(distinct(scored)) == 1:
+    imitated = update is not None and update.supervised
+    if not imitated and len(scored) >= 2 and len(distinct(scored)) == 1:
         return f"All {len(scored)} scored rollouts have the reward {scored[0]:g}: there is nothing to compare, so the group trains nothing."
-    if len(scored) < 2:
+    if not imitated and len(scored) < 2:
         return (
             f"{len(scored)} of {len(rows)} rollouts have a reward. A group needs two to compare, so it trains nothing."
         )

@@ -9,7 +9,7 @@ from itertools import chain
 from offbook.base.types import Json
 
 from .dashboard_source import RunOverview
-from .run_index import LoggedEvaluation, TrainUpdate
+from .run_index import CROSS_ENTROPY, LoggedEvaluation, TrainUpdate
 
 Value = Callable[[TrainUpdate], float | None]
 """Reads a value from an update; None if it has none."""
@@ -62,10 +62,17 @@ def saved_by_tree(update: TrainUpdate) -> float | None:
 
 CHARTS = (
     Chart(
+        CROSS_ENTROPY,
+        "Cross-entropy",
+        "nats per trained token",
+        (ChartLine("train", lambda update: update.cross_entropy),),
+        "train: of the batch, before its update",
+    ),
+    Chart(
         "reward",
         "Reward",
         "mean of the step",
-        (ChartLine("mean", metric("reward/mean"), metric("reward/std")),),
+        (ChartLine("mean", lambda update: update.reward, metric("reward/std")),),
         "the band is one standard deviation of the step's rollouts",
     ),
     Chart("loss", "Loss", "mean over the step's updates", (ChartLine("loss", metric("loss/value")),)),
@@ -114,19 +121,30 @@ def chart_json(overview: RunOverview) -> dict[str, Json]:
         }
     }
     charts = [_chart(chart, updates) for chart in CHARTS]
-    for split, entries in evaluations_by_split(overview.evaluations).items():
-        axes[split] = {
-            "step": [entry.step for entry in entries],
-            "minutes": [_minutes(entry.created_at, began) for entry in entries],
-        }
-    charts.insert(1, _evaluation_chart(overview.evaluations))
+    for split, entries in evaluations_by_split(held_out_losses(overview.evaluations)).items():
+        axis = f"{CROSS_ENTROPY}/{split}"
+        axes[axis] = _axis(entries, began)
+        charts[0]["parts"].append({"label": split, "x": axis, "y": [score(entry) for entry in entries]})
+    scored = [entry for entry in overview.evaluations if measure(entry) != CROSS_ENTROPY]
+    for split, entries in evaluations_by_split(scored).items():
+        axes[split] = _axis(entries, began)
+    charts.insert(2, _evaluation_chart(scored))
     spent = [entry for entry in overview.evaluations if any(name.startswith(COST) for name in entry.metrics)]
-    axes[COST] = {
-        "step": [entry.step for entry in spent],
-        "minutes": [_minutes(entry.created_at, began) for entry in spent],
-    }
+    axes[COST] = _axis(spent, began)
     charts.append(_cost_chart(spent))
     return {"x": axes, "charts": [chart for chart in charts if chart["parts"]]}
+
+
+def _axis(entries: Sequence[LoggedEvaluation], began: float) -> dict[str, Json]:
+    return {
+        "step": [entry.step for entry in entries],
+        "minutes": [_minutes(entry.created_at, began) for entry in entries],
+    }
+
+
+def held_out_losses(entries: Iterable[LoggedEvaluation]) -> list[LoggedEvaluation]:
+    """The evaluations that measured the cross-entropy of held-out examples."""
+    return [entry for entry in entries if measure(entry) == CROSS_ENTROPY]
 
 
 def evaluations_by_split(entries: Iterable[LoggedEvaluation]) -> dict[str, list[LoggedEvaluation]]:
@@ -140,13 +158,13 @@ def evaluations_by_split(entries: Iterable[LoggedEvaluation]) -> dict[str, list[
 
 
 def score(entry: LoggedEvaluation) -> float | None:
-    """The success rate of an evaluation if it has one, otherwise its mean reward."""
+    """The success rate of an evaluation if it has one, otherwise its mean reward, or the cross-entropy that it measured."""
     return entry.value(measure(entry))
 
 
 def measure(entry: LoggedEvaluation) -> str:
-    """What `score` is of: `success` or `reward`."""
-    return "reward" if entry.value("success") is None else "success"
+    """What `score` is of: `success`, `reward` or `cross_entropy`."""
+    return next((name for name in ("success", "reward", CROSS_ENTROPY) if entry.value(name) is not None), "reward")
 
 
 def _chart(chart: Chart, updates: Sequence[TrainUpdate]) -> dict[str, Json]:

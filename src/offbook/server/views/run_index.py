@@ -68,6 +68,8 @@ def _training_of(row: RunRow, makers: dict[tuple[str, int], list[TrainUpdate]]) 
     return next((update.run for update in [*before[-1:], *candidates[:1]]), None)
 
 
+CROSS_ENTROPY = "cross_entropy"
+"""The loss of a supervised update, and the metric of its held-out examples."""
 FINAL = frozenset({"done", "failed", "interrupted"})
 """States that change only if the request is sent again."""
 
@@ -91,6 +93,22 @@ class TrainUpdate:
     positions: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
     """Trajectory id -> (number of its group in the request, index in the group)."""
     config: dict[str, Json] = field(default_factory=dict[str, Json])
+    evaluates: bool = False  # it measures the loss of its trajectories, and changes nothing
+
+    @property
+    def supervised(self) -> bool:
+        """Whether its loss is cross-entropy, which imitates whatever the rewards are."""
+        return self.config.get("loss") == CROSS_ENTROPY
+
+    @property
+    def cross_entropy(self) -> float | None:
+        """Of a supervised update: the mean over its trained tokens before the update, in nats."""
+        return self.metrics.get(f"loss/{CROSS_ENTROPY}")
+
+    @property
+    def reward(self) -> float | None:
+        """The mean reward of its rollouts; None for a supervised update, whose examples are chosen."""
+        return None if self.supervised else self.metrics.get("reward/mean")
 
 
 @dataclass(frozen=True)
@@ -200,6 +218,7 @@ def _parsed(connection: Connection, rows: Iterable[TrainRow]) -> dict[str, Train
             warnings=result.warnings if result is not None else (),
             positions=_positions(request),
             config=request.get("config") or {},
+            evaluates=bool(request.get("evaluate")),
         )
     return updates
 

@@ -13,7 +13,7 @@ from offbook.base.text import counted
 
 from .dashboard_source import EngineState, RunOverview
 from .numbers import DASH, fixed, number, percent, seconds, signed
-from .run_charts import evaluations_by_split, measure, saved_by_tree, score
+from .run_charts import evaluations_by_split, held_out_losses, measure, saved_by_tree, score
 
 ACTIVE_SECONDS = 180.0
 """A run without a new rollout or update for this long is shown as ended."""
@@ -126,15 +126,13 @@ class RunWarning:
 
 
 def facts_of(overview: RunOverview) -> list[Fact]:
-    """Step, reward, evaluation, entropy, clipped tokens, sampler lag, tokens saved by the tree, and seconds per step."""
+    """Step, reward or cross-entropy, evaluation, entropy, clipped tokens, sampler lag, tokens saved by the tree, and seconds per step."""
     done = [update for update in overview.updates if update.state == "done"]
     metrics = done[-1].metrics if done else {}
-    change = trend(overview.rewards)
-    without_trend = "mean over scenarios" if overview.is_evaluation else "mean of the newest rollouts"
     steps = [update.result_step for update in done if update.result_step is not None]
-    scored = [entries[-1] for split, entries in evaluations_by_split(overview.evaluations).items() if split == "val"]
-    if not scored:
-        scored = [entries[-1] for entries in evaluations_by_split(overview.evaluations).values()]
+    evaluations = overview.evaluations
+    by_split = evaluations_by_split(held_out_losses(evaluations) if overview.loss is not None else evaluations)
+    scored = by_split.get("val") or next(iter(by_split.values()), None)
     times = [later.created_at - earlier.created_at for earlier, later in pairwise(done[-6:])]
     saved = saved_by_tree(done[-1]) if done else None
     return [
@@ -143,11 +141,11 @@ def facts_of(overview: RunOverview) -> list[Fact]:
             number(max(steps) if steps else overview.last.step),
             "evaluated" if overview.is_evaluation else counted(len(done), "update"),
         ),
-        Fact("Reward", fixed(overview.reward, 3), str(change or without_trend)),
+        _outcome(overview),
         Fact(
             "Evaluation",
-            fixed(score(scored[0]), 3) if scored else DASH,
-            f"{measure(scored[0])} at step {scored[0].step}" if scored else "none",
+            fixed(score(scored[-1]), 3) if scored else DASH,
+            f"{measured(measure(scored[-1]))} at step {scored[-1].step}" if scored else "none",
         ),
         Fact("Entropy", number(metrics.get("entropy")), "nats per token"),
         Fact("Clipped", percent(metrics.get("clip_fraction"), 1), "of trained tokens"),
@@ -157,15 +155,31 @@ def facts_of(overview: RunOverview) -> list[Fact]:
     ]
 
 
+def _outcome(overview: RunOverview) -> Fact:
+    """The reward of a run, or its cross-entropy if the last update is supervised."""
+    if overview.loss is not None:
+        return Fact("Cross-entropy", fixed(overview.loss, 3), str(trend(overview.losses) or "nats per token"))
+    without_trend = "mean over scenarios" if overview.is_evaluation else "mean of the newest rollouts"
+    return Fact("Reward", fixed(overview.reward, 3), str(trend(overview.rewards) or without_trend))
+
+
+def measured(name: str) -> str:
+    """What an evaluation measured, as words.
+
+    >>> measured("cross_entropy")
+    'cross-entropy'
+    """
+    return name.replace("_", "-")
+
+
 def warnings_of(overview: RunOverview, limits: AlertLimits | None = None) -> list[RunWarning]:
     """Alerts, warnings and errors of the last updates, newest first. `limits` defaults to those of the alerts."""
     updates = overview.updates[-_LOOKED_BACK:]
     history = [update.metrics for update in overview.updates]
     warnings: list[RunWarning] = []
     for index, update in enumerate(updates, start=len(overview.updates) - len(updates)):
-        texts = (
-            [sign.message for sign in signs(history[: index + 1], limits or AlertLimits())] if update.metrics else []
-        )
+        watched = bool(update.metrics) and not update.supervised  # imitation lowers the entropy on purpose
+        texts = [sign.message for sign in signs(history[: index + 1], limits or AlertLimits())] if watched else []
         texts += update.warnings
         if update.state == "failed" or (update.state == "interrupted" and update is overview.updates[-1]):
             texts.append(f"train request {update.state}: {update.why}")

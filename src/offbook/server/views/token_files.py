@@ -98,7 +98,9 @@ def why_none(update: TrainUpdate | None, head: TokenHead | None, *, scored: bool
     """
     if failed:
         return "An exception ended this rollout, so it is unscored and trains nothing."
-    if not scored:
+    if update is not None and update.evaluates:
+        return "This rollout is held out: its loss is measured, and it trains nothing."
+    if not scored and not (update is not None and update.supervised):
         return "This rollout has no reward, so it trains nothing."
     if update is None:
         return "No train request has this rollout: it belongs to an evaluation, or has not been trained yet."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import logging
 import socket
 import threading
 from collections.abc import AsyncIterator
@@ -150,6 +151,21 @@ async def test_without_a_key_another_host_and_with_one_a_stranger_is_rejected_be
     port, key = listener
     status, _ = await sent(port, "host: evil.example", JSON, "content-length: 30000000")
     assert status == (403 if key is None else 401)
+
+
+async def test_a_client_that_disconnects_within_its_body_is_at_most_one_line_of_the_log(
+    listener: tuple[int, str | None], caplog: pytest.LogCaptureFixture
+) -> None:
+    port, key = listener
+    lines = [HERE, LENGTH, JSON, *([f"authorization: Bearer {key}"] if key else [])]
+    caplog.set_level(logging.WARNING, "uvicorn")
+    caplog.set_level(logging.INFO)
+    caplog.clear()
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write("\r\n".join([f"POST {CHAT} HTTP/1.1", *lines, "", "{"]).encode())
+    writer.transport.abort()
+    await sent(port, *lines, body=b"{}")  # is answered after the other has ended
+    assert len(caplog.text.splitlines()) <= 1, caplog.text
 
 
 async def test_sizes_are_bounded(listener: tuple[int, str | None]) -> None:

@@ -11,7 +11,7 @@ from typing import Literal, cast
 from openai import APIError, APIStatusError
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
@@ -97,6 +97,11 @@ def _reason(episode: ToolEpisode) -> str:
     return "stop" if episode.end is EpisodeEnd.ANSWERED else "length"
 
 
+async def _disconnected(request: Request, _: Exception) -> Response:
+    logger.info("%s %s: the client disconnected before the request was complete", request.method, request.url.path)
+    return Response()  # nobody reads it
+
+
 def fault(status: int, code: str, message: str) -> JSONResponse:
     """An error response in OpenAI's format."""
     return JSONResponse(error_body(message, kind_of(status), code=code), status_code=status)
@@ -122,7 +127,8 @@ class ToolEndpoint:
             Route("/v1/models", self.models),
             Route("/health", self.health),
         ]
-        return AccessChecks(Starlette(routes=routes), single_key(key), LARGEST_REQUEST)
+        served = Starlette(routes=routes, exception_handlers={ClientDisconnect: _disconnected})
+        return AccessChecks(served, single_key(key), LARGEST_REQUEST)
 
     async def models(self, _: Request) -> Response:
         """`GET /v1/models`: the served model."""

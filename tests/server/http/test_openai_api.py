@@ -22,6 +22,7 @@ from offbook.base.wire import (
     RECORD_HEADER,
     TRAJECTORY_HEADER,
 )
+from offbook.server.http.app import UnexpectedErrors
 from offbook.server.http.openai_api import ModelCalls
 from offbook.testing import ScriptedChoice, ScriptedCompletion
 from tests.fakes.gateway import Gateway
@@ -222,7 +223,7 @@ async def test_a_client_that_goes_away_within_its_body_is_no_fault_and_gets_noth
         sent.append(message)
 
     scope = {"type": "http", "method": "POST", "path": "/t/t1/v1/chat/completions", "headers": []}
-    await ModelCalls(None, None)(scope, receive, send)  # type: ignore[arg-type]
+    await UnexpectedErrors(ModelCalls(None, None))(scope, receive, send)  # type: ignore[arg-type]
     assert sent == []
 
 

@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -119,7 +120,8 @@ def engine_state(services: Services) -> EngineState:
 
 
 class UnexpectedErrors:
-    """ASGI middleware that answers 500 to an unexpected exception, and logs its traceback.
+    """ASGI middleware that answers 500 to an unexpected exception, and logs its traceback. A client that disconnects within
+    its body is no error: it is one line of the log.
 
     Starlette's own handler re-raises the exception after its response, so uvicorn closes the connection during the client's
     next request. Only a response that has begun is left to that: a closed connection tells the client that it is incomplete.
@@ -141,6 +143,10 @@ class UnexpectedErrors:
 
         try:
             await self._app(scope, receive, tracked_send)
+        except ClientDisconnect:
+            logger.info(
+                "%s %s: the client disconnected before the request was complete", scope["method"], scope["path"]
+            )
         except Exception as error:
             if started and not complete:
                 raise

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
-from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -29,8 +27,6 @@ from ..dialects.responses import SEALED, Responses
 from ..dialects.stored_responses import stored_input, stored_response
 from ..errors import ApiError, refusal_of
 from ..services import Services, ServicesDep
-
-logger = logging.getLogger(__name__)
 
 router = APIRouter()
 
@@ -92,9 +88,6 @@ class ModelCalls:
             if scope["method"] != "POST":
                 raise _wrong_method(what, scope)
             answer = await self._exchange(Request(scope, receive), match, dialect)
-        except ClientDisconnect:  # the client disconnected while sending its body
-            logger.debug("%s: the client disconnected before its request was complete", what)
-            return
         except OffbookError as error:
             refusal = refusal_of(error, what)
             headers = {"allow": "POST"} if refusal.status == 405 else None

@@ -69,7 +69,7 @@ async def test_tasks_that_cannot_be_executed_are_compared_by_the_judge_alone(
         with pytest.raises(ConfigError, match="judge"):
             await trainer.acompare(given, output=tmp_path)
     [rate] = found.win_rates
-    assert (rate.candidate, rate.rate.mean, found.measure) == ("good", 1.0, None)
+    assert (rate.candidate, rate.rate.mean, found.measure) == ("good", 1.0, "judge's score")
     assert [each.failed for each in found.candidates] == [0, 0]
 
 

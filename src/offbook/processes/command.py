@@ -132,7 +132,9 @@ class Command:
             raise ConfigError(f"Command: a program runs with one TrainableModel, got {model!r:.200}")
         api = await model.api()
         trajectory = Trajectory(captured=True)
-        gateway = ProgramGateway(api.url, trajectory.id, model.inference_name(), api.key or "none")
+        gateway = ProgramGateway(
+            api.url, trajectory.id, model.inference_name(), api.key or "none", forced_temperature()
+        )
         fields = placeholders(scenario)
         async with self._places(fields) as (folder, files):
             try:
@@ -155,8 +157,7 @@ class Command:
 
     @takes(CommandEvaluateArguments, "evaluate")
     def evaluate(self, options: CommandEvaluateArguments) -> Evaluation:
-        """Evaluate the newest step on scenarios; see `Trainer.evaluate`. The program's own temperature holds unless it reads
-        `OFFBOOK_TEMPERATURE`. Raises ConfigError, RolloutError."""
+        """Evaluate the newest step on scenarios; see `Trainer.evaluate`. Raises ConfigError, RolloutError."""
         trainer = self._trainer(options, options.scenarios, options.model)
         return trainer.evaluate(temperature=options.temperature, rollouts=options.rollouts, scenarios=options.scenarios)
 
@@ -286,7 +287,7 @@ def _arguments(options: CommandArguments) -> dict[str, Any]:
 
 
 def _sampling_variables() -> dict[str, str]:
-    """The Trainer's settings for programs that read them: a server answers as the program asks."""
+    """The Trainer's settings for programs that read them. The length of an answer is otherwise as the program asks."""
     values = {"OFFBOOK_TEMPERATURE": forced_temperature(), "OFFBOOK_MAX_COMPLETION_TOKENS": completion_limit()}
     return {name: str(value) for name, value in values.items() if value is not None}
 

@@ -49,17 +49,20 @@ _QUIET = {
 
 @dataclass(frozen=True)
 class ProgramGateway:
-    """Where a program's calls go: the server's URL, the trajectory that they belong to, the model, the server's key."""
+    """Where a program's calls go: the server's URL, the trajectory that they belong to, the model, the server's key, and the
+    temperature at which they are sampled (None: as the program asks)."""
 
     url: str
     trajectory: str
     model: str
     key: str
+    temperature: float | None = None
 
     @property
     def root(self) -> str:
         """The URL of the trajectory, below which the routes of every API stand."""
-        return f"{self.url}/t/{self.trajectory}"
+        at = "" if self.temperature is None else f"/at/{self.temperature}"
+        return f"{self.url}/t/{self.trajectory}{at}"
 
 
 def gateway_variables(gateway: ProgramGateway, files: Path, inherited: Mapping[str, str]) -> dict[str, str]:

@@ -65,3 +65,47 @@ async def test_a_model_whose_name_has_a_slash_can_stand_in_the_url(gateway: Gate
     answer = await gateway.http.post("/m/some/one@3/t/a/v1/messages", json=BODY)
     assert answer.status_code == 404 and "some/one" in answer.json()["error"]["message"]
     assert (await gateway.http.get("/m/some/one/v1/models")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", BODY | {"temperature": 0.3}),
+        ("/v1/messages", BODY | {"temperature": 0.3}),
+        ("/v1/responses", {"model": "default", "input": "hi", "temperature": 0.3}),
+        ("/v1/completions", {"model": "default", "prompt": "hi"}),
+        (GEMINI, CONTENTS | {"generationConfig": {"temperature": 0.3}}),
+    ],
+)
+async def test_the_urls_temperature_holds_whatever_the_client_asks_for(
+    gateway: Gateway, path: str, body: dict[str, Any]
+) -> None:
+    for place in ("/t/a/at/0.0", "/m/default/t/a/at/0.7"):
+        answer = await gateway.http.post(place + path, json=body)
+        assert answer.status_code == 200, answer.text
+    assert [call.sampling.temperature for call in await gateway.calls("a")] == [0.0, 0.7]
+    assert [request["temperature"] for request in gateway.sampler.received] == [0.0, 0.7]
+
+
+@pytest.mark.parametrize("temperature", ["warm", "nan", "-1"])
+async def test_a_temperature_in_the_url_that_is_none_is_refused(gateway: Gateway, temperature: str) -> None:
+    answer = await gateway.http.post(f"/t/a/at/{temperature}/v1/messages", json=BODY)
+    assert answer.status_code == 400 and answer.json()["type"] == "error"
+    assert "temperature" in answer.json()["error"]["message"]
+
+
+async def test_the_models_can_be_listed_below_a_temperature(gateway: Gateway) -> None:
+    for path in ("/v1/models", "/v1/models/default", "/v1beta/models"):
+        assert (await gateway.http.get(f"/t/a/at/0.0{path}")).status_code == 200
+    missing = await gateway.http.post("/t/a/at/0.0/v1beta/models/default:embedContent", json=CONTENTS)
+    assert missing.status_code == 404 and missing.json()["error"]["status"] == "NOT_FOUND"
+
+
+@pytest.mark.parametrize("action", ["embedContent", "batchEmbedContents"])
+@pytest.mark.parametrize("place", ["/v1beta", "/t/a/v1", "/m/default/t/a/v1alpha"])
+async def test_embeddings_are_refused_in_the_form_of_googles_errors(gateway: Gateway, place: str, action: str) -> None:
+    answer = await gateway.http.post(f"{place}/models/default:{action}", json=CONTENTS)
+    error = answer.json()["error"]
+    assert (answer.status_code, error.keys()) == (404, {"code", "message", "status"})
+    assert (error["code"], error["status"]) == (404, "NOT_FOUND")
+    assert "embeddings are not what a language model answers" in error["message"]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import anthropic
+import httpx
 import openai
 import pytest
 from google import genai
@@ -143,3 +145,26 @@ def test_thoughts_survive_both_ways_and_every_api_has_the_same_prompts(server: S
         assert [call["function"]["arguments"] for call in turn["tool_calls"]] == [RAW, RAW], name
         prompts.append((first.prompt_ids, second.prompt_ids))
     assert all(pair == prompts[0] for pair in prompts)
+
+
+@pytest.mark.parametrize("events", [True, False])
+def test_every_event_of_googles_stream_is_one_of_the_sdks_types(server: ScriptedServer, events: bool) -> None:
+    """Google's types refuse an unknown field; dumped again by their names on the wire, an event is what was sent."""
+    declared = {"name": "look_up", "description": "d", "parametersJsonSchema": SCHEMA}
+    body = {
+        "contents": [{"role": "user", "parts": [{"text": "Where is box 7?"}]}],
+        "tools": [{"functionDeclarations": [declared]}],
+        "generationConfig": {"thinkingConfig": {"includeThoughts": True}},
+    }
+    path = "/v1beta/models/default:streamGenerateContent" + ("?alt=sse" if events else "")
+    sent = httpx.post(server.url + path, json=body, trust_env=False).text
+    raw = [json.loads(event.removeprefix("data: ")) for event in sent.split("\n\n") if event]
+    bodies = raw if events else raw[0]
+    assert len(bodies) > 2
+    kinds = set[str]()
+    for value in bodies:
+        event = types.GenerateContentResponse.model_validate(value)
+        assert event.model_dump(mode="json", by_alias=True, exclude_none=True) == value
+        kinds |= {name for part in event.parts or () for name in part.model_dump(exclude_none=True)}
+    assert kinds == {"text", "thought", "function_call", "thought_signature"}
+    assert bodies[-1]["candidates"][0]["finishReason"] == "STOP" and "usageMetadata" in bodies[-1]

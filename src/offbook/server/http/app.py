@@ -182,10 +182,13 @@ async def _refuse_body(request: Request, error: Exception) -> Response:
 
 async def _refuse_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    missing = f"There is no {request.method} {request.url.path} here"
+    other = _OTHER_MODELS.search(request.url.path)
+    if other is not None and error.status_code in (404, 405):  # 405: Gemini's look like the name of a model, to be read
+        message = f"{missing}: {other[1] or 'embeddings'} are not what a language model answers. Let the client use another server for them"
+        return _answer(request, ApiError(404, message))
     if error.status_code == 404:
-        message = f"There is no {request.method} {request.url.path} here"
-        if (other := _OTHER_MODELS.search(request.url.path)) is not None:
-            message += f": {other[1] or 'embeddings'} are not what a language model answers. Let the client use another server for them"
+        message = missing
     elif error.status_code == 405:
         message = f"{request.method} is not allowed for {request.url.path}"
     else:

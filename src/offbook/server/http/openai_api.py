@@ -30,9 +30,12 @@ from ..services import Services, ServicesDep
 
 router = APIRouter()
 
-_WHERE = r"(?:/m/(?P<model>[^/]+(?:/(?!v1|t/)[^/]+)?))?(?:/t/(?P<trajectory>[^/]+))?(?:/v1(?=/v1))?"
-"""Before a path: the model that answers, whatever the client asks for, and the trajectory that the calls belong to. A second
-version is that of a base URL to which the client adds another."""
+_WHERE = r"(?:/m/(?P<model>[^/]+(?:/(?!v1|t/)[^/]+)?))?(?:/t/(?P<trajectory>[^/]+)(?:/at/(?P<temperature>[^/]+))?)?(?:/v1(?=/v1))?"
+"""Before a path: the model that answers, whatever the client asks for, the trajectory that the calls belong to, and the
+temperature at which they are sampled, whatever the client asks for. A second version is that of a base URL to which the client
+adds another."""
+_AT = re.compile("(/t/[^/]+)/at/[^/]+(?=/)")
+"""Before the path of something that samples nothing: the temperature has no effect."""
 _CHATS = re.compile(_WHERE + "/v1/chat/completions/?")
 DIALECTS: tuple[tuple[re.Pattern[str], Dialect], ...] = (
     (re.compile(_WHERE + "/messages/?"), Messages()),  # Vercel's provider: its base URL has the version
@@ -81,7 +84,7 @@ class ModelCalls:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         found = _found(scope["path"]) if scope["type"] == "http" else None
         if found is None:
-            return await self._app(scope, receive, send)
+            return await self._app(_without_temperature(scope), receive, send)
         match, dialect = found
         what = f"{scope['method']} {scope['path']}"
         try:
@@ -114,12 +117,28 @@ class ModelCalls:
                 trajectory, headers = None, {LENGTH_HEADER: "fit"}
         if match["model"] is not None:
             body = body | {"model": match["model"]}
+        if match["temperature"] is not None:
+            body = body | {"temperature": _temperature(match["temperature"])}
         chat = kind.of(body, headers, trajectory, services.engine.quirks, len(raw))
         if dialect is None and any(message.get("tool_calls") for message in chat.messages):
             said = await services.recorder.sampled.of(chat.trajectory_id)
             chat = chat.with_messages(said.restored(chat.messages))
         services.models.registry.resolve(chat.model)
         return ChatExchange(chat, services.models.leases, services.sampler.calls, services.recorder, rendering)
+
+
+def _without_temperature(scope: Scope) -> Scope:
+    if scope["type"] != "http" or (match := _AT.match(scope["path"])) is None:
+        return scope
+    return {**scope, "path": match[1] + scope["path"][match.end() :]}
+
+
+def _temperature(text: str) -> float:
+    """The temperature in a URL. Its range is that of the field. Raises ApiError."""
+    try:
+        return float(text)
+    except ValueError:
+        raise ApiError(400, f"the URL has /at/{text!r:.60}; a temperature is needed", "temperature") from None
 
 
 def _wrong_method(what: str, scope: Scope) -> ApiError:

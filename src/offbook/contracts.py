@@ -156,8 +156,8 @@ class TraceSink(Protocol):
     checkpoint_files: bool = False
 
     def check(self) -> None:
-        """Called before the run; must return within seconds. Raise ConfigError for rejected credentials, and
-        ConnectionError if the tool does not respond."""
+        """Called before the run, which waits ten seconds for it. Raise ConfigError for rejected credentials, and
+        ConnectionError if the tool does not respond: any other exception is a warning too."""
         return
 
     def run_started(self, event: RunStarted) -> None:

@@ -136,6 +136,7 @@ class Delivery:
         self._failed: list[tuple[DeliveryNotes, TraceEvent]] = []
         self._warned: set[str] = set()
         self._over = False  # the run has been told what is missing
+        self._unclosed = ""  # why the sink may have kept events that it accepted
         self._deadline: float | None = None
         self._thread: threading.Thread | None = None
 
@@ -160,19 +161,27 @@ class Delivery:
                 return
 
     def missing_line(self, deadline: float) -> str | None:
-        """Wait for the thread until the deadline; returns a line about undelivered events, or that a sink which failed has
-        recovered; else None."""
+        """Wait for the thread until the deadline; returns a line about undelivered events, about a sink that did not close,
+        or that a sink which failed has recovered; else None."""
         if self._thread is not None:
             self._thread.join(max(deadline - time.monotonic(), 0.0))
         missing, self._over = self._notes.undelivered, True
-        if not missing:
-            recovered = self._warned - {REJECTED}
-            return f"trace sink {self._name!r}: it works again, all events were delivered" if recovered else None
+        if self._thread is not None and self._thread.is_alive():
+            self._unclosed = "it was still busy when the run ended"
         run = self._notes.run
-        return (
-            f"trace sink {self._name!r}: {len(missing)} events of run {run} were not delivered; the next run delivers them, or "
-            f"`offbook traces export --run {run} --to {self._name}`"
-        )
+        again = f"`offbook traces export --run {run} --to {self._name}`"
+        if missing:
+            return (
+                f"trace sink {self._name!r}: {len(missing)} events of run {run} were not delivered; the next run delivers "
+                f"them, or {again}"
+            )
+        if self._unclosed:
+            return (
+                f"trace sink {self._name!r}: {self._unclosed}; it took all events of run {run}, but may lack what it had not "
+                f"written yet. {again} delivers them again"
+            )
+        recovered = self._warned - {REJECTED}
+        return f"trace sink {self._name!r}: it works again, all events were delivered" if recovered else None
 
     def _start(self) -> None:
         if self._thread is None:
@@ -188,7 +197,14 @@ class Delivery:
             for notes, event in [*self._failed]:
                 if self._deadline is not None and time.monotonic() < self._deadline:
                     self._deliver(notes, event, runner)
-        self._guard(self._sink.closed)
+        self._close()
+
+    def _close(self) -> None:
+        try:
+            self._sink.closed()
+        except Exception as error:  # noqa: BLE001  # as in `_guard`
+            self._unclosed = f"closing failed: {error!r:.500}"
+            self._warn(type(error).__name__, self._unclosed)
 
     def _deliver(self, notes: DeliveryNotes, event: TraceEvent, runner: asyncio.Runner) -> None:
         if self._guard(lambda: self._show(event, runner)):

@@ -27,7 +27,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import fields, replace
 
 from offbook.base import clock
@@ -57,6 +59,9 @@ from .report import Iteration
 
 logger = logging.getLogger("offbook")
 
+CHECK_SECONDS = 10.0
+"""How long the start of a run waits for a sink's check."""
+
 
 class SinkPublisher:
     """The trace sinks of a Trainer. Without sinks, only alerts are computed."""
@@ -70,11 +75,11 @@ class SinkPublisher:
         self._run = ""
 
     async def started(self, run: str, step: int) -> None:
-        """Check the credentials of all sinks, then publish the start of the run. Raises ConfigError."""
+        """Check the credentials of all sinks, for a bounded time, then publish the start of the run. Raises ConfigError."""
         self._run, self._history = run, []
         if not self._sinks:
             return
-        await asyncio.gather(*(asyncio.to_thread(_check, sink) for sink in self._sinks))
+        await asyncio.gather(*(_check(sink) for sink in self._sinks))
         self._fanout = FanOut(self._sinks, run, await self._servers())
         self._fanout.publish(
             RunStarted(run, self._models[0].name, step, clock.now(), settings(self._options, self._models))
@@ -136,13 +141,31 @@ class SinkPublisher:
         return list({api.url: api for api in [await model.api() for model in self._models]}.values())
 
 
-def _check(sink: TraceSink) -> None:
-    try:
-        sink.check()
-    except OffbookError:
-        raise
-    except OSError as error:
-        logger.warning("trace sink %r does not answer, what it misses is delivered later: %s", sink_name(sink), error)
+async def _check(sink: TraceSink) -> None:
+    check = asyncio.wrap_future(_in_background(sink.check))
+    done, _ = await asyncio.wait([check], timeout=CHECK_SECONDS)
+    error = check.exception() if done else TimeoutError(f"no answer within {CHECK_SECONDS:g} s")
+    check.cancel()
+    if isinstance(error, OffbookError):
+        raise error
+    if error is not None:
+        why = str(error) if isinstance(error, OSError) else repr(error)
+        logger.warning("trace sink %r does not answer, what it misses is delivered later: %s", sink_name(sink), why)
+
+
+def _in_background(work: Callable[[], None]) -> Future[None]:
+    """Run it in a thread that the end of the process does not wait for, as it does for the threads of an executor."""
+    future = Future[None]()
+    future.set_running_or_notify_cancel()  # from now on the thread sets the result, whoever has stopped waiting
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except Exception as error:  # noqa: BLE001  # a sink is third-party code; the waiting side looks at the error
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="offbook-trace-check", daemon=True).start()
+    return future
 
 
 def _ids(groups: Sequence[TrajectoryGroup]) -> tuple[str, ...]:

@@ -37,6 +37,7 @@ OWN: Final = {
     "traces": "traces:traces",
     "checkpoints": "checkpoints:checkpoints",
     "export": "checkpoints:export",
+    "import": "import_adapter:import_command",
     "verify": "maintenance:verify",
     "backup": "maintenance:backup",
     "doctor": "doctor:doctor_command",

@@ -42,6 +42,8 @@ MERGE_MODULE = "offbook.engine.learner.model.merge"
 """python -m MERGE_MODULE --base DIR --adapter DIR --output DIR: one merge, where no learner runs."""
 
 
+IMPORT_MODULE = "offbook.engine.learner.import_adapter"
+"""python -m IMPORT_MODULE with folders: writes step 1 of a model, or why not on stdout."""
 DRY_RUN_MODULE = "offbook.engine.learner.dry_run"
 """python -m DRY_RUN_MODULE --base DIR: a DryRun on stdin, a DryRunReport on stdout."""
 

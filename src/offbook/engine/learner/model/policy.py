@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property
@@ -41,6 +41,8 @@ from .loaders import Loader
 from .lora_linear import compute_in_sixteen_bits
 from .target_logprobs import capped, target_logprobs
 
+_NAMED = 5
+"""Tensors that do not fit and are named in the error."""
 CALL_FLOPS = {"cpu": 2e5, "cuda": 5e8}
 """Operations that a device does while one kernel launches: 4 us at 50 GFLOP/s, 5 us at 100 TFLOP/s. Devices other than
 cpu use cuda's value."""
@@ -238,10 +240,12 @@ class Policy:
                 raise ConfigError(f"adapter {folder}: {field} is {value!r}, this model was registered with {wanted!r}")
         weights = load_file(folder / ADAPTER)
         expected = self.adapter_weights()
-        if {name: value.shape for name, value in weights.items()} != {n: v.shape for n, v in expected.items()}:
+        if faults := _mismatches(weights, expected):
             raise ConfigError(
                 f"adapter {folder}: its layers are not those of this base model and its target_modules "
-                f"({len(weights)} tensors in the file, {len(expected)} expected)"
+                f"({len(weights)} tensors in the file, {len(expected)} expected): {'; '.join(faults[:_NAMED])}"
+                + f"; and {len(faults) - _NAMED} more"
+                * (len(faults) > _NAMED)
             )
         set_peft_model_state_dict(self._model, weights)
 
@@ -352,6 +356,16 @@ class Policy:
             ]
             self._tree_attention = "runs" if "runs" in names else names[0]
             self.shape = replace(self.shape, attention=self._tree_attention)
+
+
+def _mismatches(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> list[str]:
+    """How the tensors of an adapter differ from those that the base takes."""
+    faults = [f"{name} is missing" for name in expected if name not in weights]
+    faults += [f"{name} belongs to no layer" for name in weights if name not in expected]
+    shapes = {
+        name: (tuple(weights[name].shape), tuple(value.shape)) for name, value in expected.items() if name in weights
+    }
+    return faults + [f"{name} is {got}, not {wanted}" for name, (got, wanted) in shapes.items() if got != wanted]
 
 
 def _with_adapter(model: PreTrainedModel, lora: LoraOptions, loader: Loader) -> PeftModel:

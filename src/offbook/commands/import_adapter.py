@@ -1,0 +1,42 @@
+"""The command `offbook import`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from offbook.base.config import server_folder
+from offbook.base.errors import ConfigError
+from offbook.base.terminal import echo
+from offbook.client.connection.http import checked_name
+
+from .lazy_import import imported
+from .options import Dir, StoreUrl
+
+
+def import_command(
+    adapter: Annotated[Path, typer.Argument(help="folder with adapter_config.json and adapter_model.safetensors")],
+    model: Annotated[str, typer.Option("--model", help="name of the new model")],
+    base: Annotated[
+        str | None,
+        typer.Option(help="its base: tiny, a folder, or a Hugging Face name  [default: what the adapter names]"),
+    ] = None,
+    project: Annotated[str, typer.Option(help="project of the model")] = "default",
+    dir: Dir = None,
+    store_url: StoreUrl = None,
+) -> None:
+    """Make a model of a LoRA that another tool trained.
+
+    The adapter becomes step 1 of the model, which training goes on from. No server may run on the directory."""
+    models = imported("offbook.server.imported_models", "ui")
+    folder = adapter.expanduser().absolute()
+    named: str | None = models.named_base(folder)
+    if base is None and named is None:
+        raise ConfigError(f"{folder} names no base model: give --base")
+    if base is not None and named is not None and base != named:
+        echo(f"the adapter was made for the base {named!r}; you chose {base!r}, and its layers are compared", err=True)
+    name, place = checked_name(model, "--model"), checked_name(project, "--project")
+    root, own_records = server_folder(dir), store_url is None
+    echo(str(models.import_model(root, folder, name, place, base or named, own_records=own_records)))

@@ -1,0 +1,109 @@
+"""Makes a PEFT LoRA of another tool the first checkpoint of a model.
+
+python -m offbook.engine.learner.import_adapter --base DIR --name BASE --adapter DIR --model NAME --checkpoints DIR. Writes why
+it was not imported to the original stdout, and nothing else there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+
+from offbook.base.config import LoraOptions
+from offbook.base.errors import ConfigError, OffbookError
+from offbook.base.json_files import read_json
+from offbook.base.types import Json, TrainResult
+
+from ..checkpoint_files import ADAPTER, ADAPTER_CONFIG, CheckpointNote, is_file
+from .__main__ import original_stdout
+from .checkpoints import Draft, OptimizerState, rng_states
+from .model.policy import Policy
+
+_PLAIN: dict[str, tuple[Json, ...]] = {
+    "use_dora": (False,),
+    "use_rslora": (False,),
+    "bias": ("none",),
+    "lora_bias": (False,),
+    "modules_to_save": ([],),
+    "rank_pattern": ({},),
+    "alpha_pattern": ({},),
+    "layers_to_transform": ([],),
+    "layer_replication": ([],),
+    "trainable_token_indices": ([],),
+    "target_parameters": ([],),
+}
+"""Fields of adapter_config.json -> the values beside null with which the adapter is a plain LoRA."""
+
+
+def lora_of(adapter: Path) -> LoraOptions:
+    """The shape of an adapter. Raises ConfigError that names what is missing, or what makes it no plain LoRA."""
+    missing = [name for name in (ADAPTER_CONFIG, ADAPTER) if not is_file(adapter / name)]
+    if missing:
+        raise ConfigError(f"{adapter} has no {' and no '.join(missing)}: give the folder of a PEFT LoRA")
+    config: dict[str, Json] = read_json(adapter / ADAPTER_CONFIG)
+    faults = [] if config.get("peft_type") == "LORA" else [f"peft_type is {config.get('peft_type')!r}, not 'LORA'"]
+    faults += [
+        f"{name} is {config[name]!r}"
+        for name, plain in _PLAIN.items()
+        if config.get(name) is not None and config[name] not in plain
+    ]
+    if faults:
+        raise ConfigError(f"{adapter} is no LoRA that a step can go on from: {', '.join(faults)}")
+    modules: str | list[str] = config.get("target_modules") or []
+    return LoraOptions.parse(
+        r=config.get("r"),
+        alpha=config.get("lora_alpha"),
+        dropout=config.get("lora_dropout") or 0.0,
+        target_modules=tuple(sorted(modules)) if isinstance(modules, list) else modules,
+    )
+
+
+def write_checkpoint(policy: Policy, adapter: Path, model: str, base: str, checkpoints: Path) -> Path:
+    """Write step 1 of `model`: the adapter, an optimizer without a history, and generators by the seed 0. Raises ConfigError
+    that names the tensors that do not fit the base, OSError, SafetensorError."""
+    policy.load_adapter(adapter)
+    lora = policy.lora
+    assert lora is not None  # it was loaded with one
+    torch.manual_seed(lora.seed)  # pyright: ignore[reportUnknownMemberType]  # torch's own annotations are partial
+    with Draft(checkpoints, 1) as draft:
+        policy.save_adapter(draft.path)
+        draft.write_optimizer(OptimizerState({}, 0))
+        draft.write_rng(rng_states())
+        note = CheckpointNote(
+            step=1,
+            model=model,
+            base_model=base,
+            lora=lora,
+            config={},
+            metrics={},
+            result=TrainResult(model=model, step=1, applied=True),
+            created_at=time.time(),
+        )
+        return draft.commit(note)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Import the adapter. Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m offbook.engine.learner.import_adapter")
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--model", required=True)
+    for folder in ("--base", "--adapter", "--checkpoints"):
+        parser.add_argument(folder, type=Path, required=True)
+    arguments, answers = parser.parse_args(argv), original_stdout()
+    try:
+        policy = Policy.load(arguments.base, lora_of(arguments.adapter), name=arguments.name)
+        write_checkpoint(policy, arguments.adapter, arguments.model, arguments.name, arguments.checkpoints)
+    except (OffbookError, OSError, ValueError, RuntimeError, SafetensorError) as error:
+        answers.write(str(error) or type(error).__name__)
+        answers.flush()
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""`offbook import`: a LoRA of another tool as step 1 of a model, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import offbook
+from offbook.base.config import LoraOptions
+from offbook.base.errors import ConfigError
+from offbook.commands.main import run
+from offbook.engine import checkpoint_files
+from offbook.engine.checkpoint_files import ADAPTER, ADAPTER_CONFIG
+from offbook.engine.learner.import_adapter import lora_of, write_checkpoint
+from offbook.engine.learner.model.policy import Policy
+from offbook.tiny import path
+
+SHAPE = LoraOptions(r=4, alpha=12, target_modules=("q_proj", "v_proj"))
+
+
+@pytest.fixture(scope="module")
+def policy() -> Policy:
+    return Policy.load(path(), SHAPE, threads=1)
+
+
+@pytest.fixture
+def adapter(policy: Policy, tmp_path: Path) -> Path:
+    """A LoRA with random weights, as PEFT saves it."""
+    folder = tmp_path / "lora"
+    policy.save_adapter(folder)
+    torch.manual_seed(7)
+    file = folder / ADAPTER
+    save_file({name: 0.05 * torch.randn_like(value) for name, value in load_file(file).items()}, file)
+    return folder
+
+
+def changed(adapter: Path, **fields: Any) -> None:
+    file = adapter / ADAPTER_CONFIG
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
+def test_the_first_checkpoint_is_whole_and_has_the_adapters_weights_and_shape(
+    policy: Policy, adapter: Path, tmp_path: Path
+) -> None:
+    assert lora_of(adapter) == SHAPE
+    written = write_checkpoint(policy, adapter, "desk", "tiny", tmp_path / "checkpoints")
+    checkpoint = checkpoint_files.read(written)
+    assert (checkpoint.step, checkpoint.note.model, checkpoint.note.lora) == (1, "desk", SHAPE)
+    given, kept = load_file(adapter / ADAPTER), load_file(written / ADAPTER)
+    assert given.keys() == kept.keys() and all(torch.equal(given[name], kept[name]) for name in given)
+
+
+def test_what_makes_it_no_plain_lora_is_named(adapter: Path, tmp_path: Path) -> None:
+    changed(adapter, use_dora=True, rank_pattern={"q_proj": 2}, peft_type="IA3")
+    with pytest.raises(ConfigError, match="peft_type is 'IA3', not 'LORA', use_dora is True, rank_pattern is"):
+        lora_of(adapter)
+    with pytest.raises(ConfigError, match=r"has no adapter_config\.json and no adapter_model\.safetensors"):
+        lora_of(tmp_path)
+
+
+def test_each_tensor_that_does_not_fit_the_base_is_named(policy: Policy, adapter: Path, tmp_path: Path) -> None:
+    weights = load_file(adapter / ADAPTER)
+    first, second, *_ = weights
+    renamed = weights | {second: torch.zeros(3, 5), "elsewhere": weights[first]}
+    del renamed[first]
+    save_file(renamed, adapter / ADAPTER)
+    with pytest.raises(ConfigError) as refused:
+        write_checkpoint(policy, adapter, "desk", "tiny", tmp_path / "checkpoints")
+    for named in (f"{first} is missing", "elsewhere belongs to no layer", f"{second} is (3, 5), not ("):
+        assert named in str(refused.value)
+    assert not (tmp_path / "checkpoints").exists()
+
+
+@pytest.mark.slow("an import and a server")
+async def test_an_imported_model_is_at_step_1_and_trains_on(
+    adapter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["import", str(adapter), "--model", "desk", "--dir", str(tmp_path / "server")]
+    changed(adapter, r=2)
+    assert run([*words, "--base", "tiny"]) == 2
+    assert "is (4, " in capsys.readouterr().err and not (tmp_path / "server/default/models/desk").exists()
+    changed(adapter, r=4)
+    assert run(words) == 0
+    assert capsys.readouterr().out.strip().endswith("desk/checkpoints/0001")
+    assert run(words) == 2
+    assert "there is a model 'desk'" in capsys.readouterr().err
+    backend = offbook.LocalBackend(dir=tmp_path / "server", engine="embedded", threads=1)
+    try:
+        model = offbook.TrainableModel(name="desk", project="default", base_model="tiny", backend=backend)
+        assert await model.get_step() == 1
+        rows = [{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello there"}]}]
+        result = await model.train_sft(rows, epochs=2, batch_size=1, learning_rate=5e-3, schedule="constant", warmup=0)
+        assert result.step == 3 and result.updates[1].loss < result.updates[0].loss
+    finally:
+        backend.close()

@@ -14,6 +14,7 @@ import pytest
 
 from offbook import Command, RemoteBackend, TrainableModel, Trajectory
 from offbook.base.errors import ConfigError
+from offbook.client.rollouts.sampling import at_temperature
 from offbook.testing import Action, ScriptedServer, scripted_server
 
 AGENT = """
@@ -263,15 +264,12 @@ def test_wrong_options_are_named(command: Any, options: dict[str, Any], said: st
 
 @pytest.mark.parametrize(("forced", "sampled"), [(0.0, 0.0), (0.5, 0.5), (None, 0.9)])
 def test_an_evaluation_samples_at_its_own_temperature_whatever_the_program_asks_for(
-    server: ScriptedServer, tmp_path: Path, forced: float | None, sampled: float
+    server: ScriptedServer, forced: float | None, sampled: float
 ) -> None:
-    model = TrainableModel("agent", base_model="tiny", backend=RemoteBackend(server.url))
-    code = (
-        AGENT + "call('x', temperature=0.9); reward(1); open(sys.argv[1], 'w').write(os.environ['OFFBOOK_TRAJECTORY'])"
-    )
-    command = Command([sys.executable, "-S", "-c", code, str(tmp_path / "id")], timeout=60)
-    assert command.evaluate(["hello"], model=model, temperature=forced).scored == 1
-    assert [call.sampling.temperature for call in server.calls((tmp_path / "id").read_text())] == [sampled]
+    with at_temperature(forced):
+        trajectory = rolled(server, "call('x', temperature=0.9); reward(1)")
+    assert (trajectory.reward, trajectory.exception) == (1.0, None)
+    assert [call.sampling.temperature for call in server.calls(trajectory.id)] == [sampled]
 
 
 def test_curl_in_a_shell_is_a_rollout(server: ScriptedServer) -> None:

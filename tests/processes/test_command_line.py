@@ -77,7 +77,12 @@ def test_wrap_says_where_calls_must_go_when_none_came_and_stops_a_program(
 def test_a_wrap_that_is_ended_ends_its_program(server: ScriptedServer, tmp_path: Path, number: signal.Signals) -> None:
     argv = [sys.executable, "-m", "offbook", "wrap", "--url", server.url, "--", "sleep", "600"]
     mark = str(tmp_path)
-    running = subprocess.Popen(argv, env=os.environ | {"OFFBOOK_TEST_MARK": mark}, stderr=subprocess.DEVNULL)
+    running = subprocess.Popen(
+        argv,
+        env=os.environ | {"OFFBOOK_TEST_MARK": mark},
+        stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests run in the background ignore it
+    )
     assert becomes(lambda: len(marked(mark)) == 3, 60)
     running.send_signal(number)
     running.wait(60)

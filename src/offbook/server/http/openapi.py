@@ -24,8 +24,10 @@ from offbook.openai_dialect.errors import ErrorAnswer
 from ..calls.prompt_request import CompletionFields
 
 OPENAPI = "/openapi.json"
-PROGRAMS = ("/v1/", "/v1beta/", "/t/", "/m/", "/api/", "/health")
+PROGRAMS = ("/v1/", "/t/", "/m/", "/api/", "/health")
 """Path prefixes of the documented routes. Pages and the requests that they send are left out."""
+GOOGLE = "/v1beta/"
+"""Part of the routes whose answers and errors have Google's form: Google describes them."""
 REFERENCE = "#/components/schemas/{model}"
 Object = dict[str, Json]
 
@@ -49,7 +51,9 @@ def add_openapi(app: FastAPI) -> None:
 
 def description(routes: list[APIRoute]) -> Object:
     """Build the OpenAPI document of the routes for programs, and of the calls, which are no FastAPI route."""
-    described = [route for route in routes if route.path_format.startswith(PROGRAMS)]
+    described = [
+        route for route in routes if route.path_format.startswith(PROGRAMS) and GOOGLE not in route.path_format
+    ]
     document: Object = get_openapi(
         title="Offbook", version=offbook.__version__, routes=described, separate_input_output_schemas=False
     )

@@ -48,7 +48,7 @@ def centre_and_corners(prompt: str, choices: Sequence[str]) -> str:
 
 
 def minimax(prompt: str, choices: Sequence[str]) -> str:
-    mine, theirs = prompt.removeprefix("mine ").split("?")[0].split(". ")[0].split(", theirs ")
+    mine, theirs = prompt.removeprefix("mine ").split(". ")[0].split(", theirs ")
     board = tuple("X" if square in mine else "O" if square in theirs else "" for square in SQUARES)
     return SQUARES[perfect(board, "X", NUMBERS)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -30,24 +31,45 @@ def rollout_of(play: Play) -> Callable[[offbook.TrainableModel, Any], Awaitable[
     return rollout
 
 
+def parser(description: str | None, steps: int) -> argparse.ArgumentParser:
+    """The options that all games have; `steps` is the default of `--steps`."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--base-model", default="tiny")
+    parser.add_argument("--steps", type=int, default=steps, help="steps in all")
+    parser.add_argument("--rate", type=float, default=3e-3, help="learning rate; for a real model about 1e-5")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--dir", type=Path, default=Path("games"), help="folder for everything it makes")
+    parser.add_argument("--write", action="store_true", help="write the figures that the gallery shows")
+    return parser
+
+
+def model_of(name: str, options: argparse.Namespace) -> offbook.TrainableModel:
+    """The model `name` of the seed, on a server of its own."""
+    return offbook.TrainableModel(
+        f"{name}-{options.seed}", "examples", options.base_model, backend=offbook.LocalBackend(options.dir)
+    )
+
+
 def train_measured(
-    trainer: offbook.Trainer, steps: int, held_out: Sequence[Any], results: Path | None, **about: Any
+    trainer: offbook.Trainer, options: argparse.Namespace, held_out: Sequence[Any], results: Path, **about: Any
 ) -> None:
-    """Sample the held-out scenarios, train, sample them again, and say what changed. `results`: a file for the figures,
-    with `about`, which the gallery reads."""
+    """Sample the held-out scenarios, train, sample them again, and say what changed. `results`: the file in which
+    `--write` keeps the figures, with `about`, for the gallery."""
     before = trainer.evaluate(held_out, temperature=1.0, rollouts=2)
     print(f"before: {before}")
     started = time.monotonic()
-    report = trainer.train(steps)
+    report = trainer.train(options.steps)
     minutes = (time.monotonic() - started) / 60
     after = trainer.evaluate(held_out, temperature=1.0, rollouts=2)
     gain = paired_difference(after.rewards(), before.rewards())
     print(f"after: {after}\ngain: {gain.text()} in {minutes:.1f} minutes; LoRA: {report.checkpoint}")
-    if results is None:
+    if not options.write:
         return
     if before.step != 0 or report.stopped == "nothing_left":
         raise SystemExit(f"{results} is not written: the model had been trained before this run; take another --dir")
     figures = {
+        "seed": options.seed,
+        "base": options.base_model,
         **about,
         "before": before.reward,
         "after": after.reward,

@@ -9,88 +9,14 @@ from dataclasses import dataclass
 from openai import AsyncOpenAI
 
 CODE_WORDS, CODE_CLUES = ("river", "candle"), ("north", "south")
-BOARD_WORDS = tuple(
-    [
-        "anchor",
-        "apple",
-        "bank",
-        "bell",
-        "bridge",
-        "button",
-        "camera",
-        "castle",
-        "cloud",
-        "clock",
-        "coin",
-        "crown",
-        "desert",
-        "doctor",
-        "dragon",
-        "drum",
-        "eagle",
-        "engine",
-        "feather",
-        "fire",
-        "flag",
-        "forest",
-        "garden",
-        "ghost",
-        "glass",
-        "gold",
-        "hammer",
-        "honey",
-        "horse",
-        "island",
-        "jungle",
-        "key",
-        "king",
-        "knife",
-        "ladder",
-        "lemon",
-        "lion",
-        "mirror",
-        "moon",
-        "mountain",
-        "needle",
-        "ocean",
-        "orange",
-        "paper",
-        "piano",
-        "pirate",
-        "plane",
-        "queen",
-        "rabbit",
-        "ring",
-        "robot",
-        "rocket",
-        "rope",
-        "saddle",
-        "school",
-        "shadow",
-        "ship",
-        "snow",
-        "soldier",
-        "spider",
-        "spring",
-        "star",
-        "storm",
-        "sugar",
-        "table",
-        "tiger",
-        "tower",
-        "train",
-        "turtle",
-        "violin",
-        "wall",
-        "watch",
-        "whale",
-        "wheel",
-        "window",
-        "winter",
-        "witch",
-        "wolf",
-    ]
-)
+_NOUNS = """
+anchor apple bank bell bridge button camera castle cloud clock coin crown desert doctor dragon drum eagle engine
+feather fire flag forest garden ghost glass gold hammer honey horse island jungle key king knife ladder lemon lion
+mirror moon mountain needle ocean orange paper piano pirate plane queen rabbit ring robot rocket rope saddle school
+shadow ship snow soldier spider spring star storm sugar table tiger tower train turtle violin wall watch whale wheel
+window winter witch wolf
+"""
+BOARD_WORDS: tuple[str, ...] = tuple(_NOUNS.split())
 
 
 @dataclass(frozen=True)

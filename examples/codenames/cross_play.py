@@ -1,22 +1,22 @@
 """Each spymaster with its own operative and with those of other seeds: `python -m codenames.cross_play --seeds 0 1 2`.
 
-A code that two players agreed on in training is private: another operative does not know it."""
+The scores say whether the codes of different seeds are the same."""
 
 import asyncio
 import json
 from argparse import Namespace
 
-from codenames.train import HERE, matches, pair, parser, rollout
+from codenames.train import HERE, arguments, matches, pair, rollout
 
 import offbook
 
 
 async def main(options: Namespace) -> None:
-    pairs = {seed: pair(seed, options) for seed in options.seeds}
+    pairs = {seed: pair(Namespace(**vars(options) | {"seed": seed})) for seed in options.seeds}
+    held_out = matches(10_000_000, 50, options.form)
     table: dict[str, dict[str, float | None]] = {}
     for mine, (spymaster, _) in pairs.items():
         for theirs, (_, operative) in pairs.items():
-            held_out = matches(10_000_000, 50, options.form)
             trainer = offbook.Trainer([spymaster, operative], rollout, held_out)
             evaluation = await trainer.aevaluate(held_out, temperature=1.0)
             table.setdefault(f"spymaster {mine}", {})[f"operative {theirs}"] = evaluation.reward
@@ -26,6 +26,6 @@ async def main(options: Namespace) -> None:
 
 
 if __name__ == "__main__":
-    arguments = parser()
-    arguments.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    asyncio.run(main(arguments.parse_args()))
+    options = arguments()
+    options.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    asyncio.run(main(options.parse_args()))

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from game_2048.agent import play
-from measured_training import rollout_of, train_measured
+from measured_training import model_of, parser, rollout_of, train_measured
 
 import offbook
 
@@ -15,12 +15,7 @@ def main(options: argparse.Namespace) -> None:
     def games(first: int, count: int) -> list[dict[str, int]]:
         return [{"match": first + match, "size": options.size} for match in range(count)]
 
-    model = offbook.TrainableModel(
-        f"game-2048-{options.size}-{options.seed}",
-        project="examples",
-        base_model=options.base_model,
-        backend=offbook.LocalBackend(options.dir),
-    )
+    model = model_of(f"game-2048-{options.size}", options)
     trainer = offbook.Trainer(
         model,
         rollout_of(play),
@@ -30,18 +25,12 @@ def main(options: argparse.Namespace) -> None:
         config=offbook.TrainConfig(learning_rate=options.rate, kl_coef=0.02),
         seed=options.seed,
     )
-    results = HERE / f"results/seed-{options.seed}.json" if options.write else None
-    about = {"seed": options.seed, "base": options.base_model, "size": options.size}
-    train_measured(trainer, options.steps, games(10_000_000, 200), results, **about)
+    train_measured(
+        trainer, options, games(10_000_000, 200), HERE / f"results/seed-{options.seed}.json", size=options.size
+    )
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--size", type=int, default=2, help="of the board; 4 is the usual game, for a GPU")
-    parser.add_argument("--base-model", default="tiny")
-    parser.add_argument("--steps", type=int, default=30, help="steps in all")
-    parser.add_argument("--rate", type=float, default=3e-3, help="learning rate; for a real model about 1e-5")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--dir", type=Path, default=Path("games"), help="folder for everything it makes")
-    parser.add_argument("--write", action="store_true", help="write the figures that the gallery shows")
-    main(parser.parse_args())
+    arguments = parser(__doc__, steps=30)
+    arguments.add_argument("--size", type=int, default=2, help="of the board; 4 is the usual game, for a GPU")
+    main(arguments.parse_args())

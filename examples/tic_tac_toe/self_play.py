@@ -8,7 +8,7 @@ import asyncio
 import json
 from pathlib import Path
 
-from measured_training import rollout_of
+from measured_training import model_of, parser, rollout_of
 from openai import AsyncOpenAI
 from textarena_env import Match
 from tic_tac_toe.agent import choose, place
@@ -44,13 +44,12 @@ async def rates(model: offbook.TrainableModel) -> dict[str, dict[str, float]]:
 
 
 async def main(options: argparse.Namespace) -> None:
-    backend = offbook.LocalBackend(options.dir)
-    model = offbook.TrainableModel(
-        f"self-play-{options.seed}", project="examples", base_model=options.base_model, backend=backend
-    )
-    results, curve = HERE / f"results/self-play-seed-{options.seed}.json", []
+    model = model_of("self-play", options)
+    results, curve, begun = HERE / f"results/self-play-seed-{options.seed}.json", [], await model.get_step()
+    if options.write and begun and results.exists():
+        curve = [point for point in json.loads(results.read_text())["curve"] if point["step"] < begun]
     config = offbook.TrainConfig(learning_rate=options.rate, kl_coef=options.kl, minibatches=2)
-    for step in range(await model.get_step(), options.steps + 1):
+    for step in range(begun, options.steps + 1):
         if step % EVERY == 0:
             curve.append({"step": step} | await rates(model))
             print(json.dumps(curve[-1]), flush=True)
@@ -65,12 +64,7 @@ async def main(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--base-model", default="tiny")
-    parser.add_argument("--steps", type=int, default=200, help="steps in all")
-    parser.add_argument("--rate", type=float, default=1e-3, help="learning rate; for a real model about 1e-5")
-    parser.add_argument("--kl", type=float, default=0.05, help="weight of the KL to the base")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--dir", type=Path, default=Path("games"), help="folder for everything it makes")
-    parser.add_argument("--write", action="store_true", help="write the figures that the gallery shows")
-    asyncio.run(main(parser.parse_args()))
+    arguments = parser(__doc__, steps=200)
+    arguments.set_defaults(rate=1e-3)
+    arguments.add_argument("--kl", type=float, default=0.05, help="weight of the KL to the base")
+    asyncio.run(main(arguments.parse_args()))

@@ -5,7 +5,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from measured_training import rollout_of, train_measured
+from measured_training import model_of, parser, rollout_of, train_measured
 from openai import AsyncOpenAI
 from textarena_env import Match
 from tic_tac_toe.agent import at_random, board_of, choose, mark_of, perfect, place
@@ -32,29 +32,22 @@ def main(options: argparse.Namespace) -> None:
     def matches(first: int, count: int) -> list[dict[str, Any]]:
         return [{"match": first + match, "opponent": options.opponent} for match in range(count)]
 
-    model = offbook.TrainableModel(
-        f"tic-tac-toe-{options.opponent}-{options.seed}",
-        project="examples",
-        base_model=options.base_model,
-        backend=offbook.LocalBackend(options.dir),
-    )
+    model = model_of(f"tic-tac-toe-{options.opponent}", options)
     config = offbook.TrainConfig(learning_rate=options.rate, kl_coef=0.02, minibatches=2)
     train = matches(1_000 * options.seed, 1_000)
     trainer = offbook.Trainer(
         model, rollout_of(play), train, scenarios_per_step=8, group_size=16, config=config, seed=options.seed
     )
-    results = HERE / f"results/{options.opponent}-seed-{options.seed}.json" if options.write else None
-    about = {"seed": options.seed, "base": options.base_model, "opponent": options.opponent}
-    train_measured(trainer, options.steps, matches(10_000_000, 300), results, **about)
+    train_measured(
+        trainer,
+        options,
+        matches(10_000_000, 300),
+        HERE / f"results/{options.opponent}-seed-{options.seed}.json",
+        opponent=options.opponent,
+    )
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--opponent", choices=OPPONENTS, default="random")
-    parser.add_argument("--base-model", default="tiny")
-    parser.add_argument("--steps", type=int, default=25, help="steps in all")
-    parser.add_argument("--rate", type=float, default=3e-3, help="learning rate; for a real model about 1e-5")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--dir", type=Path, default=Path("games"), help="folder for everything it makes")
-    parser.add_argument("--write", action="store_true", help="write the figures that the gallery shows")
-    main(parser.parse_args())
+    arguments = parser(__doc__, steps=25)
+    arguments.add_argument("--opponent", choices=OPPONENTS, default="random")
+    main(arguments.parse_args())

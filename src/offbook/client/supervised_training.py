@@ -92,7 +92,7 @@ def rate_at(config: SFTConfig, update: int, updates: int) -> float:
 def split(
     examples: Sequence[TrainingExample], share: float, seed: int
 ) -> tuple[list[TrainingExample], list[TrainingExample]]:
-    """TrainingExamples to train and to hold out: about `share` of them, at least one if it is above 0. Equal ones stay together."""
+    """The examples to train and those to hold out: about `share` of all, at least one if it is above 0. Equal ones stay together."""
     if not share:
         return list(examples), []
     digests = sorted({example.digest for example in examples})

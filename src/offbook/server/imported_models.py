@@ -33,7 +33,8 @@ def import_model(
     root: Path, adapter: Path, model: str, project: str, base_model: str, *, own_records: bool = True
 ) -> Path:
     """Create `model` with the adapter as its step 1, and return the checkpoint's folder. The base is loaded in a process
-    of its own. `own_records`: whether the server keeps its records in the directory. Raises ConfigError for a name that is taken, a running server, and an adapter that does not fit the base."""
+    of its own. `own_records`: whether the server keeps its records in the directory. Raises ConfigError for a name that is
+    taken, a running server, and an adapter that does not fit the base."""
     base = find(base_model)
     make_private(root)
     lock = DirectoryLock(root)

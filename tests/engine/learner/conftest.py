@@ -10,6 +10,7 @@ import torch
 
 from offbook.base.config import LoraOptions
 from offbook.engine.learner.model.policy import Policy
+from tests.engine.learner.jobs import write_toy_base
 from tests.engine.learner.tiny_models import exact, warm, write_base
 
 
@@ -24,6 +25,12 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         return made[family]
 
     return of
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the base on which whole learners are tested."""
+    return write_toy_base(tmp_path_factory.mktemp("toy"))
 
 
 @pytest.fixture(scope="session")

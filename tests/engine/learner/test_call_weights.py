@@ -20,7 +20,7 @@ from offbook.engine.learner.targets.batch import TrainBatch
 from offbook.engine.learner.update.loss import LOSSES as FUNCTIONS
 from offbook.engine.learner.update.loss import Clip, Targets
 from offbook.engine.protocol import JobTrajectory, read_job
-from tests.engine.learner.jobs import command, random_groups, sample, write_toy_base
+from tests.engine.learner.jobs import command, random_groups, sample
 from tests.engine.learner.test_invariance import CLIPPING as LOSSES
 from tests.engine.learner.test_invariance import VOCABULARY, batch_of, distance, gradients
 
@@ -183,11 +183,6 @@ class Lab:
 
     def train(self, groups: Groups, config: TrainConfig | None = None) -> TrainResult:
         return self.learner.train(command(self.root, groups, 0, config))
-
-
-@pytest.fixture(scope="module")
-def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_toy_base(tmp_path_factory.mktemp("toy"))
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from offbook.engine.learner.learner import Learner
 from offbook.engine.learner.model.policy import Policy
 from offbook.engine.learner.targets.render import render_history
 from offbook.engine.protocol import JobTrajectory, Progressed, TrainCommand, Warned
-from tests.engine.learner.jobs import LORA, command, random_groups, sample, write_toy_base
+from tests.engine.learner.jobs import LORA, command, random_groups, sample
 
 BUSY = TrainConfig(learning_rate=1e-2, loss="dapo", kl_coef=0.05, epochs=2, minibatches=2, warmup_updates=7)
 
@@ -44,11 +44,6 @@ class Lab:
 
     def weights(self) -> dict[str, torch.Tensor]:
         return {name: value.detach().clone() for name, value in self.policy.trainable_parameters().items()}
-
-
-@pytest.fixture(scope="module")
-def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_toy_base(tmp_path_factory.mktemp("toy"))
 
 
 @pytest.fixture

@@ -13,15 +13,10 @@ import torch
 from offbook.base.config import TrainConfig
 from offbook.base.types import Sampling
 from offbook.engine.protocol import JobTrajectory
-from tests.engine.learner.jobs import random_groups, sample, write_toy_base
+from tests.engine.learner.jobs import random_groups, sample
 from tests.engine.learner.test_learner import BUSY, Lab, content
 
 PROMPT = (5, 6, 7)
-
-
-@pytest.fixture(scope="module")
-def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_toy_base(tmp_path_factory.mktemp("toy"))
 
 
 @pytest.fixture

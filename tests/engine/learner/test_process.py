@@ -36,7 +36,7 @@ from offbook.engine.protocol import (
     StopCommand,
     Trained,
 )
-from tests.engine.learner.jobs import command, random_groups, write_toy_base
+from tests.engine.learner.jobs import command, random_groups
 from tests.paths import ROOT
 
 SECONDS = 600
@@ -90,11 +90,6 @@ class LearnerProcess:
         for pipe in (self.child.stdin, self.child.stdout):
             if pipe is not None:
                 pipe.close()
-
-
-@pytest.fixture(scope="module")
-def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_toy_base(tmp_path_factory.mktemp("toy"))
 
 
 @pytest.fixture

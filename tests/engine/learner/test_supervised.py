@@ -22,7 +22,7 @@ from offbook.engine.learner.targets.advantage import supervised_advantages
 from offbook.engine.learner.targets.batch import make_batch
 from offbook.engine.protocol import JobTrajectory, Progressed, TrainJob, Warned, read_job, write_job
 from offbook.engine.token_file import folder_of, path_of, read
-from tests.engine.learner.jobs import command, sample, write_toy_base
+from tests.engine.learner.jobs import command, sample
 from tests.engine.learner.test_invariance import distance, gradients
 
 SUPERVISED = TrainConfig(loss="cross_entropy", learning_rate=1e-2)
@@ -59,11 +59,6 @@ class Lab:
             logits = self.policy.model(input_ids=ids).logits[0].log_softmax(-1)
         places = range(len(call.prompt_ids) - 1, ids.shape[1] - 1)
         return float(sum(logits[place, ids[0, place + 1]] for place in places))
-
-
-@pytest.fixture(scope="module")
-def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_toy_base(tmp_path_factory.mktemp("toy"))
 
 
 @pytest.fixture

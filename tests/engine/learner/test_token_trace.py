@@ -22,7 +22,7 @@ from offbook.engine.learner.update.loss import importance_weights
 from offbook.engine.learner.update.step import StepTotals
 from offbook.engine.protocol import JobTrajectory, Progressed, TrainCommand, Warned
 from offbook.engine.token_file import CLIPPED, TRAINED, TokenFile
-from tests.engine.learner.jobs import command, random_groups, sample, write_toy_base
+from tests.engine.learner.jobs import command, random_groups, sample
 
 
 class Lab:
@@ -59,11 +59,6 @@ class Lab:
     ) -> TrainResult:
         made = command(self.root, groups, step, config, request_id=request)  # type: ignore[arg-type]
         return self.learner.train(made.model_copy(update={"keep_tokens": keep}))
-
-
-@pytest.fixture(scope="module")
-def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_toy_base(tmp_path_factory.mktemp("toy"))
 
 
 @pytest.fixture

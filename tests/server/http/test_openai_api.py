@@ -430,18 +430,6 @@ async def test_a_client_that_vanishes_mid_stream_frees_the_engine_and_leaves_wha
     assert call.outputs[0].message["content"] == "Hel"
 
 
-async def test_a_client_that_vanishes_while_it_waits_frees_the_engine_and_is_recorded(gateway: Gateway) -> None:
-    gateway.sampler.completions.append(ScriptedCompletion(gates={0: asyncio.Event()}))
-    waiting = asyncio.create_task(gateway.chat(T1))
-    await gateway.sampler.arrived.acquire()
-    waiting.cancel()
-    with suppress(asyncio.CancelledError):
-        await waiting
-    await asyncio.wait_for(gateway.sampler.abandoned.acquire(), DEADLINE)
-    (call,) = await until_recorded(gateway, "t1")
-    assert (call.status, call.outputs) == (CallStatus.CANCELLED, ())
-
-
 async def test_an_engine_that_dies_mid_stream_is_an_error_event_and_a_failed_call(gateway: Gateway) -> None:
     gateway.sampler.completions.append(ScriptedCompletion(dies_after=1))
     chunks = events(await gateway.chat(T1, stream=True))

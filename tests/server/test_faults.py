@@ -89,17 +89,15 @@ def test_the_death_of_the_learner_in_a_step_is_an_error_and_the_request_sent_aga
     ids = server.rollouts(2, "widow")
     step = server.http.get("/api/models/default").json()["step"]
     learner = server.child("engine.learner")
-    learner.suspend()  # so that it dies inside the step, however fast that is
-    with ThreadPoolExecutor() as threads:
-        request = threads.submit(server.train, "widow-step", [ids])
-        until(lambda: server.http.get("/api/train/widow-step").json().get("state") == "running", "the step runs")
-        learner.kill()
-        last = request.result(60)[-1]
+    step_events = events(server.http, train_body("widow-step", [ids], epochs=64))
+    next(event for event in step_events if event["kind"] == "progress")  # the learner has the step and 64 epochs of it
+    learner.kill()
+    *_, last = step_events
     assert last["kind"] == "error" and last["error"]["code"] == "learner_died"
     assert "SIGKILL" in last["error"]["message"] and "jobs/widow-step" in last["error"]["message"]
     assert server.http.get("/api/models/default").json()["step"] == step
-    assert server.train("widow-step", [ids])[-1]["result"]["step"] == step + 1
-    assert server.train("widow-step", [ids])[-1]["result"]["step"] == step + 1
+    assert server.train("widow-step", [ids], epochs=64)[-1]["result"]["step"] == step + 1
+    assert server.train("widow-step", [ids], epochs=64)[-1]["result"]["step"] == step + 1
     assert server.http.get("/api/models/default").json()["step"] == step + 1
     assert not (server.folder / "jobs" / "widow-step").exists()
 

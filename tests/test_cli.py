@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,11 @@ def called(words: str) -> int:
         return guarded(lambda: app(words.split()))
     except SystemExit as end:
         return int(end.code or 0)
+
+
+def test_it_says_its_version(tmp_path: Path) -> None:
+    done = offbook("--version", tmp_path)
+    assert (done.returncode, done.stdout) == (0, f"offbook {version('offbook')}\n")
 
 
 APP = """

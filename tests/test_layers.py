@@ -33,6 +33,7 @@ ADAPTERS = {
     "openai_dialect",
     "rewards",
     "scenarios",
+    "supervised",
     "tracing",
     "trainer",
 }

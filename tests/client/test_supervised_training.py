@@ -185,3 +185,15 @@ def test_weights_of_messages_are_those_of_targets_and_0_is_no_target() -> None:
     [example] = read_examples([{"messages": messages}], "agent").examples
     [history] = example.record.histories
     assert (history.targets, history.weights, history.source) == ((3,), (), "row 0")
+
+
+def test_texts_of_rollouts_are_filtered_by_default_those_with_a_secret_and_counted() -> None:
+    key = "sk-live-0123456789abcdef"
+    messages: list[Any] = [{"role": "user", "content": f"use {key}"}, {"role": "assistant", "content": f"used {key}"}]
+    [masked, kept] = [
+        read_examples([offbook.Trajectory(messages_and_choices=messages)], "m", filter=filter)
+        for filter in (None, lambda text: text.replace("use", "lose"))
+    ]
+    assert masked.redacted == 2 and key not in masked.examples[0].record.model_dump_json()
+    assert kept.redacted == 2 and kept.examples[0].record.histories[0].messages[1]["content"] == f"losed {key}"
+    assert messages[0]["content"] == f"use {key}"

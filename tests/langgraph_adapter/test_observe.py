@@ -18,6 +18,7 @@ from openai.types.chat.chat_completion import Choice
 from pydantic import SecretStr
 
 from offbook import TrainableModel, Trajectory
+from offbook.base.redaction import MARK
 from offbook.base.types import call_ref
 from offbook.testing import LlmReply, LlmRequest, ScriptedServer, calls_tool, says, scripted_llm
 from offbook_langgraph import capture, observe
@@ -183,3 +184,33 @@ async def test_what_was_observed_can_be_kept_with_a_model(stand_in: TrainableMod
     kept = await (await stand_in.api()).trajectory(trajectory.id)
     assert kept.trajectory is not None
     assert [message["content"] for message in kept.trajectory.histories[0].messages] == ["x", "a"]
+
+
+def leaking(request: LlmRequest) -> LlmReply:
+    last = request.messages[-1]
+    return calls_tool("add", {"a": 1, "b": 2, "note": KEY}) if last["role"] == "user" else says(f"by {KEY}")
+
+
+KEY = "sk-live-0123456789abcdef"
+
+
+@pytest.mark.parametrize("filter", [None, lambda text: text.replace(KEY, MARK)], ids=["default", "own"])
+def test_secrets_of_what_was_observed_are_masked_and_counted(filter: Any) -> None:
+    with scripted_llm(leaking) as own, observe(filter=filter) as trajectory:
+        own_agent(own.url).invoke({"messages": [("system", "Add."), ("user", f"with {KEY}: 1 + 2?")]})
+    kept = trajectory.model_dump_json()
+    assert KEY not in kept and trajectory.metrics["masked_texts"] == 3
+    assert texts(trajectory)[1] == f"user: with {MARK}: 1 + 2?" and texts(trajectory)[-1] == f"assistant: by {MARK}"
+    asked: Any = trajectory.messages()[2]
+    [call] = asked["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"a": 1, "b": 2, "note": MARK}
+
+
+def test_what_is_observed_is_kept_as_it_was_where_nothing_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
+    with scripted_llm(script) as own, observe() as plain:
+        own_agent(own.url).invoke(ASKED)
+    assert "masked_texts" not in plain.metrics
+    monkeypatch.setenv("OFFBOOK_REDACT", "0")
+    with scripted_llm(leaking) as own, observe() as kept:
+        own_agent(own.url).invoke(ASKED)
+    assert KEY in texts(kept)[-1] and "masked_texts" not in kept.metrics

@@ -304,5 +304,5 @@ def test_a_filter_replaces_each_text_that_may_be_trained() -> None:
     assert json.loads(called["tool_calls"][0]["function"]["arguments"]) == {"title": "smoke"}
     assert (said["content"], said["reasoning"]) == ("Call the smoke brigade.", "The plotter.")
     assert read.redacted == 4
-    with pytest.raises(ConfigError, match="filter: it must return the text to train, got None"):
+    with pytest.raises(ConfigError, match="filter: it must return the text to keep, got None"):
         read_conversations([row], filter=lambda text: None)  # type: ignore[arg-type, return-value]

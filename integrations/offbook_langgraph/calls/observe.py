@@ -21,6 +21,7 @@ from offbook.base.types import (
     CallStatus,
     as_rollout_exception,
 )
+from offbook.supervised.masking import Masking, TextFilter
 
 from .active_capture import (
     ActiveCapture,
@@ -51,6 +52,8 @@ class observe:  # used like a function: `with observe() as trajectory`
 
     select, exclude: which calls (see `Selection`). A chat model that delegates to another one counts once.
     scope, on_leak: see `capture`; here the default is to warn about a leak.
+    filter: replaces each text of the conversations; by default secrets that Offbook knows are masked, unless the environment
+    variable OFFBOOK_REDACT is 0. The metric `masked_texts` counts the texts that changed.
     Raises ConfigError for an invalid option or a second use.
     """
 
@@ -62,6 +65,7 @@ class observe:  # used like a function: `with observe() as trajectory`
         scope: Scope = "context",
         trajectory: Trajectory | None = None,
         on_leak: OnLeak = "warn",
+        filter: TextFilter | None = None,
     ) -> None:
         check_choice("scope", scope)
         check_choice("on_leak", on_leak)
@@ -73,6 +77,7 @@ class observe:  # used like a function: `with observe() as trajectory`
             watches=as_predicate(select, "select"),
             on_leak=on_leak,
         )
+        self._filter = filter
         self._stack = ExitStack()
         self._used = False
 
@@ -91,11 +96,20 @@ class observe:  # used like a function: `with observe() as trajectory`
     ) -> None:
         self._stack.close()
         self._watcher.close(self._trajectory)
+        self._mask()
         if isinstance(error, Exception) and current_trajectory() is not self._trajectory:
             self._trajectory.exception = as_rollout_exception(error)
         self._trajectory.finish()
         if self._capture.faults and error is not self._capture.faults[0]:
             raise self._capture.faults[0] from error
+
+    def _mask(self) -> None:
+        """Filter the conversations of the trajectory, and count the texts that changed."""
+        masking = Masking(self._filter)
+        for history in (self._trajectory, *self._trajectory.additional_histories):
+            masking.filter_in_place(history)
+        if masking.count:
+            self._trajectory.metrics["masked_texts"] = masking.count
 
     async def __aenter__(self) -> Trajectory:
         return self.__enter__()

@@ -39,7 +39,7 @@ from offbook.base.wire import (
     TrainEvent,
     name_at,
 )
-from offbook.supervised.conversations import TextFilter
+from offbook.supervised.masking import TextFilter
 
 from .backend import Backend, Registration, RemoteBackend
 from .connection.http import Api, checked_name
@@ -355,7 +355,7 @@ class TrainableModel(Model[ConfigT]):
         """Imitate the assistant's turns of rollouts, or of conversations of others: each batch is one step.
 
         `what`: trajectories or groups, whatever their rewards; a `.jsonl` file, a list of conversations, or a data set of them,
-        as `read_conversations` takes them, with `filter` over their texts. Pass `config`, or SFTConfig's fields as `options`.
+        as `read_conversations` takes them. `filter` is applied to the texts of all but recorded calls. Pass `config`, or SFTConfig's fields as `options`.
         The same call on the same server goes on where it was, also in mid-epoch, and applies nothing twice; `request_id`
         begins the ids of its requests in place of a digest of examples and options. `timeout`: seconds for each batch.
         Raises ConfigError, TrainError, ServerError, TimeoutError."""

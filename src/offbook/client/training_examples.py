@@ -15,7 +15,8 @@ from offbook.base.errors import ConfigError
 from offbook.base.types import History, Json, Message, RenderedHistory, RolloutPlace, Trajectory, TrajectoryGroup
 from offbook.base.user_values import as_list
 from offbook.base.wire import TrajectoryRecord
-from offbook.supervised.conversations import Conversation, Rows, TextFilter, read_conversations
+from offbook.supervised.conversations import Conversation, Rows, read_conversations
+from offbook.supervised.masking import Masking, TextFilter
 
 from .rollouts.records import trajectory_record
 
@@ -47,22 +48,23 @@ class TrainingExamples:
 def read_examples(
     what: TrainingData, model: str, *, skip_bad: bool = False, filter: TextFilter | None = None
 ) -> TrainingExamples:
-    """The examples of rollouts, or of conversations as `read_conversations` reads them.
+    """The examples of rollouts, or of conversations as `read_conversations` reads them. `filter` replaces texts of what is
+    rendered, as there; the calls of rollouts that the server recorded are trained on their own ids.
 
     Rollouts that failed are left out. Raises ConfigError for data without an example, and unless `skip_bad` for a faulty
     row and for a rollout without anything to train."""
     if isinstance(what, Trajectory | TrajectoryGroup):
-        return _of_rollouts([what], model, skip_bad)
+        return _of_rollouts([what], model, skip_bad, Masking(filter))
     data = list(cast(Iterator[Rollout], what)) if isinstance(what, Iterator) else what
     first = data[0] if isinstance(data, Sequence) and not isinstance(data, str) and data else None
     if isinstance(first, Trajectory | TrajectoryGroup):
-        return _of_rollouts(cast(Sequence[Rollout], data), model, skip_bad)
+        return _of_rollouts(cast(Sequence[Rollout], data), model, skip_bad, Masking(filter))
     read = read_conversations(cast("str | Path | Rows", data), skip_bad=skip_bad, filter=filter)
     examples = tuple(_of_conversation(one, model) for one in read.conversations)
     return TrainingExamples(examples, read.skipped, read.redacted)
 
 
-def _of_rollouts(items: Sequence[Rollout], model: str, skip_bad: bool) -> TrainingExamples:
+def _of_rollouts(items: Sequence[Rollout], model: str, skip_bad: bool, masking: Masking) -> TrainingExamples:
     flat: list[Trajectory] = []
     left_out = 0
     for item in as_list(items, "train_sft", "rollout"):
@@ -70,7 +72,7 @@ def _of_rollouts(items: Sequence[Rollout], model: str, skip_bad: bool) -> Traini
         left_out += len(item.exceptions) if isinstance(item, TrajectoryGroup) else 0
     examples: list[TrainingExample] = []
     for number, trajectory in enumerate(flat):
-        example = _of_trajectory(trajectory, model, f"trajectory {trajectory.id} (number {number})")
+        example = _of_trajectory(trajectory, model, f"trajectory {trajectory.id} (number {number})", masking)
         if trajectory.exception is not None:
             left_out += 1
         elif example is not None:
@@ -84,12 +86,12 @@ def _of_rollouts(items: Sequence[Rollout], model: str, skip_bad: bool) -> Traini
             )
     if not examples:
         raise ConfigError(f"train_sft: nothing to train on: {left_out} rollouts, all failed or empty")
-    return TrainingExamples(tuple(examples), left_out)
+    return TrainingExamples(tuple(examples), left_out, masking.count)
 
 
-def _of_trajectory(trajectory: Trajectory, model: str, where: str) -> TrainingExample | None:
-    """The example of a rollout; None if there is nothing to train. Recorded calls are trained as they are; an output that
-    the app threw away is not."""
+def _of_trajectory(trajectory: Trajectory, model: str, where: str, masking: Masking) -> TrainingExample | None:
+    """The example of a rollout; None if there is nothing to train. Recorded calls are trained as they are, since their ids
+    are what was sampled; an output that the app threw away is not."""
     record = trajectory_record(trajectory, model, where, RolloutPlace())
     unused = dict.fromkeys(record.unused, 0.0)
     histories = (trajectory, *trajectory.additional_histories)
@@ -101,7 +103,7 @@ def _of_trajectory(trajectory: Trajectory, model: str, where: str) -> TrainingEx
             for output in call.outputs
             if output.message.get("role") == "assistant" and output.status.usable and call.id not in unused
         ]
-    told = record.histories or tuple(rendered)
+    told = tuple(masking.rendered(history) for history in record.histories or rendered)
     recorded = trajectory.captured or bool(record.calls)
     if not recorded and not told:
         return None

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias, cast
-
-import orjson
+from typing import TypeAlias
 
 from offbook.base.errors import ConfigError
-from offbook.base.redaction import Redaction
 from offbook.base.types import Json, Message, Tool
 from offbook.base.user_values import as_list
 from offbook.client.rollouts.dataset import UnpaddedRows, unpadded
 from offbook.scenarios.file_rows import FileRow, jsonl_rows, row_of
 
 from .chat_rows import read_row
+from .masking import Masking, TextFilter
 
 Rows: TypeAlias = Iterable[Mapping[str, Json] | list[Message]]
 """Rows of a data set, or lists of messages."""
-TextFilter: TypeAlias = Callable[[str], str]
-"""What is trained instead of a text: of contents, thoughts, and values in the arguments of calls."""
 SHOWN_FAULTS = 20
 
 
@@ -57,7 +52,7 @@ def read_conversations(
     `filter` replaces each text that may be trained; by default secrets that Offbook knows are masked, unless the environment
     variable OFFBOOK_REDACT is 0. Raises ConfigError that names each faulty row and field. With `skip_bad` such rows are left
     out and counted; it is still raised for a file that cannot be read and for a set without any conversation."""
-    masking = _Masking(filter)
+    masking = Masking(filter)
     conversations: list[Conversation] = []
     faults: list[str] = []
     skipped = 0
@@ -106,63 +101,3 @@ def _rows(what: str | Path | Rows) -> Iterator[tuple[FileRow, str]]:
     for place, item in enumerate(items):
         wrapped: object = {"messages": item} if isinstance(item, list) else item
         yield row_of(place, wrapped, "key"), f"row {place}"
-
-
-class _Masking:
-    """Replaces texts by those of a filter, and counts the texts that changed."""
-
-    def __init__(self, filter: TextFilter | None) -> None:
-        self.count = 0
-        self._filter = filter
-
-    def message(self, message: Message) -> Message:
-        """The message with its content, thoughts and arguments of calls filtered."""
-        clean = dict(message)
-        for name in ("content", "refusal", "reasoning", "reasoning_content"):
-            if name in clean:
-                clean[name] = self._content(clean[name])
-        if calls := cast(list[Json], clean.get("tool_calls")):
-            clean["tool_calls"] = [self._call(call) for call in calls]
-        return clean
-
-    def tools(self, tools: tuple[Tool, ...] | None) -> tuple[Tool, ...] | None:
-        """The tools, of which the default masks what is a secret; a filter of the user's leaves them as they are."""
-        if tools is None or self._filter is not None:
-            return tools
-        return tuple(self._value(tool) for tool in tools)
-
-    def _content(self, content: Json) -> Json:
-        if isinstance(content, list):
-            return [self._content(part) for part in cast(list[Json], content)]
-        if isinstance(content, dict):  # a part: its type is no text of the conversation
-            part = cast(dict[str, Json], content)
-            return part | {
-                name: self._text(part[name]) for name in ("text", "refusal") if isinstance(part.get(name), str)
-            }
-        return self._text(content) if isinstance(content, str) else content
-
-    def _call(self, call: Json) -> Json:
-        function = cast(dict[str, Json], call["function"])
-        arguments: Json = function.get("arguments")
-        if not arguments:
-            return call
-        value: Json = orjson.loads(arguments) if isinstance(arguments, str) else arguments
-        clean = self._value(value)
-        if clean == value:
-            return call  # its text as it was written
-        written = json.dumps(clean, ensure_ascii=False) if isinstance(arguments, str) else clean
-        return {**call, "function": {**function, "arguments": written}}
-
-    def _value(self, value: Json, key: str = "") -> Json:
-        if isinstance(value, dict):
-            return {name: self._value(item, name) for name, item in cast(dict[str, Json], value).items()}
-        if isinstance(value, list):
-            return [self._value(item) for item in cast(list[Json], value)]
-        return self._text(value, key) if isinstance(value, str) else value
-
-    def _text(self, text: str, key: str = "") -> str:
-        clean = Redaction().value(text, key) if self._filter is None else self._filter(text)
-        if not isinstance(clean, str):
-            raise ConfigError(f"filter: it must return the text to train, got {clean!r:.200}")
-        self.count += clean != text
-        return clean

@@ -143,34 +143,49 @@ def worktree(commit: str, folder: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def started(checkouts: dict[str, Path], folder: Path) -> Iterator[dict[str, Gateway]]:
-    """One gateway of each checkout in front of one scripted vLLM."""
+def started(
+    checkouts: dict[str, Path], folder: Path, vllms: int = 1
+) -> Iterator[tuple[dict[str, Gateway], list[psutil.Process]]]:
+    """One gateway of each checkout in front of the same scripted vLLMs, and the processes of these."""
     base = tiny_policy()
-    ports = free_ports(1 + len(checkouts))
+    ports = free_ports(vllms + len(checkouts))
     urls = [f"http://127.0.0.1:{port}" for port in ports]
     processes: list[subprocess.Popen[bytes]] = []
 
-    def start(name: str, url: str, checkout: Path, words: list[str]) -> int:
+    def start(name: str, url: str, checkout: Path, words: list[str]) -> psutil.Process:
         paths = os.pathsep.join(str(checkout / part) for part in ("src", "integrations"))
         with (folder / f"{name}.log").open("wb") as log:
             command = [sys.executable, *words]
             environment = os.environ | {"PYTHONPATH": paths}
             processes.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=folder))
         await_health(url, processes[-1], folder / f"{name}.log")
-        return processes[-1].pid
+        return psutil.Process(processes[-1].pid)
 
     try:
-        start("vllm", urls[0], ROOT, [str(Path(__file__).with_name("scripted_vllm.py")), str(ports[0])])
+        script = str(Path(__file__).with_name("scripted_vllm.py"))
+        samplers = [
+            start(f"vllm-{port}", f"http://127.0.0.1:{port}", ROOT, [script, str(port)]) for port in ports[:vllms]
+        ]
         found: dict[str, Gateway] = {}
-        for (name, checkout), url, port in zip(checkouts.items(), urls[1:], ports[1:], strict=True):
-            words = ["-m", "offbook.server", "--model", str(base), "--vllm-url", urls[0], "--inference-only"]
-            words += ["--port", str(port), "--dir", str(folder / f"dir-{name}")]
-            found[name] = Gateway(url, psutil.Process(start(name, url, checkout, words)))
-        yield found
+        for (name, checkout), url, port in zip(checkouts.items(), urls[vllms:], ports[vllms:], strict=True):
+            words = ["-m", "offbook.server", "--model", str(base), "--vllm-url", ",".join(urls[:vllms])]
+            words += ["--inference-only", "--port", str(port), "--dir", str(folder / f"dir-{name}")]
+            found[name] = Gateway(url, start(name, url, checkout, words))
+        yield found, samplers
     finally:
         for process in reversed(processes):
             process.terminate()
             process.wait()
+
+
+@contextmanager
+def beside(commit: str | None, folder: Path) -> Iterator[dict[str, Path]]:
+    """This checkout, and with `commit` a second one of that commit before it."""
+    if commit is None:
+        yield {NOW: ROOT}
+        return
+    with worktree(commit, folder / "earlier") as earlier:
+        yield {commit: earlier, NOW: ROOT}
 
 
 def write(table: str, command: str) -> None:
@@ -190,15 +205,8 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gateway-cpu-") as name:
         folder = Path(name)
-        checkouts = {NOW: ROOT}
-        if options.against:
-            with worktree(options.against, folder / "earlier") as earlier:
-                checkouts[options.against] = earlier
-                with started(checkouts, folder) as gateways:
-                    found = measure(gateways, options.runs)
-        else:
-            with started(checkouts, folder) as gateways:
-                found = measure(gateways, options.runs)
+        with beside(options.against, folder) as checkouts, started(checkouts, folder) as (gateways, _):
+            found = measure(gateways, options.runs)
     table = report(found, options.against)
     print(table)
     if options.write:

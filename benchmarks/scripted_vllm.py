@@ -1,5 +1,5 @@
 """A vLLM that computes nothing, on the port it is given: every call waits 50 ms, or the seconds given after the port, then gets
-max_tokens equal tokens. A stream gives them as vLLM's does, one chunk for `stream_interval` tokens, one token every 10 ms."""
+max_tokens equal tokens. `system_fingerprint` is the port. A stream gives them as vLLM's does, one chunk for `stream_interval` tokens, one token every 10 ms."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ def answer(tokens: int, flat: bool) -> bytes:
     choice |= {"token_ids": list(range(tokens))}
     usage = {"prompt_tokens": 60, "completion_tokens": tokens, "total_tokens": 60 + tokens}
     whole = {"id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": "base", "choices": [choice]}
+    whole |= {"system_fingerprint": sys.argv[1]}
     return json.dumps(whole | {"usage": usage, "prompt_token_ids": list(range(60))}).encode()
 
 

@@ -133,12 +133,13 @@ class ChatExchange(Response):
 
     async def _send_on(self, payload: dict[str, Json], call: OpenCall | None, sampled: Sampled, send: Send) -> None:
         if self._request.stream:
-            async with self._sampler.stream(payload) as response:
+            async with self._sampler.stream(payload, self._request.trajectory_id) as response:
                 if response.status != 200:
                     raise _refusal(response.status, await read(response, MAX_ANSWER))
                 await self._relay(response, call, sampled, send)
         else:
-            await self._whole(await self._sampler.post(payload, sampled.limits.bytes), call, sampled, send)
+            reply = await self._sampler.post(payload, sampled.limits.bytes, self._request.trajectory_id)
+            await self._whole(reply, call, sampled, send)
 
     async def _whole(self, reply: Reply, call: OpenCall | None, sampled: Sampled, send: Send) -> None:
         if reply.status != 200:

@@ -1,6 +1,6 @@
 """Several samplers that act as one.
 
-Each call goes to the sampler with the fewest calls in flight. Every adapter is loaded on all of them.
+`Routes` chooses the sampler of a call. Every adapter is loaded on all of them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from offbook.base.errors import EngineError
 from offbook.base.types import Json
 
 from .answer_limits import MAX_ANSWER
+from .routes import Routes
 from .sampler import SamplerState
 from .supervised import SupervisedSampler
 from .transport import Reply
@@ -89,16 +90,17 @@ class PoolCalls:
 
     def __init__(self, pool: SamplerPool) -> None:
         self._pool = pool
+        self._routes = Routes(pool.members)
 
     @property
     def in_flight(self) -> int:
         """Number of calls in flight on all members."""
         return sum(member.calls.in_flight for member in self._pool.members)
 
-    async def post(self, payload: Mapping[str, Json], limit: int = MAX_ANSWER) -> Reply:
+    async def post(self, payload: Mapping[str, Json], limit: int = MAX_ANSWER, trajectory: str | None = None) -> Reply:
         """A whole chat completion from one member. A member that dies is replaced by another until none is left."""
         for untried in range(len(self._pool.members) - 1, -1, -1):
-            member = await self._next()
+            member = await self._next(payload, trajectory)
             try:
                 return await member.calls.post(payload, limit)
             except EngineError:
@@ -107,10 +109,12 @@ class PoolCalls:
         raise AssertionError("unreachable")
 
     @asynccontextmanager
-    async def stream(self, payload: Mapping[str, Json]) -> AsyncGenerator[aiohttp.ClientResponse]:
+    async def stream(
+        self, payload: Mapping[str, Json], trajectory: str | None = None
+    ) -> AsyncGenerator[aiohttp.ClientResponse]:
         """A streamed chat completion from one member. Members are tried as in `post` until a stream opens."""
         for untried in range(len(self._pool.members) - 1, -1, -1):
-            member = await self._next()
+            member = await self._next(payload, trajectory)
             async with AsyncExitStack() as stack:
                 try:
                     response = await stack.enter_async_context(member.calls.stream(payload))
@@ -135,10 +139,10 @@ class PoolCalls:
         known = [answer for answer in answers if answer is not None]
         return sum(known) / len(known) if known else None
 
-    async def _next(self) -> SupervisedSampler:
-        """The member with the fewest calls in flight."""
+    async def _next(self, payload: Mapping[str, Json], trajectory: str | None) -> SupervisedSampler:
+        """The member that the call goes to, once one answers. Raises EngineError."""
         await self._pool.ready()
-        return min(self._pool.present() or self._pool.members, key=lambda member: member.calls.in_flight)
+        return self._routes.member(payload, trajectory)
 
 
 class PoolAdapters:

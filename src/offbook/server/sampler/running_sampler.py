@@ -73,7 +73,7 @@ class RunningSampler(SupervisedSampler):
         self._detail = None
         try:
             self.served_name = await self._base_name(control)
-            if not await check_sampling(control, self.served_name, vllm=True):
+            if not await self._is_ours(control):
                 logger.warning(
                     "vLLM at %s runs without Offbook's plugin: it renders messages in its own way, and text that its chat "
                     "template leaves out is lost. Start a vLLM 0.32 with Offbook installed beside it and "
@@ -83,6 +83,20 @@ class RunningSampler(SupervisedSampler):
             await self.adapters.reload(control)
         except (EngineError, httpx.HTTPError) as error:
             raise EngineError(f"vLLM at {self.url} cannot be used: {str(error) or type(error).__name__}") from error
+
+    async def _is_ours(self, control: httpx.AsyncClient) -> bool:
+        """Check the engine, and return whether it renders messages as the learner does: our plugin in vLLM, or the embedded
+        engine, which takes none of vLLM's own fields. Raises EngineError, httpx.HTTPError."""
+        try:
+            self.takes_vllm_fields = True
+            return await check_sampling(control, self.served_name, vllm=True)
+        except EngineError as error:
+            if "vllm_xargs" not in str(error):
+                raise
+            self.takes_vllm_fields = False
+            logger.info("%s takes no vllm_xargs: its calls are sent without the fields for vLLM", self.url)
+            await check_sampling(control, self.served_name)
+            return True
 
     async def _base_name(self, client: httpx.AsyncClient) -> str:
         """vLLM's name for its base model. Raises EngineError, httpx.HTTPError."""

@@ -43,15 +43,18 @@ class SamplerCalls(Protocol):
         """Number of calls that have not been answered completely."""
         ...
 
-    async def post(self, payload: Mapping[str, Json], limit: int = MAX_ANSWER) -> Reply:
+    async def post(self, payload: Mapping[str, Json], limit: int = MAX_ANSWER, trajectory: str | None = None) -> Reply:
         """Send a call and return the whole answer, whatever its HTTP status. With `prompt` it is a completion, else a chat.
 
+        A pool sends calls of one `trajectory` to one member, which has their prefix cached.
         Raises EngineError if the sampler cannot answer, and WrongAnswer for more than `limit` bytes.
         """
         ...
 
-    def stream(self, payload: Mapping[str, Json]) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        """Open a streamed call.
+    def stream(
+        self, payload: Mapping[str, Json], trajectory: str | None = None
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        """Open a streamed call; `trajectory` as in `post`.
 
         Entered at the response's first bytes; leaving cancels it. Raises EngineError.
         """

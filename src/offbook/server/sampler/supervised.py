@@ -19,6 +19,7 @@ import orjson
 from offbook.base.errors import EngineError
 from offbook.base.types import Json
 
+from ...engine.protocol import FLAT_LOGPROBS
 from .answer_limits import MAX_ANSWER
 from .sampler import SamplerState
 from .transport import (
@@ -56,8 +57,9 @@ class SamplerClient:
         """Number of calls that have not been answered completely."""
         return self._in_flight
 
-    async def post(self, payload: Mapping[str, Json], limit: int = MAX_ANSWER) -> Reply:
+    async def post(self, payload: Mapping[str, Json], limit: int = MAX_ANSWER, trajectory: str | None = None) -> Reply:
         """Send a call and return the whole answer; see `SamplerCalls.post`."""
+        del trajectory
         body, path = self._body(payload), _path(payload)
 
         async def whole(connection: SamplerConnection) -> Reply:
@@ -72,8 +74,11 @@ class SamplerClient:
             return await self._sampler.send(whole)
 
     @asynccontextmanager
-    async def stream(self, payload: Mapping[str, Json]) -> AsyncGenerator[aiohttp.ClientResponse]:
+    async def stream(
+        self, payload: Mapping[str, Json], trajectory: str | None = None
+    ) -> AsyncGenerator[aiohttp.ClientResponse]:
         """Open a streamed call; see `SamplerCalls.stream`."""
+        del trajectory
         body, path = self._body(payload), _path(payload)
 
         async def opened(connection: SamplerConnection) -> tuple[CallClient, aiohttp.ClientResponse]:
@@ -165,7 +170,15 @@ class SamplerClient:
     def _body(self, payload: Mapping[str, Json]) -> bytes:
         if payload["model"] == SERVED_NAME != self._sampler.served_name:
             payload = {**payload, "model": self._sampler.served_name}
-        return orjson.dumps(payload)
+        return orjson.dumps(payload if self._sampler.takes_vllm_fields else _without_vllm_fields(payload))
+
+
+def _without_vllm_fields(payload: Mapping[str, Json]) -> dict[str, Json]:
+    """The payload without the fields that the gateway adds for vLLM; a client's own `vllm_xargs` stay."""
+    kept = {name: value for name, value in payload.items() if name not in ("stream_interval", "vllm_xargs")}
+    own: dict[str, Json] = {**(payload.get("vllm_xargs") or {})}
+    own.pop(FLAT_LOGPROBS, None)
+    return kept | ({"vllm_xargs": own} if own else {})
 
 
 def _path(payload: Mapping[str, Json]) -> str:
@@ -254,6 +267,9 @@ class SupervisedSampler:
 
     served_name = SERVED_NAME
     """The sampler's own name for the base."""
+    takes_vllm_fields = True
+    """False if the engine answers 400 to `vllm_xargs` and `stream_interval`, which the gateway adds for vLLM. Those calls are
+    sent without them."""
     has_others = False
     """Set by a pool with other samplers: when this one is gone, requests fail at once, and the pool resends them."""
 

@@ -34,6 +34,7 @@ class ScriptedTraining:
     failing: set[int] = field(default_factory=set[int])
     without_signal: set[int] = field(default_factory=set[int])
     requests: list[Any] = field(default_factory=list[Any])
+    logs: list[Any] = field(default_factory=list[Any])
     finishes: int = 0  # how often rollouts were finished
     api: ScriptedApi | None = None
 
@@ -56,6 +57,8 @@ class ScriptedTraining:
             return None
         if request.path.startswith("/api/models/"):
             name, _, what = request.path.removeprefix("/api/models/").partition("/")
+            if what == "log":
+                self.logs.append(request.body)
             if what == "checkpoints":
                 return Reply(json=[])
             state = {"name": name, "project": "default", "base_model": "tiny", "lora": {}, "checkpoint": None}

@@ -122,6 +122,20 @@ async def test_each_step_has_its_costs_and_tokens_as_metrics(server: ScriptedTra
     assert report.spending["judge"].questions == 2
 
 
+async def test_a_client_that_dies_during_a_step_has_logged_what_its_rollouts_cost(
+    server: ScriptedTraining, endpoint: ScriptedLlm
+) -> None:
+    server.close(2)
+    run = asyncio.create_task(trained(server, 3, judge=ScriptedJudge(endpoint)))
+    assert await asyncio.to_thread(server.arrived[2].wait, 60)
+    run.cancel()
+    await asyncio.gather(run, return_exceptions=True)
+    server.gates[2].set()
+    await trained(server, 3, judge=ScriptedJudge(endpoint))
+    assert sum(log["metrics"]["costs/judge"] for log in server.logs) == len(endpoint.requests)
+    assert len({log["trajectory_ids"][0] for log in server.logs}) == len(server.logs) == len(server.requests)
+
+
 async def test_an_unknown_price_is_said_and_with_a_budget_refused(
     server: ScriptedTraining, endpoint: ScriptedLlm
 ) -> None:

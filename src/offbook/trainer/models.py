@@ -244,7 +244,10 @@ async def log_to_each(
 async def log_spent(
     model: TrainableModel, groups: Sequence[TrajectoryGroup], step: int, spent: Mapping[str, float]
 ) -> None:
-    """Log the tokens and costs of other LLMs in a step with the model; the dashboard shows them."""
+    """Log the tokens and costs of other LLMs for rollouts of a step with the model; the dashboard shows them.
+
+    Call it when the rollouts are stored and before they are trained: what was paid is then known after a kill.
+    """
     if not spent:
         return
     first = next((trajectory.id for group in groups for trajectory in group), None)

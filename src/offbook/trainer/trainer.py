@@ -282,11 +282,11 @@ class Trainer:
             await save_rollouts_after(unscored, self.models, groups)
             raise unscored
         await self._publisher.groups(groups, first[self.model.name], "train")
-        if run.under_way:
+        seconds, spent = time.monotonic() - started, run.spending.metrics(spent_before)
+        if run.under_way or spent:
             await save_rollouts(self.models, groups)
-        return RolloutBatch(
-            groups, first, began, time.monotonic() - started, run.waiting.taken(), run.spending.metrics(spent_before)
-        )
+        await log_spent(self.model, groups, first[self.model.name], spent)
+        return RolloutBatch(groups, first, began, seconds, run.waiting.taken(), spent)
 
     async def _update(self, run: Run, scored: RolloutBatch) -> None:
         """Send one train request per model below the target step, and record the iteration."""
@@ -303,7 +303,6 @@ class Trainer:
             if run.repeats.new(warning):
                 run.progress.say(warning)
         run.applied(iteration)
-        await log_spent(self.model, scored.groups, iteration.step, scored.spent)
         run.progress.finished(table_row(iteration, len(run.iterations), run.repeats))
         for line in failure_lines(run.new_failures(iteration.failures)):
             run.progress.say(line)

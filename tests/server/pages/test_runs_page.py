@@ -14,7 +14,7 @@ import pytest
 from offbook.base.types import TrainResult
 from offbook.base.wire import TrainStatus
 from offbook.commands.main import app
-from offbook.server.views.run_charts import evaluations_by_split, score
+from offbook.server.views.run_charts import costs_by_step, evaluations_by_split, score
 from offbook.server.views.run_index import LoggedEvaluation
 from offbook.server.views.run_summary import trend
 from tests.fakes.gateway import Gateway
@@ -182,3 +182,15 @@ def test_a_step_that_a_run_begun_again_evaluates_once_more_is_one_point_of_the_c
 
     curve = evaluations_by_split([logged(0, 0.1, 1.0), logged(1, 0.2, 2.0), logged(1, 0.3, 3.0), logged(2, 0.4, 4.0)])
     assert [(entry.step, score(entry)) for entry in curve["val"]] == [(0, 0.1), (1, 0.3), (2, 0.4)]
+
+
+def test_costs_of_rollouts_of_the_same_step_are_added_up() -> None:
+    def paid(step: int, metrics: dict[str, float]) -> LoggedEvaluation:
+        return LoggedEvaluation("m", "run-1", "train", step, 1.0, metrics, 1)
+
+    judge, user = {"costs/judge": 0.5, "llms/judge/questions": 2.0}, {"costs/user": 0.25}
+    summed = costs_by_step([paid(0, judge), paid(1, judge | user), paid(1, judge), paid(2, {"val/reward": 1.0})])
+    assert [(entry.step, entry.metrics) for entry in summed] == [
+        (0, {"costs/judge": 0.5}),
+        (1, {"costs/judge": 1.0, "costs/user": 0.25}),
+    ]

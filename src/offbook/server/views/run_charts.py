@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 from offbook.base.types import Json
@@ -129,7 +129,7 @@ def chart_json(overview: RunOverview) -> dict[str, Json]:
     for split, entries in evaluations_by_split(scored).items():
         axes[split] = _axis(entries, began)
     charts.insert(2, _evaluation_chart(scored))
-    spent = [entry for entry in overview.evaluations if any(name.startswith(COST) for name in entry.metrics)]
+    spent = costs_by_step(overview.evaluations)
     axes[COST] = _axis(spent, began)
     charts.append(_cost_chart(spent))
     return {"x": axes, "charts": [chart for chart in charts if chart["parts"]]}
@@ -155,6 +155,20 @@ def evaluations_by_split(entries: Iterable[LoggedEvaluation]) -> dict[str, list[
         if entry.step is not None and score(entry) is not None:
             by_split.setdefault(entry.split, {})[entry.model, entry.step] = entry
     return {split: sorted(kept.values(), key=lambda entry: entry.step or 0) for split, kept in by_split.items()}
+
+
+def costs_by_step(entries: Iterable[LoggedEvaluation]) -> list[LoggedEvaluation]:
+    """The costs of other LLMs, those of a model's step added up: a run that was killed and begun again pays once more for
+    the step that it goes on from, and so does one whose rollouts gave no signal."""
+    sums: dict[tuple[str, int | None], LoggedEvaluation] = {}
+    for entry in entries:
+        costs = {name: value for name, value in entry.metrics.items() if name.startswith(COST)}
+        if costs:
+            before = sums.get((entry.model, entry.step))
+            paid = before.metrics if before is not None else {}
+            total = {name: paid.get(name, 0.0) + costs.get(name, 0.0) for name in {**paid, **costs}}
+            sums[entry.model, entry.step] = replace(entry, metrics=total)
+    return list(sums.values())
 
 
 def score(entry: LoggedEvaluation) -> float | None:
@@ -198,7 +212,13 @@ def _cost_chart(entries: Sequence[LoggedEvaluation]) -> dict[str, Json]:
         {"label": name.removeprefix(COST), "x": COST, "y": [entry.metrics.get(name) for entry in entries]}
         for name in names
     ]
-    return {"key": "cost", "title": "Cost of other LLMs", "unit": "USD of the step", "note": "", "parts": parts}
+    return {
+        "key": "cost",
+        "title": "Cost of other LLMs",
+        "unit": "USD for the step's rollouts",
+        "note": "",
+        "parts": parts,
+    }
 
 
 def _minutes(moment: float, began: float) -> float:

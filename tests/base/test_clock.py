@@ -53,6 +53,19 @@ def test_times_never_go_back_and_durations_leave_jumps_out() -> None:
         assert watch.since(start) == pytest.approx(10 * (len(began) - 1 - index), abs=0.6)
 
 
+def test_a_clock_goes_on_from_a_moment_and_durations_leave_it_out() -> None:
+    wall, running = [1_000 * DAY], [0.0]
+    watch = clock.Clock(lambda: wall[0], lambda: running[0])
+    began = watch.now()
+    assert (watch.advance(1_001 * DAY), watch.now()) == (DAY, 1_001 * DAY)
+    assert watch.advance(1_000 * DAY) == 0
+    wall[0] += 10
+    running[0] += 10
+    assert (watch.now(), watch.since(began)) == (1_001 * DAY + 10, 10)
+    wall[0] += DAY  # the clock is right again
+    assert (watch.now(), watch.since(began)) == (1_001 * DAY + 10, 10)
+
+
 def test_a_clock_that_is_right_again_is_followed_again() -> None:
     wall, running = [1_000 * DAY], [0.0]
     watch = clock.Clock(lambda: wall[0], lambda: running[0])
@@ -98,6 +111,25 @@ def test_a_servers_records_keep_their_order_and_durations(jump: Jump, seconds: f
         calls = server.calls(trajectory)
     assert [call.messages[0]["content"] for call in calls] == ["0", "1", "2", "3"]
     assert all(0 <= call.ended_at - call.started_at < QUICK for call in calls)
+
+
+@pytest.mark.parametrize("seconds", [-DAY, DAY])
+def test_records_keep_their_order_when_the_clock_was_set_while_the_server_was_down(
+    jump: Jump, seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    trajectory = f"traj-{uuid4().hex}"
+    for index in range(4):
+        with scripted_server(lambda _: Action("yes"), tmp_path) as server:
+            server.http.post(
+                f"/t/{trajectory}/v1/chat/completions",
+                json={"model": "default", "messages": [{"role": "user", "content": str(index)}]},
+            ).raise_for_status()
+            calls = server.calls(trajectory)
+        jump((seconds, 0.0, -seconds, 0.0)[index])
+        monkeypatch.setattr(clock, "_process", clock.Clock())
+    assert [call.messages[0]["content"] for call in calls] == ["0", "1", "2", "3"]
+    assert all(0 <= call.ended_at - call.started_at < QUICK for call in calls)
+    assert "behind the newest record" in caplog.text
 
 
 @pytest.mark.parametrize("seconds", [-DAY, DAY])

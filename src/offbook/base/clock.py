@@ -51,6 +51,16 @@ class Clock:
             self._latest = max(self._latest, wall + self._ahead)
             return self._latest
 
+    def advance(self, moment: float) -> float:
+        """Let the times go on from `moment` (Unix seconds) if they are behind it. Returns the seconds by which they were."""
+        behind = max(moment - self.now(), 0.0)
+        with self._lock:
+            if behind:
+                self._ahead += behind
+                self._latest = max(self._latest, moment)
+                self._jumps.append((moment, behind))
+        return behind
+
     def since(self, began: float) -> float:
         """Seconds of running time since a time that `now` returned; at least 0."""
         passed = self.now() - began
@@ -64,6 +74,11 @@ _process = Clock()
 def now() -> float:
     """The current time in Unix seconds. In one process it never goes back."""
     return _process.now()
+
+
+def advance(moment: float) -> float:
+    """Let the times of this process go on from `moment`: see `Clock.advance`."""
+    return _process.advance(moment)
 
 
 def since(began: float) -> float:

@@ -17,7 +17,20 @@ from pathlib import Path
 from typing import TypeVar
 
 import orjson
-from sqlalchemy import ColumnElement, Connection, Engine, Row, Select, bindparam, delete, exists, insert, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Engine,
+    Row,
+    Select,
+    bindparam,
+    delete,
+    exists,
+    func,
+    insert,
+    select,
+    update,
+)
 from sqlalchemy.exc import SQLAlchemyError
 
 from offbook.base import clock
@@ -156,7 +169,8 @@ class Store:
     async def open(cls, url: str, *, durable: bool = False, may_begin: bool = False) -> Store:
         """Open or create records at a SQLAlchemy URL.
 
-        `durable`: see `engine_at`. `may_begin`: see `check_file`. Raises StoreError if the database is unreachable, belongs to another program, or
+        The clock of this process goes on from the newest call and train request, so that later ones sort after them also
+        if the system clock was set back. `durable`: see `engine_at`. `may_begin`: see `check_file`. Raises StoreError if the database is unreachable, belongs to another program, or
         has another schema.
         """
         return await asyncio.to_thread(cls._opened, url, durable, may_begin)
@@ -170,6 +184,8 @@ class Store:
             prepare(engine, where)
             if engine.dialect.name == "sqlite":
                 _mark_file(engine)
+            with engine.connect() as connection:
+                _continue_clock(connection, where)
         except SQLAlchemyError as error:
             engine.dispose()
             raise store_error(error, "open", where) from error
@@ -341,6 +357,17 @@ def _save_trains(connection: Connection, batch: Sequence[tuple[TrainStatus, str]
         if changed.rowcount == 0:
             connection.execute(insert(trains).values(row | {"id": status.id, "created_at": clock.now()}))
     return [None] * len(batch)
+
+
+def _continue_clock(connection: Connection, where: str) -> None:
+    newest = [connection.scalar(select(func.max(column))) for column in (calls.c.started_at, trains.c.created_at)]
+    behind = clock.advance(max((moment for moment in newest if moment is not None), default=0.0))
+    if behind > clock.JUMP_SECONDS:
+        logger.warning(
+            "The system clock is %.0f s behind the newest record in %s: new records get times from there on, to stay in order. "
+            "If the clock is right, it was wrong before",
+            *(behind, where),
+        )
 
 
 def _add_logs(connection: Connection, batch: Sequence[tuple[str, LogRequest]]) -> list[OffbookError | None]:

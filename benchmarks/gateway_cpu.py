@@ -1,12 +1,12 @@
-"""Computing time of the gateway per call: whole calls of 64 tokens, streamed calls of 256.
+"""Computing time of the gateway per call: whole calls of 64 tokens, streamed calls of 256, streamed in each API.
 
     python benchmarks/gateway_cpu.py [--against COMMIT] [--runs 7] [--write]
 
 The gateway stands in front of a vLLM that computes nothing (scripted_vllm.py): whole answers after 50 ms, streams at 100 tokens a
 second. `--against` starts a second gateway from a git worktree of that commit, in front of the same vLLM; the two take turns in a
 new random order. What is measured is processor time of the gateway's process, not time on the clock, so that other work on the
-machine matters little. Every call is recorded. The ratio is the median over pairs of turns that follow each other. `--write`
-puts the table into benchmarks/results/gateway.md.
+machine matters little. Every call is recorded. The ratio is the median over pairs of turns that follow each other; other APIs are
+compared with the chat completions of the same round. `--write` puts the tables into benchmarks/results/gateway.md.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import psutil
@@ -32,7 +33,7 @@ from offbook.tiny import path as tiny_policy
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results" / "gateway.md"
-HEADING = "## Computing time of a call, beside an earlier commit"
+HEADING = "## Computing time of a call, and of each API beside chat"
 NOW = "now"
 SEED = 0
 
@@ -47,6 +48,7 @@ class Kind:
     count: int
     streamed: bool = False
     tools: bool = False
+    api: str = "chat"
 
 
 KINDS = (
@@ -55,8 +57,39 @@ KINDS = (
     Kind("streamed, 256 tokens", 256, 1, 2, streamed=True),
     Kind("streamed, 256 tokens", 256, 32, 64, streamed=True),
     Kind("streamed, 256 tokens, with a tool", 256, 32, 64, streamed=True, tools=True),
+    *(
+        Kind("streamed, 256 tokens, with a tool", 256, 32, 64, streamed=True, tools=True, api=api)
+        for api in ("messages", "responses", "gemini")
+    ),
 )
-TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+TEXT = "look at it again and tell me what you found there " * 3
+LOOK = {"name": "look"}
+SCHEMA = {"type": "object", "properties": {}}
+TOOL = {"type": "function", "function": LOOK | {"parameters": SCHEMA}}
+MESSAGES = [{"role": "user", "content": TEXT}]
+
+
+def request(kind: Kind) -> tuple[str, dict[str, Any], bytes]:
+    """Path and body of a call, and what its answer ends with."""
+    stream = {"stream": kind.streamed}
+    match kind.api:
+        case "messages":
+            tools = [LOOK | {"input_schema": SCHEMA}]
+            body = {"model": "default", "messages": MESSAGES, "max_tokens": kind.tokens, "tools": tools} | stream
+            return "/v1/messages", body, b'{"type":"message_stop"}\n\n'
+        case "responses":
+            tools = [LOOK | {"type": "function", "parameters": SCHEMA}]
+            body = {"model": "default", "input": TEXT, "max_output_tokens": kind.tokens, "tools": tools} | stream
+            return "/v1/responses", body, b"}\n\n"
+        case "gemini":
+            tools = [{"functionDeclarations": [LOOK | {"parametersJsonSchema": SCHEMA}]}]
+            body = {"contents": [{"role": "user", "parts": [{"text": TEXT}]}], "tools": tools}
+            body |= {"generationConfig": {"maxOutputTokens": kind.tokens}}
+            return "/v1beta/models/default:streamGenerateContent?alt=sse", body, b"}\n\n"
+        case _:
+            body = {"model": "default", "messages": MESSAGES, "max_tokens": kind.tokens, "ignore_eos": True} | stream
+            body |= {"tools": [TOOL]} if kind.tools else {}
+            return "/v1/chat/completions", body, b"data: [DONE]\n\n" if kind.streamed else b"}"
 
 
 @dataclass(frozen=True)
@@ -78,17 +111,14 @@ class Gateway:
 async def burst(url: str, kind: Kind) -> None:
     """One turn: `count` calls, `level` at a time."""
     left = iter(range(kind.count))
-    text = "look at it again and tell me what you found there " * 3
-    body = {"model": "default", "messages": [{"role": "user", "content": text}], "max_tokens": kind.tokens}
-    body |= {"ignore_eos": True, "stream": kind.streamed} | ({"tools": [TOOL]} if kind.tools else {})
+    path, body, end = request(kind)
     headers = {"x-offbook-record": "1"}
 
     async def work(client: aiohttp.ClientSession) -> None:
         for _ in left:
-            async with client.post(f"{url}/v1/chat/completions", json=body, headers=headers) as answer:
+            async with client.post(f"{url}{path}", json=body, headers=headers) as answer:
                 content = [piece async for piece in answer.content.iter_any()]
                 whole = b"".join(content)
-                end = b"data: [DONE]\n\n" if kind.streamed else b"}"
                 if answer.status != 200 or not whole.endswith(end) or whole.count(b" t") < kind.tokens:
                     raise SystemExit(f"status {answer.status}: {whole[-500:]!r}")
 
@@ -123,7 +153,13 @@ def report(found: dict[Kind, dict[str, list[float]]], against: str | None) -> st
         if against:
             pairs = zip(by_name[NOW], by_name[against], strict=True)
             cells.append(_spread([now / then for now, then in pairs], 2))
-        lines.append(f"| {kind.name} | {kind.level} | " + " | ".join(cells) + " |")
+        name = kind.name if kind.api == "chat" else f"{kind.name}, {kind.api}"
+        lines.append(f"| {name} | {kind.level} | " + " | ".join(cells) + " |")
+    lines += ["", "| API | CPU of a streamed token above chat's, µs |", "|---|---|"]
+    for kind, by_name in found.items():
+        if kind.api != "chat":
+            pairs = zip(by_name[NOW], found[replace(kind, api="chat")][NOW], strict=True)
+            lines.append(f"| {kind.api} | {_spread([1e3 * (own - chat) / kind.tokens for own, chat in pairs], 1)} |")
     return "\n".join(lines)
 
 

@@ -69,13 +69,14 @@ def logprobs(ids: range, tokens: int, flat: bool) -> dict[str, Any]:
 async def chat(request: web.Request) -> web.StreamResponse:
     asked = await request.json()
     flat = FLAT_LOGPROBS in (asked.get("vllm_xargs") or {})
-    await asyncio.sleep(SECONDS if asked["max_tokens"] == 1 else request.app[WAIT])
+    tokens = asked.get("max_tokens") or asked["max_completion_tokens"]
+    await asyncio.sleep(SECONDS if tokens == 1 else request.app[WAIT])
     if not asked.get("stream"):
-        return web.Response(body=answer(asked["max_tokens"], flat), content_type="application/json")
+        return web.Response(body=answer(tokens, flat), content_type="application/json")
     stream = web.StreamResponse(headers={"content-type": "text/event-stream"})
     await stream.prepare(request)
     began = 0
-    for end, data in events(asked["max_tokens"], flat, asked.get("stream_interval") or 1):
+    for end, data in events(tokens, flat, asked.get("stream_interval") or 1):
         await asyncio.sleep((end - began) * TOKEN_SECONDS)
         began = end
         await stream.write(data)

@@ -1,15 +1,17 @@
-"""Command-line agents as rollouts: Claude Code, Codex and Gemini CLI, where they are installed. They are too large for CI."""
+"""Command-line agents as rollouts: Claude Code, Codex and Gemini CLI. They are too large for CI."""
 
 from __future__ import annotations
 
 import asyncio
-import shutil
+import shlex
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from offbook import Command, RemoteBackend, TrainableModel
+from offbook import Command, LocalBackend, RemoteBackend, TrainableModel, TrainConfig, Trainer, Trajectory
+from offbook.base.types import new_id
 from offbook.testing import scripted_server
 from tests.fakes.obedient_policy import obey
 
@@ -27,9 +29,10 @@ ORDERS = {
 
 @pytest.mark.slow("command-line agents")
 @pytest.mark.parametrize("agent", AGENTS)
-def test_an_agent_runs_two_commands_and_each_prompt_extends_the_last(agent: str, tmp_path: Path) -> None:
-    if shutil.which(agent) is None:
-        pytest.skip(f"not available: {agent} on PATH")
+def test_an_agent_runs_two_commands_and_each_prompt_extends_the_last(
+    agent: str, command_line_agent: Callable[[str], str], tmp_path: Path
+) -> None:
+    words = [command_line_agent(agent), *shlex.split(AGENTS[agent])[1:]]
     with scripted_server(obey) as server:
         folder = tmp_path / "work"
         folder.mkdir()
@@ -38,7 +41,7 @@ def test_an_agent_runs_two_commands_and_each_prompt_extends_the_last(agent: str,
             "IS_SANDBOX": "1",
             "GEMINI_CLI_TRUST_WORKSPACE": "true",
         }  # else Claude Code refuses root, Gemini the folder
-        command = Command(AGENTS[agent], reward="exit", timeout=300, folder=str(folder), env=env)
+        command = Command(words, reward="exit", timeout=300, folder=str(folder), env=env)
         trajectory = asyncio.run(command(model, {"prompt": ORDERS[agent]}))
         assert (trajectory.reward, trajectory.exception) == (1.0, None), trajectory.logs
         assert "teal" in trajectory.logs[0] and "4821" in trajectory.logs[0]
@@ -47,3 +50,21 @@ def test_an_agent_runs_two_commands_and_each_prompt_extends_the_last(agent: str,
         for before, after in pairwise(calls):
             sampled = before.prompt_ids + before.outputs[0].token_ids
             assert after.prompt_ids[: len(sampled)] == sampled
+
+
+@pytest.mark.slow("command-line agents")
+def test_claude_code_trains_a_step(
+    local_backend: LocalBackend, command_line_agent: Callable[[str], str], tmp_path: Path
+) -> None:
+    model = TrainableModel(new_id("claude"), base_model="tiny", backend=local_backend)
+    words = [command_line_agent("claude"), "-p", "{prompt}", "--tools", "Bash", "--system-prompt", "You answer."]
+    command = Command(words, reward="none", timeout=300, folder=str(tmp_path), env={"IS_SANDBOX": "1"})
+
+    def length(scenario: object, trajectory: Trajectory) -> float:
+        return float(sum(len(str(message.get("content"))) for message in trajectory.messages()))
+
+    scenarios = [{"prompt": "where is box 4821?"}]
+    config = TrainConfig(learning_rate=1e-3)
+    trainer = Trainer(model, command, scenarios, group_size=4, scenarios_per_step=1, reward=length, config=config)
+    report = trainer.train(1)
+    assert (report.step, report.iterations[0].trained) == (1, True)

@@ -4,7 +4,10 @@
 const [library, mode, order] = process.argv.slice(2);
 const streamed = mode === "streamed";
 const model = process.env.OFFBOOK_MODEL;
-const added = ({ a, b }) => String(a + b);
+const added = ({ a, b }) => {
+  if (a < 0) Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, -1000 * a); // a slow tool: so many seconds
+  return String(a + b);
+};
 const name = "add";
 const description = "Add two numbers.";
 const integer = { type: "integer" };

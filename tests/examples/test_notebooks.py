@@ -1,0 +1,50 @@
+"""The notebooks of examples/notebooks: they are what `python notebooks.py` writes, and each trains when it is run."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+NAMES = ("ten_minutes", "guess_number", "tic_tac_toe", "game_2048", "codenames", "temporal_clue")
+SHORTER = {
+    ".train --write": ".train --write --steps 1",
+    "steps=20": "steps=1",
+    "scenarios_per_step=12": "scenarios_per_step=2",
+}
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("textarena")
+    monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
+
+
+def test_the_notebooks_are_those_of_the_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    from notebooks import BOOKS, notebooks
+
+    written = {path.name: path.read_text() for path in BOOKS.glob("*.ipynb")}
+    assert set(written) == {f"{name}.ipynb" for name in NAMES}
+    stale = [name for name, text in notebooks().items() if written[name] != text]
+    assert not stale, "run `python notebooks.py` in examples/"
+
+
+@pytest.mark.slow("whole trainings")
+@pytest.mark.parametrize("name", NAMES)
+def test_a_notebook_runs(name: str, tmp_path: Path) -> None:
+    import nbclient
+    import nbformat
+
+    book = nbformat.read(EXAMPLES / f"notebooks/{name}.ipynb", as_version=4)
+    for cell in book.cells:
+        for whole, short in SHORTER.items():
+            cell.source = cell.source.replace(whole, short)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the client's own, of its messaging sockets
+        done = nbclient.NotebookClient(book, timeout=600, kernel_name="python3").execute(cwd=str(tmp_path))
+    outputs = [output for cell in done.cells for output in cell.get("outputs", ())]
+    assert any("image/png" in output.get("data", {}) for output in outputs), "the curve"
+    assert list(tmp_path.rglob("checkpoints/0001/adapter_model.safetensors")), [each.get("text") for each in outputs]

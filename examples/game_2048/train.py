@@ -22,7 +22,7 @@ def main(options: argparse.Namespace) -> None:
         games(1_000 * options.seed, 1_000),
         scenarios_per_step=4,
         group_size=24,
-        config=offbook.TrainConfig(learning_rate=options.rate, kl_coef=0.02),
+        config=offbook.TrainConfig(learning_rate=options.rate, kl_coef=0.1),
         seed=options.seed,
     )
     train_measured(
@@ -31,6 +31,6 @@ def main(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    arguments = parser(__doc__, steps=30)
+    arguments = parser(__doc__, steps=24)
     arguments.add_argument("--size", type=int, default=2, help="of the board; 4 is the usual game, for a GPU")
     main(arguments.parse_args())

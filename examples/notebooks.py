@@ -1,4 +1,4 @@
-"""Write `notebooks/*.ipynb`, from `ten_minutes.md` and the examples' own files: `python notebooks.py`, in the folder
+"""Write `notebooks/*.ipynb`, from their `ten_minutes.md` and the examples' own files: `python notebooks.py`, in the folder
 `examples`."""
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ plt.show()"""
 
 def ten_minutes() -> NotebookNode:
     """The notebook that needs no file of the checkout."""
-    return _notebook(jupytext.read(HERE / "ten_minutes.md").cells)
+    return _notebook(jupytext.read(BOOKS / "ten_minutes.md").cells)
 
 
 def game(folder: str) -> NotebookNode:

@@ -52,6 +52,7 @@ from .claims import chunks, finish
 from .database import engine_at
 from .listing import page
 from .overview import model_logs
+from .ownership import RecordsOwnership
 from .sqlite_file import APPLICATION_ID, check_file
 from .tables import SCHEMA, calls, expired, logs, meta, outputs, prepare, trains, trajectories
 from .writer import Writer, store_error
@@ -159,10 +160,11 @@ _ADD_OUTPUTS = insert(outputs)
 class Store:
     """All records of one server. Every method raises StoreError if the database cannot be read or written."""
 
-    def __init__(self, engine: Engine, where: str) -> None:
+    def __init__(self, engine: Engine, where: str, ownership: RecordsOwnership | None = None) -> None:
         self._engine = engine
         self._where = where
-        self._writer = Writer(engine, where)
+        self._ownership = ownership
+        self._writer = Writer(engine, where, ownership.check if ownership is not None else None)
         self._readers = ThreadPoolExecutor(_READERS, "offbook-read")
 
     @classmethod
@@ -171,32 +173,40 @@ class Store:
 
         The clock of this process goes on from the newest call and train request, so that later ones sort after them also
         if the system clock was set back. `durable`: see `engine_at`. `may_begin`: see `check_file`. Raises StoreError if the database is unreachable, belongs to another program, or
-        has another schema.
+        has another schema, or if another server has records in PostgreSQL.
         """
         return await asyncio.to_thread(cls._opened, url, durable, may_begin)
 
     @classmethod
     def _opened(cls, url: str, durable: bool, may_begin: bool) -> Store:
         engine, where = engine_at(url, _READERS + 1, durable=durable)
+        ownership: RecordsOwnership | None = None
         try:
             if engine.dialect.name == "sqlite":
                 check_file(Path(where), may_begin=may_begin)
+            elif engine.dialect.name == "postgresql":
+                ownership = RecordsOwnership(engine, where)
             prepare(engine, where)
             if engine.dialect.name == "sqlite":
                 _mark_file(engine)
+            if ownership is not None:
+                ownership.begin(engine)
             with engine.connect() as connection:
                 _continue_clock(connection, where)
-        except SQLAlchemyError as error:
+        except (SQLAlchemyError, StoreError) as error:
+            if ownership is not None:
+                ownership.release()
             engine.dispose()
+            if isinstance(error, StoreError):
+                raise
             raise store_error(error, "open", where) from error
-        except StoreError:
-            engine.dispose()
-            raise
-        return cls(engine, where)
+        return cls(engine, where, ownership)
 
     async def close(self) -> None:
         """Complete queued writes, then close all connections."""
         await asyncio.to_thread(self._writer.close)
+        if self._ownership is not None:
+            await asyncio.to_thread(self._ownership.release)
         await asyncio.to_thread(self._readers.shutdown)
         await asyncio.to_thread(self._engine.dispose)
 

@@ -39,7 +39,9 @@ class _Job:
 class Writer:
     """The writer thread. `where` names the database in errors."""
 
-    def __init__(self, engine: Engine, where: str) -> None:
+    def __init__(self, engine: Engine, where: str, check: Callable[[Connection], None] | None = None) -> None:
+        """`check`: called first in each transaction. It may raise StoreError, and then nothing is written."""
+        self._check = check
         self._engine = engine
         self._where = where
         self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
@@ -99,11 +101,15 @@ class Writer:
         results: list[Any] = []
         try:
             with self._engine.begin() as connection:
+                if self._check is not None:
+                    self._check(connection)
                 for _, group in groupby(jobs, key=lambda job: job.apply):
                     batch = list(group)
                     results.extend(batch[0].apply(connection, [job.argument for job in batch]))
         except SQLAlchemyError as error:
             return store_error(error, "write", self._where)
+        except StoreError as error:
+            return error
         except Exception as error:  # noqa: BLE001  # the caller gets the error, and the thread goes on
             failure = StoreError(f"could not write records to {self._where}: {type(error).__name__}: {error}")
             failure.__cause__ = error

@@ -4,10 +4,11 @@
 # make mcp-servers  the MCP servers of others that run on Node, for the tests that need them (npm)
 # make page-tools   axe-core, which checks the dashboard's pages in the tests (npm)
 # make node-clients the clients that run on Node, and Node 22 itself, for the tests that need them (npm)
+# make site         the documentation site, in website/built
 # ARGS is passed to the command, PIP_ARGS to pip, for example:
 #   make quickstart ARGS="--seed 1" PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
 
-.PHONY: quickstart test check mcp-servers page-tools node-clients
+.PHONY: quickstart test check site mcp-servers page-tools node-clients
 export PIP_ARGS
 
 quickstart:
@@ -21,6 +22,12 @@ test:
 check:
 	@scripts/bootstrap test
 	@scripts/check
+
+site:
+	@python3 -m venv website/.venv
+	@website/.venv/bin/python -m pip --disable-pip-version-check install --quiet $(PIP_ARGS) -r requirements/site.txt
+	@website/.venv/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --no-build-isolation $(PIP_ARGS) --editable .
+	@website/build
 
 mcp-servers:
 	@npm install --prefix tests/mcp_adapter --ignore-scripts --no-package-lock --no-audit --no-fund --silent

@@ -1,0 +1,100 @@
+"""The site: every page has its place, links and images lead somewhere, and nothing is loaded from elsewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from posixpath import normpath
+from types import ModuleType
+from xml.etree import ElementTree
+
+import pytest
+
+from offbook.commands.main import OWN
+from tests.paths import ROOT
+
+SITE = ROOT / "website"
+CONFIGURATION = (SITE / "mkdocs.yml").read_text("utf-8")
+DIAGRAMS = ("exact", "loop", "processes", "token-tree")
+LINK = re.compile(r"\]\((?![a-z]+:|#)([^)\s#]+)")
+
+
+def load_assemble() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("assemble", SITE / "assemble.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The assembled pages, without the references, which import every command."""
+    folder = tmp_path_factory.mktemp("site") / "pages"
+    load_assemble().write_pages(folder)
+    return folder
+
+
+def test_every_page_is_in_the_navigation_once(pages: Path) -> None:
+    named = re.findall(r"([\w/]+\.md)$", CONFIGURATION, re.MULTILINE)
+    written = [str(page.relative_to(pages)) for page in pages.rglob("*.md")]
+    assert sorted(named) == sorted([*written, "command_line.md", "python.md"])
+
+
+def test_links_and_images_lead_to_files_of_the_site(pages: Path) -> None:
+    broken: list[str] = []
+    images = 0
+    for page in pages.rglob("*.md"):
+        text = re.sub(r"^```.*?^```|`[^`\n]+`(?!\])", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+        targets = [normpath(f"{page.parent}/{target}") for target in LINK.findall(text)]
+        broken += [f"{page.name}: {target}" for target in targets if not Path(target).is_file()]
+        images += sum(target.endswith((".png", ".svg")) for target in targets)
+        assert not re.search(r"!\[[^]]*\]\(https?:|<(img|script|iframe)\b", text), f"{page.name} loads from elsewhere"
+    assert broken == []
+    assert images >= len(DIAGRAMS)
+
+
+def test_llms_txt_names_each_page_with_its_first_sentence(pages: Path) -> None:
+    assert "- [Quickstart](quickstart/): For newcomers:" in (pages / "llms.txt").read_text("utf-8")
+
+
+@pytest.mark.slow("the site")
+def test_the_references_have_every_command_and_every_name(tmp_path: Path) -> None:
+    load_assemble().main(tmp_path)
+    text = (tmp_path / "command_line.md").read_text("utf-8")
+    headings = set(re.findall(r"^## (.+)$", text, re.MULTILINE))
+    assert {f"offbook {name}" for name in OWN if name != "traces"} <= headings
+    assert {"offbook mcp train", "offbook traces export"} <= headings
+    assert "| `--scenarios-per-step <" in text
+    assert "::: offbook.TrainableModel\n" in (tmp_path / "python.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("name", DIAGRAMS)
+def test_a_diagram_is_readable_in_light_and_dark_has_words_and_loads_nothing(name: str) -> None:
+    text = (ROOT / "docs/images" / f"{name}.svg").read_text("utf-8")
+    root = ElementTree.fromstring(text)
+    for tag in ("title", "desc"):
+        assert (root.findtext(f"{{http://www.w3.org/2000/svg}}{tag}") or "").strip()
+    assert "prefers-color-scheme:dark" in text
+    assert set(re.findall(r"https?://[^\"]+", text)) == {"http://www.w3.org/2000/svg"}
+    assert "<script" not in text
+
+
+@pytest.mark.slow("the site")
+def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(require: Callable[[bool, str], None]) -> None:
+    require((SITE / ".venv/bin/zensical").exists(), "make site")
+    done = subprocess.run([SITE / "build"], capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "No issues found" in done.stdout + done.stderr
+    built = list((SITE / "built").rglob("*.html"))
+    assert len(built) > 60
+    loaded = re.compile(r"<(?:script|img|iframe|link)\b[^>]*(?:src|href)=\"?(https?:[^\"\s>]+)")
+    for page in built:
+        text = page.read_text("utf-8")
+        assert loaded.findall(text) == [], page
+        for target in re.findall(r"(?:src|href)=\"?([^\"\s>#?:]+)[\"\s>#?]", text):
+            place = (SITE / "built" / target[1:]) if target.startswith("/") else page.parent / target
+            assert place.exists(), f"{page} has {target}, which does not exist"

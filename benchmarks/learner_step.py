@@ -113,6 +113,11 @@ def cases(models: dict[str, Model], names: list[str]) -> list[Case]:
         Case("six-turn agent x 8", "30M", group("30M", 1000, (60, 60), 8, turns=6, tool=120)),
         Case("tiny: 8 groups, 70+30 x 8", "tiny", sum((group("tiny", 70, (20, 40), 8) for _ in range(8)), ())),
         Case("tiny: 200+100 x 8", "tiny", group("tiny", 200, (100, 100), 8)),
+        Case(
+            "tiny: 8 conversations of six turns",
+            "tiny",
+            sum((group("tiny", 200, (30, 30), 1, turns=6, tool=40) for _ in range(8)), ()),
+        ),
     ]
     return [case for case in made if not names or case.name in names]
 
@@ -197,6 +202,14 @@ def measure(case: Case, ours: Ours, trl: Trl | None, repeats: int, row_tokens: i
     }
 
 
+def count(case: Case, ours: Ours, row_tokens: int) -> str:
+    """The tokens and FLOPs of call rows beside the planner's, as a row of Markdown; nothing is computed."""
+    made = plan(case.rows(), "auto", row_tokens, ours.policy.shape)
+    ratio = made.flops["call_rows"] / made.flops[made.layout]
+    tokens = f"{made.plain_tokens:,} | {made.tokens:,} | {made.plain_tokens / made.tokens:.2f}"
+    return f"| {case.name} | {made.layout} | {tokens} | {ratio:.2f} |"
+
+
 def show(row: dict[str, object]) -> str:
     seconds: dict[str, float] = row["seconds"]  # type: ignore[assignment]
     columns = " | ".join(
@@ -212,6 +225,9 @@ def show(row: dict[str, object]) -> str:
 HEADER = """| model | case | layout | planner s | call rows s | leaf rows s | TRL s | FLOP ratio | time ratio | share | best other / ours |
 |---|---|---|---|---|---|---|---|---|---|---|"""
 
+COUNTED = """| case | layout | tokens of call rows | tokens computed | ratio | FLOP ratio |
+|---|---|---|---|---|---|"""
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -226,9 +242,10 @@ def main() -> None:
         "--trl-python", help="interpreter of an environment with TRL 1.4.0; none: the column is skipped"
     )
     parser.add_argument("--case", action="append", default=[], help="only the case of this name (repeatable)")
+    parser.add_argument("--count", action="store_true", help="count tokens and FLOPs alone; nothing is timed")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    if options.trl_python is None:
+    if options.trl_python is None and not options.count:
         print("no --trl-python: the TRL column is skipped")
     models = {
         "30M": Model("30M", 8192, 512, 8, 1536, 8, 8),
@@ -241,7 +258,7 @@ def main() -> None:
         return Trl(options.trl_python, base, options.threads, options.clock, options.row_tokens)
 
     rows: list[dict[str, object]] = []
-    print(HEADER, flush=True)
+    print(COUNTED if options.count else HEADER, flush=True)
     for name, model in models.items():
         mine = [case for case in cases(models, options.case) if case.model == name]
         if not mine:
@@ -249,6 +266,9 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             base = model.write(Path(folder))
             ours = Ours(base, CLOCKS[options.clock])
+            if options.count:
+                print(*(count(case, ours, options.row_tokens) for case in mine), sep="\n")
+                continue
             trl = make_trl(base)
             for case in mine:
                 rows.append(measure(case, ours, trl, options.repeats, options.row_tokens))

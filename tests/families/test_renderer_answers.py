@@ -10,7 +10,9 @@ import pytest
 from offbook.base.types import RenderedHistory
 from offbook.engine.chat_template import ChatTemplate
 from offbook.engine.learner.targets.render import render_history
-from tests.families.make_renderer_answers import ANSWERS, CONVERSATIONS
+from offbook.engine.token_tree import build_tree, numbered
+from tests.families.builders import Family
+from tests.families.make_renderer_answers import AGAIN, ANSWER, ANSWERS, ASK, CONVERSATIONS, TOOL, call, result
 from tests.families.prompt_cases import FAMILIES
 from tests.families.test_prompts import TOKENIZERS
 
@@ -46,3 +48,28 @@ def test_prompt_and_trained_span_are_those_of_renderers(case: str) -> None:
     opened = OPENED.get(name, "")
     assert prompt == before + opened
     assert opened + trained == sampled
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_no_token_outside_the_turns_of_the_assistant_is_a_target(family: Family) -> None:
+    """All turns of a conversation in one step, as the learner lays it out: the targets are what the assistant wrote and the
+    end of its turn. Tokens that turns share are computed once."""
+    tokenizer = TOKENIZERS[family.name]
+    ends = frozenset(tokenizer.get_vocab()[end] for end in family.ends)
+    looked_up = [call(1, "4821"), result(1, "at Kiel")] if family.shows_tools else []
+    messages = [ASK, *looked_up, ANSWER, AGAIN, {"role": "assistant", "content": "Since Monday."}]
+    targets = tuple(place for place, message in enumerate(messages) if message["role"] == "assistant")
+    tools = (TOOL,) if family.shows_tools else None
+    history = RenderedHistory(messages=tuple(messages), tools=tools, targets=targets)
+    samples = numbered(render_history(ChatTemplate(tokenizer), ends, history, "t", 0))
+    tree = build_tree(samples)
+    trained = tree.token_ids[tree.target_node][tree.target_number.argsort()]
+    text = str(tokenizer.decode(trained.tolist()))
+    last = str(tokenizer.decode(samples[-1].completion_ids[:-1].tolist()))
+    assert last.split("</think>")[-1].strip() == "Since Monday."  # no header, and what a template opens for a thought
+    assert text.count("On its way.") == text.count("Since Monday.") == 1
+    assert not any(other in text for other in ("Where is", "And order", "5913", "Find an order", "at Kiel"))
+    assert ("find_order" in text and "4821" in text) == family.shows_tools
+    assert all(int(sample.completion_ids[-1]) in ends for sample in samples)
+    assert sum(int(token) in ends for token in trained) == len(targets)
+    assert len(tree) < sum(sample.length for sample in samples)

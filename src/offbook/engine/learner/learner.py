@@ -30,7 +30,8 @@ from .targets.batch import TrainBatch
 from .teacher import load_teacher, teacher_scores, with_hint
 from .token_trace import make_token_file, store_token_file
 from .update.loss_scale import LossScale
-from .update.step import Report, Step, StepTotals, TeacherScores
+from .update.row_pass import RowPass, TeacherScores
+from .update.step import Report, RowPasses, Step, StepTotals
 
 Emit = Callable[[Progressed | Warned], None]
 SAVE_STAGES = 5  # adapter, optimizer, generators, synced to disk, renamed into place
@@ -50,11 +51,19 @@ class Learner:
     """Trains the adapters of one base, one job at a time.
 
     `base_model`: its name in checkpoints. `emit` receives progress and warnings. `row_limit`: upper bound of a job's
-    `row_tokens` on this machine; None: no bound."""
+    `row_tokens` on this machine; None: no bound. `passes` makes what computes a step's rows."""
 
-    def __init__(self, policy: Policy, base_model: str, emit: Emit, row_limit: int | None = None) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        base_model: str,
+        emit: Emit,
+        row_limit: int | None = None,
+        passes: RowPasses = RowPass,
+    ) -> None:
         self._policy = policy
         self._row_limit = row_limit
+        self._passes = passes
         self._base_model = base_model
         self._emit = emit
         self._state: _State | None = None
@@ -168,7 +177,7 @@ class Learner:
         if command.teacher is not None:
             self._state = None
             load_teacher(self._policy, command.teacher)
-        step = Step(self._policy, self._optimizer, shown, config, self._updates, report)
+        step = Step(self._policy, self._optimizer, shown, config, self._updates, report, passes=self._passes)
         scores = step.scores("teacher", adapter=command.teacher is not None or config.distill.teacher == SELF)
         if command.teacher is not None:
             self._restore(command, newest)
@@ -180,7 +189,8 @@ class Learner:
         """The loss of the job's targets under the loaded adapter, which stays as it is."""
         assert self._optimizer is not None  # created by _restore
         started, report = time.monotonic(), self._reporter(command.request_id)
-        scores = Step(self._policy, self._optimizer, batch, config, self._updates, report).scores("evaluate")
+        step = Step(self._policy, self._optimizer, batch, config, self._updates, report, passes=self._passes)
+        scores = step.scores("evaluate")
         metrics = selection_metrics(selection, command.step, self._policy) | cross_entropy_metrics(scores)
         metrics["seconds/evaluate"] = time.monotonic() - started
         return TrainResult(
@@ -204,7 +214,9 @@ class Learner:
         torch.manual_seed(int(torch.randint(2**62, (1,))) ^ config.seed)  # pyright: ignore[reportUnknownMemberType]  # torch's own annotations are partial
         self._warn_of_plain_rows(config.layout, request_id)
         report = self._reporter(request_id)
-        totals = Step(self._policy, self._optimizer, batch, config, self._updates, report, self._scale, teacher).run()
+        totals = Step(
+            self._policy, self._optimizer, batch, config, self._updates, report, self._scale, teacher, self._passes
+        ).run()
         if not totals.entered:
             raise TrainError(
                 f"nothing to train: all {len(batch)} sampled tokens are outside the learner's own top-k, top-p or min-p set: "

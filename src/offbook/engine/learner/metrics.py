@@ -62,7 +62,8 @@ from .targets.advantage import Advantages
 from .targets.batch import Groups, TrainBatch
 from .targets.prompt_forks import CAUSES
 from .update.loss import importance_weights, k3
-from .update.step import Scores, StepTotals, TeacherScores
+from .update.row_pass import Scores, TeacherScores
+from .update.step import StepTotals
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from .. import checkpoint_files
 from ..chat_template import PromptError
 from .model.policy import Policy
 from .targets.batch import TrainBatch
-from .update.step import Scores, TeacherScores
+from .update.row_pass import Scores, TeacherScores
 
 
 def load_teacher(policy: Policy, checkpoint: Path) -> None:

@@ -1,12 +1,13 @@
 # pyright: reportUnknownMemberType=false
 # torch's own annotations are partial
-"""The computation of one train step: forward and backward passes over rows, loss coefficients, optimizer updates.
+"""The computation of one train step: plans, the order of its passes, sequence-level losses, optimizer updates.
 
 Four policies: the sampler (its logprobs were recorded), old (the learner at the start of the step), current, and the
 base (adapter off, for the KL term). A loss turns logprobs into one coefficient per target, d loss / d logprob. The
 backward pass of a row is that of `sum(coefficient * logprob)`, so the gradient of a minibatch is the sum over its rows.
+`row_pass.py` computes rows.
 
-Suffixes of tensors: _N all targets of the step, _M those of a minibatch, _R those of a row, _K the kept ones of a row.
+Suffixes of tensors: _N all targets of the step, _M those of a minibatch.
 """
 
 from __future__ import annotations
@@ -16,125 +17,39 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from offbook.base.config import TrainConfig
 from offbook.base.errors import NotFiniteError
-from offbook.engine.learner.rows.cost import ModelShape
-from offbook.engine.learner.rows.layouts import ComputeRow, LayoutPlan, plan
-from offbook.engine.learner.rows.row_split import RowSplit
+from offbook.engine.learner.rows.layouts import LayoutPlan, plan
 from offbook.engine.learner.targets.batch import TrainBatch
-from offbook.engine.learner.targets.target_settings import TargetSettings
 
-from .loss import (
-    LOSSES,
-    SEQUENCE_LOSSES,
-    Clip,
-    LossOutput,
-    Targets,
-    divisors,
-    importance_weights,
-    supervised_divisors,
-    teacher_advantages,
-)
+from .loss import SEQUENCE_LOSSES
 from .loss_scale import LossScale
+from .row_pass import LastUpdate, LossInputs, RowPass, RowPolicy, Scores, Tally, TeacherScores, UpdateState
 
 Report = Callable[[str, int, int], None]
 """Progress callback (phase, done, total). Phases: plan, teacher, old_logprobs, update, evaluate, save."""
+RowPasses = Callable[[RowPolicy, LossInputs], RowPass]
+"""Makes what computes the rows of a step."""
 
 HUGE = 1e6
 """If a step is not finite, the error names an advantage above this: rewards or weights have an unusual scale."""
 
 
-class RowPolicy(Protocol):
-    """The interface of `Policy` that a step uses. `tree_refused`: why the model cannot train on trees, else None.
-    `unrecomputed_tokens`: see `Policy`."""
-
-    tree_refused: str | None
-    shape: ModelShape
-    unrecomputed_tokens: int
-
-    def trainable_parameters(self) -> dict[str, torch.nn.Parameter]:
-        """The adapter's parameters by name."""
-        ...
-
-    def row_logprobs(
-        self, row: ComputeRow, settings: TargetSettings, *, adapter: bool = True, logits_chunk: int = 512
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """logprobs, entropy, kept of the row's targets, each [R]; see `Policy.row_logprobs`."""
-        ...
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Logprobs of all targets under one policy, on the CPU. Filled row by row by `put`; zeros and False before."""
-
-    logprobs: Tensor  # float64 [N], nats
-    entropy: Tensor  # float64 [N], nats
-    kept: Tensor  # bool [N]: the token is in this policy's top-k, top-p and min-p set
-
-    @classmethod
-    def empty(cls, size: int) -> Scores:
-        """Scores of `size` targets, all zero and not kept."""
-        zeros_N = torch.zeros(size, dtype=torch.float64)
-        return cls(zeros_N, zeros_N.clone(), torch.zeros(size, dtype=torch.bool))
-
-    def put(self, target_numbers_R: Tensor, logprobs_R: Tensor, entropy_R: Tensor, kept_R: Tensor) -> None:
-        """Store a row's values under its target numbers."""
-        self.logprobs[target_numbers_R] = logprobs_R.detach().cpu().double()
-        self.entropy[target_numbers_R] = entropy_R.detach().cpu().double()
-        self.kept[target_numbers_R] = kept_R.cpu()
-
-
-@dataclass(frozen=True)
-class LastUpdate:
-    """Per target, the last update that included it, on the CPU, for the token file. Zeros and False before `put`."""
-
-    coefficients: Tensor  # float64 [N]: d loss / d logprob
-    logprobs: Tensor  # float64 [N], nats, before the update
-    clipped: Tensor  # bool [N]: the clip affected the target in any update
-
-    @classmethod
-    def empty(cls, size: int) -> LastUpdate:
-        """The state of `size` targets before the first update."""
-        zeros_N = torch.zeros(size, dtype=torch.float64)
-        return cls(zeros_N, zeros_N.clone(), torch.zeros(size, dtype=torch.bool))
-
-    def put(self, target_numbers_K: Tensor, logprobs_K: Tensor, output: LossOutput) -> None:
-        """Store the coefficients and logprobs of these targets."""
-        self.coefficients[target_numbers_K] = output.coefficients
-        self.logprobs[target_numbers_K] = logprobs_K
-        self.clipped[target_numbers_K] |= output.clipped
-
-
-@dataclass(frozen=True)
-class TeacherScores:
-    """The teacher of a step. `logprobs`: its own of each target, float64 [N], nats, NaN where they say nothing. `weights`:
-    of its advantages, float64 [N], times the call's weight."""
-
-    logprobs: Tensor
-    weights: Tensor
-
-
-@dataclass
-class StepTotals:
+@dataclass(kw_only=True)
+class StepTotals(Tally):
     """The result of a step, for metrics and the token file. `plans`: one per minibatch. `old`: scores of all targets
     under the old policy. `losses` and `grad_norms` (before clipping) hold one number per update; `seconds` the wall time
-    per phase."""
+    per phase. A target counts once per epoch."""
 
     plans: tuple[LayoutPlan, ...]
     old: Scores
     last: LastUpdate
     losses: list[float] = field(default_factory=list[float])
     grad_norms: list[float] = field(default_factory=list[float])
-    kl_sum: float = 0.0  # sum of k3 to the base
-    kl_counted: int = 0  # targets in `kl_sum`
-    clipped: int = 0  # of `ratios`: those that the clip affected
-    ratios: int = 0  # of `entered`: those with a ratio, which constrained calls have not
-    entered: int = 0  # targets that entered a loss, counted once per epoch
     updates: int = 0
     overflows: int = 0  # repeated gradient computations, at a lower loss scale
     learning_rate: float = 0.0  # of the last update
@@ -154,7 +69,8 @@ class Step:
     """One train step of `policy` on `batch`: `epochs` x `minibatches` optimizer updates.
 
     `updates_before`: optimizer updates of the model's earlier steps, for warm-up. `scale`: the loss scale of a float16
-    base; the step updates it in place. `teacher`: its advantages are added to the batch's."""
+    base; the step updates it in place. `teacher`: its advantages are added to the batch's. `passes` makes what computes
+    the rows."""
 
     def __init__(
         self,
@@ -166,6 +82,7 @@ class Step:
         report: Report,
         scale: LossScale | None = None,
         teacher: TeacherScores | None = None,
+        passes: RowPasses = RowPass,
     ) -> None:
         self._policy = policy
         self._optimizer = optimizer
@@ -174,23 +91,11 @@ class Step:
         self._updates_before = updates_before
         self._report = report
         self._scale = scale
-        self._loss = LOSSES[config.loss]
         self._by_sequence = config.loss in SEQUENCE_LOSSES
-        self._clip = Clip(config.epsilon, config.upper_clip, config.kl_coef)
-        self._sampler = torch.from_numpy(batch.sampler)
-        self._advantages = torch.from_numpy(batch.advantages)
-        self._constrained = torch.from_numpy(batch.constrained)
-        by_call = self._by_sequence and config.sequence == "call"
-        self._sequence = torch.from_numpy(batch.call if by_call else batch.trajectory)
         self._minibatches = batch.minibatches(config.minibatches)
-        if config.supervised:
-            divisors_N = supervised_divisors(torch.from_numpy(batch.call), config.divisor)
-        else:
-            divisors_N = divisors(config.loss, torch.from_numpy(batch.trajectory), config.max_tokens)
-        self._inverse_divisors = len(self._minibatches) / divisors_N  # a minibatch estimates the step's gradient
+        self._inputs = LossInputs.of(batch, config, len(self._minibatches), teacher)
+        self._rows = passes(policy, self._inputs)
         self._base: Tensor | None = None
-        self._teacher = teacher
-        self._split = RowSplit(policy)
 
     def run(self) -> StepTotals:
         """Do all updates of the step, then clear the gradients.
@@ -210,7 +115,8 @@ class Step:
 
     def _run(self) -> StepTotals:
         started = time.monotonic()
-        totals = StepTotals(self._plans(), Scores.empty(len(self._batch)), LastUpdate.empty(len(self._batch)))
+        targets = len(self._batch)
+        totals = StepTotals(plans=self._plans(), old=Scores.empty(targets), last=LastUpdate.empty(targets))
         totals.seconds["plan"] = time.monotonic() - started
         updates = self._config.epochs * len(totals.plans)
         self._base = self._base_logprobs(totals)
@@ -241,29 +147,23 @@ class Step:
         precomputed: _SequenceLoss | None,
         report: Callable[[int], None],
     ) -> float:
-        """Accumulate the gradient of a minibatch, row by row; returns its loss.
-
-        After an overflow it starts again at a lower loss scale; after out-of-memory, with split rows. It always starts
-        from zero, because an aborted backward pass leaves partial gradients."""
-        counts = totals.entered, totals.ratios, totals.clipped, totals.kl_counted, totals.kl_sum
+        """Compute the gradient of a minibatch; returns its loss. After an overflow it starts again at a lower loss
+        scale."""
+        coefficients = None if precomputed is None else precomputed.coefficients
+        first = one_pass and totals.updates < len(totals.plans)
         while True:
-            totals.entered, totals.ratios, totals.clipped, totals.kl_counted, totals.kl_sum = counts
-            self._optimizer.zero_grad(set_to_none=True)
-            loss = 0.0 if precomputed is None else float(precomputed.value)
-            try:
-                for i, row in enumerate(self._split.rows(minibatch.rows)):
-                    loss += self._backward_row(row, totals, one_pass, precomputed)
-                    report(min(i + 1, len(minibatch.rows)))
-            except torch.OutOfMemoryError as error:
-                self._split.after(error)
-                continue
-            if self._scale is None:
-                return loss
-            parameters = self._policy.trainable_parameters().values()
-            fits = self._scale.divide([value.grad for value in parameters if value.grad is not None])
-            if fits or not math.isfinite(loss) or not self._scale.lower():
-                return loss
-            totals.overflows += 1
+            scale = 1.0 if self._scale is None else self._scale.value
+            update = UpdateState(totals.old, totals.last, self._base, first, coefficients, scale)
+            loss, tally = self._rows.backward(minibatch.rows, update, report)
+            loss += 0.0 if precomputed is None else float(precomputed.value)
+            if self._scale is not None:
+                parameters = self._policy.trainable_parameters().values()
+                fits = self._scale.divide([value.grad for value in parameters if value.grad is not None])
+                if not fits and math.isfinite(loss) and self._scale.lower():
+                    totals.overflows += 1
+                    continue
+            totals.add(tally)
+            return loss
 
     def _plans(self) -> tuple[LayoutPlan, ...]:
         plans: list[LayoutPlan] = []
@@ -281,27 +181,19 @@ class Step:
             self._report("plan", len(plans), len(self._minibatches))
         return tuple(plans)
 
-    @torch.no_grad()
     def _score_rows(
         self, plans: tuple[LayoutPlan, ...], into: Scores, phase: str | None, *, adapter: bool = True
     ) -> None:
         """Write the current logprobs of the targets of `plans` to `into`. `phase`: reported as progress; None:
         silent."""
         rows = [row for minibatch in plans for row in minibatch.rows]
-        while True:
-            try:
-                for i, row in enumerate(self._split.rows(rows)):
-                    if phase is not None:
-                        self._report(phase, min(i, len(rows)), len(rows))
-                    scores_R = self._policy.row_logprobs(
-                        row, self._batch.settings, adapter=adapter, logits_chunk=self._config.logits_chunk
-                    )
-                    into.put(torch.from_numpy(row.target_numbers), *scores_R)
-                break
-            except torch.OutOfMemoryError as error:
-                self._split.after(error)
-        if phase is not None:
-            self._report(phase, len(rows), len(rows))
+
+        def done(count: int) -> None:
+            if phase is not None:
+                self._report(phase, count, len(rows))
+
+        self._rows.score(rows, into, done, adapter=adapter)
+        done(len(rows))
 
     def _base_logprobs(self, totals: StepTotals) -> Tensor | None:
         """Logprobs [N] under the base, NaN where its kept set excludes the token and for constrained calls; None without
@@ -311,24 +203,7 @@ class Step:
         scores = Scores.empty(len(self._batch))
         with totals.timed("base_logprobs"):
             self._score_rows(totals.plans, scores, None, adapter=False)
-        return torch.where(scores.kept & ~self._constrained, scores.logprobs, torch.nan)
-
-    def _targets(self, target_numbers_K: Tensor, old_K: Tensor, current_K: Tensor) -> Targets:
-        """The inputs of a loss. A constrained call was sampled from another distribution than the learner's, whose ratio
-        would say nothing: it is 1, and never clipped."""
-        importance_K = importance_weights(old_K, self._sampler[target_numbers_K], self._config.importance_cap)
-        advantages_K = self._advantages[target_numbers_K]
-        if self._teacher is not None:
-            own_K = teacher_advantages(self._teacher.logprobs[target_numbers_K], old_K)
-            advantages_K = advantages_K + self._teacher.weights[target_numbers_K] * own_K
-        return Targets(
-            torch.where(self._constrained[target_numbers_K], current_K, old_K),
-            advantages_K,
-            self._inverse_divisors[target_numbers_K],
-            importance_K,
-            self._sequence[target_numbers_K],
-            None if self._base is None else self._base[target_numbers_K],
-        )
+        return torch.where(scores.kept & ~self._inputs.constrained, scores.logprobs, torch.nan)
 
     def _sequence_loss(self, minibatch: LayoutPlan, totals: StepTotals) -> _SequenceLoss:
         """The loss and coefficients of a whole minibatch, for losses whose ratio needs all tokens of a sequence.
@@ -341,53 +216,12 @@ class Step:
         target_numbers_M = torch.cat([torch.from_numpy(row.target_numbers) for row in minibatch.rows]).sort().values
         target_numbers_M = target_numbers_M[totals.old.kept[target_numbers_M] & scores.kept[target_numbers_M]]
         current_M = scores.logprobs[target_numbers_M]
-        targets = self._targets(target_numbers_M, totals.old.logprobs[target_numbers_M], current_M)
-        output = self._loss(current_M, targets, self._clip)
+        output, tally = self._inputs.loss(target_numbers_M, current_M, totals.old, self._base)
         coefficients_N = torch.zeros(len(self._batch), dtype=torch.float64)
         coefficients_N[target_numbers_M] = output.coefficients
         totals.last.put(target_numbers_M, current_M, output)
-        self._count_targets(target_numbers_M, targets, output, totals)
+        totals.add(tally)
         return _SequenceLoss(output.value, coefficients_N)
-
-    def _backward_row(
-        self, row: ComputeRow, totals: StepTotals, one_pass: bool, precomputed: _SequenceLoss | None
-    ) -> float:
-        """Forward and backward pass of one row; returns its part of the loss.
-
-        `one_pass`: a target's first logprobs here are also the old policy's. A target enters the loss if its token is in
-        the kept set of both the old and the current policy."""
-        target_numbers_R = torch.from_numpy(row.target_numbers)
-        logprobs_R, entropy_R, kept_R = self._policy.row_logprobs(
-            row, self._batch.settings, logits_chunk=self._config.logits_chunk
-        )
-        if one_pass and totals.updates < len(totals.plans):
-            totals.old.put(target_numbers_R, logprobs_R, entropy_R, kept_R)
-        index_K = (kept_R.cpu() & totals.old.kept[target_numbers_R]).nonzero()[:, 0]
-        target_numbers_K = target_numbers_R[index_K]
-        if not len(target_numbers_K):
-            return 0.0
-        logprobs_K = logprobs_R[index_K.to(logprobs_R.device)]
-        if precomputed is not None:
-            coefficients_K, value = precomputed.coefficients[target_numbers_K], 0.0
-        else:
-            current_K = logprobs_K.detach().cpu().double()
-            targets = self._targets(target_numbers_K, totals.old.logprobs[target_numbers_K], current_K)
-            output = self._loss(current_K, targets, self._clip)
-            totals.last.put(target_numbers_K, current_K, output)
-            self._count_targets(target_numbers_K, targets, output, totals)
-            coefficients_K, value = output.coefficients, float(output.value)
-        scale = 1.0 if self._scale is None else self._scale.value
-        (logprobs_K * (coefficients_K * scale).to(logprobs_K)).sum().backward()
-        return value
-
-    def _count_targets(self, target_numbers: Tensor, targets: Targets, output: LossOutput, totals: StepTotals) -> None:
-        free = ~self._constrained[target_numbers]
-        totals.entered += len(free)
-        totals.ratios += int(free.sum())
-        totals.clipped += int((output.clipped & free).sum())
-        if output.kl is not None and targets.base is not None:
-            totals.kl_counted += int((~torch.isnan(targets.base)).sum())
-            totals.kl_sum += float(output.kl.sum())
 
     def _update(self, loss: float, totals: StepTotals) -> None:
         """Clip the gradient's norm and update, at the rate after warm-up. A gradient of exactly zero is skipped:
@@ -416,7 +250,7 @@ class Step:
 
     def _check_finite(self, name: str, value: float, totals: StepTotals) -> None:
         if not math.isfinite(value):
-            largest = float(self._advantages.abs().max())
+            largest = float(self._inputs.advantages.abs().max())
             scale = f"; the largest advantage times weight is {largest:g}: scale the rewards" if largest > HUGE else ""
             half = (
                 ""

@@ -410,7 +410,10 @@ class EngineOptions(Options):
         default="auto", description="torch device of both processes; auto: cuda if there is one, else cpu"
     )
     inference_gpus: Gpus = Field(default=(), description="GPUs of the sampler, such as 0,1; none: the learner's")
-    train_gpus: Gpus = Field(default=(), description="the GPU of the learner; none: the sampler's")
+    train_gpus: Gpus = Field(default=(), description="GPUs of the learners, one each, such as 4,5; none: the sampler's")
+    learners: int | None = Field(
+        default=None, ge=1, le=64, description="learners that compute a step together; None: one for each of train_gpus"
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto",
         description="precision of the base; auto: bfloat16 on cuda (float16 before Ampere), else float32",
@@ -467,12 +470,25 @@ class EngineOptions(Options):
             self._refuse(("memory_layout", "card"), "a vLLM that runs already keeps the memory that it has")
         if self.engine == "embedded":
             self._refuse(OF_VLLM, "that is an option of vLLM, and the engine is embedded")
-        if len(self.train_gpus) > 1:
-            raise ValueError(f"train_gpus: the learner uses one GPU (got {self.train_gpus})")
+        self._check_gpus()
+        return self
+
+    @property
+    def team(self) -> int:
+        """The number of learners."""
+        return self.learners or len(self.train_gpus) or 1
+
+    def _check_gpus(self) -> None:
         sampling, training = set(self.inference_gpus), set(self.train_gpus)
+        if training and self.team != len(training):
+            raise ValueError(f"learners: one for each of train_gpus, which names {len(training)} (got {self.learners})")
+        if len(training) > 1 and not self.vllm_url and (not sampling or sampling & training):
+            raise ValueError(
+                f"train_gpus: several learners do not share their GPUs with the sampler (got {self.train_gpus}): name "
+                "others with inference_gpus"
+            )
         if sampling & training and sampling != training:
             raise ValueError("inference_gpus and train_gpus must be the same or have none in common")
-        return self
 
     def given(self, names: tuple[str, ...]) -> tuple[str, ...]:
         """Those of `names` whose value differs from the default."""

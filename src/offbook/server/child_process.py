@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import signal
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from offbook.base.die_with_parent import die_with_parent
+
 LOG_LIMIT = 8 * 2**20
 """Size in bytes at which a log is renamed to `.old` when the child starts."""
 SPIN_COUNT = 1_000
 """How often a waiting thread of an engine looks for work before it sleeps (GNU's OpenMP, torch's on Linux). With the default
 of 300,000, waiting threads keep the cores from the thread that they wait for as soon as another program is busy."""
-_PR_SET_PDEATHSIG = 1
-"""The option of prctl(2)."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,7 @@ class Child:
                 stderr=file,
                 limit=stdout_limit,
                 start_new_session=True,
-                preexec_fn=_die_with_parent(),
+                preexec_fn=die_with_parent(),
                 env={**_spin_variable(os.environ), **os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
             )
         return cls(process, log)
@@ -151,21 +149,3 @@ def _open_log(path: Path) -> tuple[ChildLog, IO[bytes]]:
 def _spin_variable(environment: Mapping[str, str]) -> dict[str, str]:
     """The variable that sets SPIN_COUNT; none where `environment` sets how OpenMP's threads wait."""
     return {} if {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & set(environment) else {"GOMP_SPINCOUNT": str(SPIN_COUNT)}
-
-
-def _die_with_parent():
-    """A function for the child to call before exec, so that the kernel kills it when the server dies. Linux only.
-
-    Elsewhere returns None: the sampler watches --parent-pid there, and the learner the end of its stdin.
-    """
-    if sys.platform != "linux":
-        return None
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-    parent = os.getpid()
-
-    def before_exec() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # the server died before prctl
-            os._exit(1)
-
-    return before_exec

@@ -45,7 +45,7 @@ SECONDS = 600
 class LearnerProcess:
     """`python -m offbook.engine.learner` on pipes."""
 
-    def __init__(self, base: Path, log: Path, largest_file: int | None = None) -> None:
+    def __init__(self, base: Path, log: Path, largest_file: int | None = None, *flags: str) -> None:
         def limit() -> None:
             if largest_file is not None:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, resource.RLIM_INFINITY))
@@ -53,7 +53,7 @@ class LearnerProcess:
         argv = [sys.executable, "-m", LEARNER_MODULE, "--base", str(base), "--device", "cpu", "--dtype", "float32"]
         with log.open("ab") as errors:
             self.child = subprocess.Popen(
-                [*argv, "--threads", "1", "--deterministic"],
+                [*argv, "--threads", "1", "--deterministic", *flags],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

@@ -2,7 +2,7 @@
 
 python -m offbook.engine.learner --base DIR [--loader auto|peft|unsloth] [--load-in-4bit] [--device D] [--dtype T]
 [--threads N] [--deterministic] [--name NAME] [--offload] [--row-limit N]
-[--unrecomputed-tokens N] [--planner-file FILE]
+[--unrecomputed-tokens N] [--planner-file FILE] [--learners N]
 """
 
 from __future__ import annotations
@@ -13,19 +13,24 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import Queue
 from types import FrameType
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from pydantic import ValidationError
 
-from offbook.base.errors import OffbookError
+from offbook.base.errors import ConfigError, OffbookError
 
 from ..precision import device_name
 from ..protocol import COMMANDS, Command, Failed, StopCommand
 from .failures import Memory, describe_failure
 from .model import unsloth_loader
+from .team import Team, follow
+
+if TYPE_CHECKING:
+    from .model.policy import Policy
 
 PARENT_DIED = 3
 """Exit code when stdin ended without a stop command."""
@@ -82,6 +87,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--planner-file", type=Path, default=None, help="keeps what is measured once for a card")
     parser.add_argument("--deterministic", action="store_true", help="torch's deterministic algorithms")
+    parser.add_argument("--learners", type=int, default=1, help="processes that compute a step together")
+    parser.add_argument("--rank", type=int, default=0, help="which of them; others than 0 take their tasks from stdin")
     return parser.parse_args(argv)
 
 
@@ -101,16 +108,19 @@ def main(argv: list[str] | None = None) -> int:
     """Serve until a stop command, SIGTERM or the end of stdin. Returns the exit code: 1 if the learner did not
     start."""
     arguments = parse(argv)
+    if arguments.rank:
+        return _follow(arguments)
     events = original_stdout()
     signal.signal(signal.SIGTERM, _end)
     commands = read_commands(sys.stdin)
     try:
-        arguments.device = device_name(arguments.device)
-        if unsloth_loader.choose(arguments.loader, arguments.device) == "unsloth":
-            unsloth_loader.import_first()
-        from .service import Service  # imports transformers, which Unsloth patches only when it comes first
+        team = (
+            Team.start(sys.argv[1:] if argv is None else argv, arguments.learners) if arguments.learners > 1 else None
+        )
+        _choose_device(arguments)
+        from .service import Service
 
-        service = Service(arguments, events)
+        service = Service(arguments, events, team)
         ready = service.ready()
     except (OffbookError, OSError, ValueError, RuntimeError) as error:
         memory = Memory(arguments.device, arguments.load_in_4bit, loading=True)
@@ -123,6 +133,33 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     service.emit(ready)
     service.run(commands)
+    return 0
+
+
+def _choose_device(arguments: argparse.Namespace) -> None:
+    """Resolve the device, and import Unsloth where it loads the base: it patches transformers only when it comes first,
+    so `service` is imported after this. Raises ConfigError."""
+    arguments.device = device_name(arguments.device)
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if arguments.learners > 1 and arguments.device != "cpu" and (not gpus or "," in gpus):
+        raise ConfigError(
+            f"--learners {arguments.learners}: name a GPU for each (--train-gpus 0,1), or take --device cpu"
+        )
+    if unsloth_loader.choose(arguments.loader, arguments.device) == "unsloth":
+        unsloth_loader.import_first()
+
+
+def _follow(arguments: argparse.Namespace) -> int:
+    """Answer the tasks of the first learner, whose end of the socket pair is this process's stdin."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the group's; the first learner handles it, and ends this one
+
+    def load() -> Policy:
+        _choose_device(arguments)
+        from .service import probed_policy
+
+        return probed_policy(arguments)
+
+    follow(Connection(os.dup(0)), load, arguments.device)
     return 0
 
 

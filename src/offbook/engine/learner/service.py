@@ -40,34 +40,27 @@ from .model.mask_probe import completion_logprobs, eager_probe, mask_probe
 from .model.merge import merge
 from .model.policy import Policy
 from .model.probe_adapter import probe_logprobs
+from .team import Team
+from .update.row_pass import RowPass
 
 
 class Service:
     """Loads the policy and executes commands. `arguments`: see `__main__.parse`, with `device` resolved from `auto`.
-    `events`: the stream for events."""
+    `events`: the stream for events. `team`: the other learners, if there are some."""
 
-    def __init__(self, arguments: argparse.Namespace, events: TextIO) -> None:
+    def __init__(self, arguments: argparse.Namespace, events: TextIO, team: Team | None = None) -> None:
         self._base = Path(arguments.base)
         self._events = events
         self._device_broken = False
         device: str = arguments.device
-        self._policy = Policy.load(
-            self._base,
-            LoraOptions(),
-            device,
-            dtype_of(arguments.dtype, device),
-            threads=arguments.threads,
-            deterministic=arguments.deterministic,
-            loader=arguments.loader,
-            load_in_4bit=arguments.load_in_4bit,
-            name=arguments.name,
-        )
-        self._policy.unrecomputed_tokens = arguments.unrecomputed_tokens
+        self._policy = load_policy(arguments)
         if arguments.planner_file is not None:
             assumed = self._policy.shape.call_flops
             self._policy.use_call_flops(kept_call_flops(arguments.planner_file, self._policy.device, assumed))
+        self._team = team
         self._memory = Memory(device, self._policy.four_bit)
-        self.learner = Learner(self._policy, arguments.name or str(self._base), self.emit, arguments.row_limit)
+        passes = team.passes if team is not None else RowPass
+        self.learner = Learner(self._policy, arguments.name or str(self._base), self.emit, arguments.row_limit, passes)
         self._host: HostMemory | None = None
         if arguments.offload:
             self._host = HostMemory(lambda: self._policy.model, lambda: self.learner.optimizer, self._policy.device)
@@ -88,6 +81,8 @@ class Service:
         policy = self._policy
         difference = eager_probe(policy)
         probe = mask_probe(policy)
+        if self._team is not None:
+            self._team.join(policy)
         facts = {
             "device": str(policy.device),
             "dtype": str(policy.dtype).removeprefix("torch.") + (", base in 4 bits" if policy.four_bit else ""),
@@ -97,6 +92,7 @@ class Service:
             "parameters": str(policy.base_parameters),
             "threads": str(torch.get_num_threads()),
             "deterministic": str(torch.are_deterministic_algorithms_enabled()),
+            **({"learners": str(self._team.size)} if self._team is not None else {}),
             "mask_probe": f"ok, differs by {probe.max_difference:.1e} nats" if probe.ok else f"refused: {probe.reason}",
             "plain_rows": "not compared with eager attention: Unsloth's own"
             if difference is None
@@ -156,6 +152,33 @@ class Service:
     def _on_device(self) -> AbstractContextManager[object]:
         """The learner on its device inside the block, wherever it is kept."""
         return self._host.on_device() if self._host is not None else nullcontext()
+
+
+def load_policy(arguments: argparse.Namespace) -> Policy:
+    """The base with a fresh adapter, as the command line says. Raises ConfigError, OSError."""
+    threads: int | None = arguments.threads
+    if threads is None and arguments.learners > 1:
+        threads = max(1, torch.get_num_threads() // arguments.learners)
+    policy = Policy.load(
+        Path(arguments.base),
+        LoraOptions(),
+        arguments.device,
+        dtype_of(arguments.dtype, arguments.device),
+        threads=threads,
+        deterministic=arguments.deterministic,
+        loader=arguments.loader,
+        load_in_4bit=arguments.load_in_4bit,
+        name=arguments.name,
+    )
+    policy.unrecomputed_tokens = arguments.unrecomputed_tokens
+    return policy
+
+
+def probed_policy(arguments: argparse.Namespace) -> Policy:
+    """The same, with the mask probe run: for a learner that follows another."""
+    policy = load_policy(arguments)
+    mask_probe(policy)
+    return policy
 
 
 def _chat_template(policy: Policy) -> str:

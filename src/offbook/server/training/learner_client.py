@@ -223,11 +223,12 @@ class LearnerClient:
         argv += ["--planner-file", str(self._log_path.parent / "planner.json")]
         argv += ["--offload"] if self._offload else []
         argv += ["--row-limit", str(self._row_limit)] if self._row_limit is not None else []
+        argv += ["--learners", str(options.team)] if options.team > 1 else []
         argv += ["--unrecomputed-tokens", str(self._unrecomputed_tokens)] if self._unrecomputed_tokens else []
         return argv + (["--deterministic"] if options.deterministic else [])
 
     def _env(self) -> dict[str, str]:
-        """Environment of the learner: it sees only its own GPU, torch pins host memory without rounding it up, and
+        """Environment of the learner: it sees only its own GPUs, torch pins host memory without rounding it up, and
         Unsloth writes generated code beside the logs."""
         gpus = ",".join(map(str, self._options.train_gpus))
         order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": gpus} if gpus else {}

@@ -149,16 +149,20 @@ def _estimate(rows: Sequence[ComputeRow], shape: ModelShape) -> Estimate:
     tokens = sum(row.tokens for row in rows)
     logits = sum(len(row.target_numbers) for row in rows) * 4.0 * shape.head
     pairs = sum(_pairs(row) for row in rows)
-    cost = logits
-    for row in rows:
-        cost += row.token_ids.size * shape.token_flops + shape.row_flops
-        if row.forest is None:
-            batch, length = row.token_ids.shape
-            cost += batch * length * (length + 1) / 2 * shape.pair_flops
-        else:
-            tree = row.forest
-            cost += tree_pairs(shape, tree.segments, tree.pieces, tree.subtree_end) * shape.pair_flops
-    return Estimate(tokens, tokens * shape.token_flops + pairs * shape.pair_flops + logits, cost)
+    flops = tokens * shape.token_flops + pairs * shape.pair_flops + logits
+    return Estimate(tokens, flops, sum(row_cost(row, shape) for row in rows))
+
+
+def row_cost(row: ComputeRow, shape: ModelShape) -> float:
+    """The row's part of `Estimate.cost`."""
+    logits = len(row.target_numbers) * 4.0 * shape.head
+    fixed = row.token_ids.size * shape.token_flops + shape.row_flops
+    if row.forest is None:
+        batch, length = row.token_ids.shape
+        pairs = batch * length * (length + 1) / 2
+    else:
+        pairs = tree_pairs(shape, row.forest.segments, row.forest.pieces, row.forest.subtree_end)
+    return logits + fixed + pairs * shape.pair_flops
 
 
 def _pairs(row: ComputeRow) -> float:

@@ -18,6 +18,7 @@ from offbook.engine import checkpoint_files
 from offbook.engine.checkpoint_files import ADAPTER, ADAPTER_CONFIG
 from offbook.engine.learner.import_adapter import lora_of, write_checkpoint
 from offbook.engine.learner.model.policy import Policy
+from offbook.server.imported_models import named_base
 from offbook.tiny import path
 
 SHAPE = LoraOptions(r=4, alpha=12, target_modules=("q_proj", "v_proj"))
@@ -61,6 +62,36 @@ def test_what_makes_it_no_plain_lora_is_named(adapter: Path, tmp_path: Path) -> 
         lora_of(adapter)
     with pytest.raises(ConfigError, match=r"has no adapter_config\.json and no adapter_model\.safetensors"):
         lora_of(tmp_path)
+
+
+HOSTILE: list[Any] = [
+    None,
+    True,
+    -1,
+    2**70,
+    1e308,
+    "",
+    "x\x1b]0;",
+    "\ud800",
+    [],
+    [[]],
+    [None, "x"],
+    {},
+    {"x": [1]},
+    "9" * 5000,
+]
+
+
+def test_whatever_a_configuration_holds_is_taken_or_refused(adapter: Path) -> None:
+    whole = json.loads((adapter / ADAPTER_CONFIG).read_text())
+    for name in whole:
+        for value in HOSTILE:
+            changed(adapter, **(whole | {name: value}))
+            try:
+                lora_of(adapter)
+                assert isinstance(named_base(adapter) or "", str)
+            except ConfigError as refused:
+                assert str(refused).isprintable(), name
 
 
 def test_each_tensor_that_does_not_fit_the_base_is_named(policy: Policy, adapter: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from offbook.base.errors import ConfigError
 from offbook.base.json_files import read_json
+from offbook.base.types import Json
 
 from ..engine.checkpoint_files import ADAPTER_CONFIG, make_folder, path_of, read, sync
 from ..engine.protocol import IMPORT_MODULE
@@ -23,9 +24,11 @@ from .records.store import create_file
 def named_base(adapter: Path) -> str | None:
     """The base that the adapter's configuration names; None without one. Raises ConfigError for an unreadable file."""
     try:
-        named: str | None = read_json(adapter / ADAPTER_CONFIG).get("base_model_name_or_path")
+        named: Json = read_json(adapter / ADAPTER_CONFIG).get("base_model_name_or_path")
     except (OSError, ValueError, AttributeError) as error:
         raise ConfigError(f"{adapter / ADAPTER_CONFIG} cannot be read: {error}") from error
+    if named is not None and not isinstance(named, str):
+        raise ConfigError(f"{adapter / ADAPTER_CONFIG}: base_model_name_or_path: a name is needed, got {named!r:.100}")
     return named or None
 
 

@@ -54,12 +54,15 @@ def lora_of(adapter: Path) -> LoraOptions:
     ]
     if faults:
         raise ConfigError(f"{adapter} is no LoRA that a step can go on from: {', '.join(faults)}")
-    modules: str | list[str] = config.get("target_modules") or []
+    modules: str | list[Json] = config.get("target_modules") or []
+    names: list[Json] = modules if isinstance(modules, list) else [modules]
+    if not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"{adapter / ADAPTER_CONFIG}: target_modules: names are needed, got {modules!r:.100}")
     return LoraOptions.parse(
         r=config.get("r"),
         alpha=config.get("lora_alpha"),
         dropout=config.get("lora_dropout") or 0.0,
-        target_modules=tuple(sorted(modules)) if isinstance(modules, list) else modules,
+        target_modules=tuple(sorted(names)) if isinstance(modules, list) else modules,
     )
 
 

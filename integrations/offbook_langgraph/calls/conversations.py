@@ -130,3 +130,9 @@ def output_of(index: int, message: BaseMessage) -> CallOutput:
         finish_reason="length" if reason in FINISHED else "tool_calls" if calls else "stop",
         status=FINISHED.get(str(reason), CallStatus.COMPLETE),
     )
+
+
+def tokens_of(messages: Sequence[BaseMessage]) -> tuple[int, int]:
+    """The tokens read and written, as the provider reported them with the first choice; (0, 0) if it did not."""
+    usage = next((message.usage_metadata for message in messages if isinstance(message, AIMessage)), None)
+    return (0, 0) if usage is None else (usage["input_tokens"], usage["output_tokens"])

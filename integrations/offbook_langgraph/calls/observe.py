@@ -19,8 +19,10 @@ from offbook.base.types import (
     CallOrigin,
     CallOutput,
     CallStatus,
+    CallTrace,
     as_rollout_exception,
 )
+from offbook.client.rollouts.capture import trace_of
 from offbook.supervised.masking import Masking, TextFilter
 
 from .active_capture import (
@@ -37,6 +39,7 @@ from .conversations import (
     output_of,
     show,
     started_call,
+    tokens_of,
 )
 from .langchain_patches import install
 from .origins import origin_of
@@ -78,15 +81,20 @@ class observe:  # used like a function: `with observe() as trajectory`
             on_leak=on_leak,
         )
         self._filter = filter
+        self._watcher = Watcher(self._capture)
         self._stack = ExitStack()
         self._used = False
+
+    @property
+    def calls(self) -> list[CallTrace]:
+        """The calls of an ended block for trace sinks, with the tokens that the provider reported, else 0."""
+        return self._watcher.traces()
 
     def __enter__(self) -> Trajectory:
         install()
         if self._used:
             raise ConfigError("this observation was used before: make one for each block, `with observe(): ...`")
         self._used = True
-        self._watcher = Watcher(self._capture)
         capture = self._capture.heard_by(self._watcher, active())
         self._stack.enter_context(activated(capture, self._scope))
         return self._trajectory
@@ -128,6 +136,7 @@ class Watcher(RunTree):
         self._capture = capture
         self._started: dict[UUID, StartedCall] = {}
         self._calls: list[Call] = []
+        self._tokens: dict[str, tuple[int, int]] = {}
 
     def on_chat_model_start(
         self, serialized: Any, messages: list[list[BaseMessage]], *, run_id: UUID, **kwargs: Any
@@ -146,8 +155,10 @@ class Watcher(RunTree):
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
         started = self._started.pop(run_id, None)
         if started is not None:
-            outputs = tuple(output_of(index, message) for index, message in enumerate(answers(response)))
-            self._keep(started, outputs, outputs[0].status if outputs else CallStatus.FAILED, None)
+            messages = answers(response)
+            outputs = tuple(output_of(index, message) for index, message in enumerate(messages))
+            call = self._keep(started, outputs, outputs[0].status if outputs else CallStatus.FAILED, None)
+            self._tokens[call.id] = tokens_of(messages)
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         started = self._started.pop(run_id, None)
@@ -171,6 +182,10 @@ class Watcher(RunTree):
             call.origin.model_dump(exclude_defaults=True) for call in self._calls if call.origin is not None
         ]
 
+    def traces(self) -> list[CallTrace]:
+        """The calls for trace sinks, in order of their start."""
+        return [trace_of(call, call.model, *self._tokens.get(call.id, (0, 0))) for call in self._calls]
+
     def _selects(self, origin: CallOrigin, original: BaseChatModel) -> bool:
         if self._capture.exclude is not None and self._capture.exclude(origin, original):
             return False
@@ -178,10 +193,12 @@ class Watcher(RunTree):
 
     def _keep(
         self, started: StartedCall, outputs: tuple[CallOutput, ...], status: CallStatus, error: str | None
-    ) -> None:
+    ) -> Call:
         trajectory = self._capture.trajectory
         assert trajectory is not None, "observe sets it"
-        self._calls.append(started.ended(trajectory, outputs, status, error=error))
+        call = started.ended(trajectory, outputs, status, error=error)
+        self._calls.append(call)
+        return call
 
 
 def chat_models_on_stack() -> list[BaseChatModel]:

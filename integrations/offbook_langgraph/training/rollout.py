@@ -19,6 +19,7 @@ from offbook.rewards.reward_result import as_reward
 from offbook.scenarios.identity import scenario_id
 from offbook_langgraph.calls.active_capture import OnLeak, Scope, SharedState
 from offbook_langgraph.calls.capture_block import Answerers, Models, capture
+from offbook_langgraph.calls.observe import observe
 from offbook_langgraph.calls.origins import OriginCounts
 from offbook_langgraph.calls.recorded_calls import TrainOn
 from offbook_langgraph.calls.selection import Selection
@@ -89,6 +90,11 @@ class TrainableOptions(RunOptions):
             train_on=self.train_on,
         )
 
+    def observe(self, trajectory: Trajectory) -> observe:
+        """Create the observation of one rollout on the app's own models: of the calls that training would capture."""
+        select = None if isinstance(self.model, Mapping) else self.select
+        return observe(select=select, exclude=self.exclude, scope=self.scope, trajectory=trajectory)
+
     async def rollout(
         self,
         agent: Agent,
@@ -98,16 +104,18 @@ class TrainableOptions(RunOptions):
         *,
         trajectory: Trajectory | None = None,
         answerers: Answerers | None = None,
+        as_is: bool = False,
     ) -> Trajectory:
         """Run the agent once inside a capture and score the result.
 
         An exception of the agent or the reward is stored on the trajectory, which stays unscored. A CaptureError is raised.
         `judged` means that a judge scores later. The origins of the calls are added to `counts`. `answerers`: see `capture`.
+        `as_is`: the app's own models answer, and the trajectory has their calls as `outside_calls`.
         """
         trajectory = Trajectory() if trajectory is None else trajectory
-        trajectory.captured = True
+        trajectory.captured = not as_is
         trajectory.metadata["scenario_id"] = scenario_id(scenario)
-        block = self.capture(trajectory, answerers)
+        block = self.observe(trajectory) if as_is else self.capture(trajectory, answerers)
         with capturing(trajectory):
             try:
                 async with block:
@@ -121,7 +129,10 @@ class TrainableOptions(RunOptions):
                 trajectory.reward = None
                 trajectory.exception = as_rollout_exception(error)
             finally:
-                counts.merge(block.counts)
+                if isinstance(block, observe):
+                    trajectory.outside_calls, trajectory.captured = block.calls, False
+                else:
+                    counts.merge(block.counts)
         return trajectory.finish()
 
     async def _scored(
@@ -169,7 +180,7 @@ def own_trajectory(value: Trajectory, captured: Trajectory) -> Trajectory:
     """A copy of the trajectory that the function returned, merged with the captured one and its calls."""
     kept: dict[str, object] = {
         "id": captured.id,
-        "captured": True,
+        "captured": captured.captured,
         "weights": captured.weights,
         "unused": captured.unused,
     }

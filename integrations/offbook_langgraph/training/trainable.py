@@ -234,6 +234,12 @@ class TrainingMethods:
             agent, scenario, judged, OriginCounts(), trajectory=trajectory, answerers=answerers
         )
 
+    async def rollout_as_is(self, scenario: object, trajectory: Trajectory, *, judged: bool) -> Trajectory:
+        """Run one rollout for `offbook.compare` on the app's own models."""
+        options, agent = self._app_options, self._agent()
+        check_scored(options, agent, judged)
+        return await options.rollout(agent, scenario, judged, OriginCounts(), trajectory=trajectory, as_is=True)
+
     def _serving(
         self,
         step: int | Mapping[str, int] | None,

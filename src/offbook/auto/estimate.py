@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from offbook.llms.answer import Tokens
@@ -23,7 +24,8 @@ AGAIN = 1.2
 
 @dataclass(frozen=True)
 class StagePlan:
-    """What a stage will take. `done`: its file is there, so that it asks nothing. `cost`: USD; None: unknown price."""
+    """What a stage will take. `done`: its file is there, so that it asks nothing. `cost`: USD; None: unknown price.
+    `work`: what else it does, such as rollouts of an app."""
 
     stage: str
     done: bool
@@ -31,16 +33,18 @@ class StagePlan:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cost: float | None = 0.0
+    work: str = ""
 
     def line(self) -> str:
         """The plan as one line, for people."""
         if self.done:
             return f"{self.stage}: done"
+        begin = f"{self.stage}: {self.work}; " if self.work else f"{self.stage}: "
         if not self.questions:
-            return f"{self.stage}: asks no other LLM"
+            return f"{self.stage}: {self.work or 'asks no other LLM'}"
         price = "of unknown price" if self.cost is None else f"about {self.cost:.2f} USD"
         tokens = f"{self.prompt_tokens:,} + {self.completion_tokens:,} tokens"
-        return f"{self.stage}: {self.questions:,} question{'s' * (self.questions != 1)}, {tokens}, {price}"
+        return f"{begin}{self.questions:,} question{'s' * (self.questions != 1)}, {tokens}, {price}"
 
 
 def tokens_of(text: str) -> int:
@@ -55,3 +59,16 @@ def planned(stage: str, llm: Llm | None, questions: int, prompt: float, completi
     price = price_of(llm.options, load().model_cost)
     tokens = Tokens(round(questions * prompt), round(questions * completion))
     return StagePlan(stage, False, questions, *tokens, None if price is None else cost_of(tokens, 0, price))
+
+
+def plan_lines(plans: Sequence[StagePlan], max_cost: float | None) -> list[str]:
+    """A plan as lines for a terminal, with its sum."""
+    costs = [plan.cost for plan in plans]
+    known = sum(cost for cost in costs if cost is not None)
+    total = f"in all about {known:.2f} USD" + (", and what has an unknown price" if None in costs else "")
+    short = max_cost is not None and known > max_cost
+    return [
+        *(plan.line() for plan in plans),
+        f"{total}; the tokens are estimates. Nothing was asked.",
+        *([f"max_cost={max_cost:g} USD will end the run before it is through"] if short else []),
+    ]

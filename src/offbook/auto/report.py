@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import html
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from offbook.base.text import counted
-from offbook.comparison.report import Table, html_document, html_table, markdown_section, shown_interval, tables_of
+from offbook.comparison.report import Table, shown_interval, tables_of
 from offbook.comparison.results import CandidateResult, ComparisonReport
 from offbook.llms.ledger import SpendingTotals
 from offbook.trainer.report import TrainReport
 
 from .inputs import TaskInput
-from .task import write_whole
+from .pages import Page, spending_table, write_pages
 
 
 @dataclass(frozen=True)
@@ -70,15 +69,10 @@ class AutoReport:
 
 def write_report(report: AutoReport, folder: Path) -> None:
     """Write report.md and report.html. Raises ConfigError."""
-    tables = [facts_table(report), *_tables(report)]
     texts = [(title, text) for title, text in (("System prompt", report.prompt), ("Rubric", report.rubric)) if text]
-    markdown = [f"# {_one_line(report.description)}", report.verdict(), *map(markdown_section, tables)]
-    markdown += [f"## {title}\n\n{_indented(text)}" for title, text in texts]
-    write_whole(folder / "report.md", "\n\n".join(markdown) + "\n")
-    parts = [f"<h1>{html.escape(_one_line(report.description))}</h1>", f"<p>{html.escape(report.verdict())}</p>"]
-    parts += map(html_table, tables)
-    parts += [f"<h2>{title}</h2>\n<pre>{html.escape(text)}</pre>" for title, text in texts]
-    write_whole(folder / "report.html", html_document(_one_line(report.description), parts))
+    write_pages(
+        folder, Page(report.description, report.verdict(), [facts_table(report), *_tables(report)], texts=texts)
+    )
 
 
 def facts_table(report: AutoReport) -> Table:
@@ -104,23 +98,4 @@ def _rewards(rewards: Sequence[float]) -> list[tuple[str, str]]:
 
 def _tables(report: AutoReport) -> list[Table]:
     tables = [] if report.comparison is None else tables_of(report.comparison)
-    head = ("for", "questions", "from the cache", "tokens", "USD")
-    total = sum(report.spending.values(), SpendingTotals())
-    rows = [_spent(purpose, totals) for purpose, totals in (*report.spending.items(), ("in all", total))]
-    note = f"Questions to other LLMs, in all runs with the folder {report.folder}."
-    return [*tables, Table("What did it take?", note, head, tuple(rows))]
-
-
-def _spent(purpose: str, totals: SpendingTotals) -> tuple[str, ...]:
-    cost = f"{totals.cost:.4f}" if totals.cost or not totals.unpriced else ""
-    unpriced = f"{counted(totals.unpriced, 'request')} of unknown price" if totals.unpriced else ""
-    tokens = f"{totals.prompt_tokens:,} + {totals.completion_tokens:,}"
-    return purpose, str(totals.questions), str(totals.cached), tokens, " and ".join(filter(None, (cost, unpriced)))
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"    {line}" for line in text.splitlines())
+    return [*tables, spending_table(report.spending, report.folder)]

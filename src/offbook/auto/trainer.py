@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -18,7 +19,6 @@ from offbook.comparison.candidates import as_candidate
 from offbook.comparison.compare import acompare
 from offbook.comparison.results import ComparisonReport
 from offbook.contracts import Judge
-from offbook.llms.ledger import SpendingTotals, budget
 from offbook.llms.llm import Llm
 from offbook.rewards.rubric import write_rubric
 from offbook.rewards.ruler_judge import Ruler
@@ -30,12 +30,12 @@ from .inputs import Split, TaskInput, read_inputs, write_inputs
 from .options import BASE_MODEL, AutoOptions, name_of
 from .report import AutoReport, write_report
 from .rollout import AnswerOnce, FittingJudge, as_scenarios
+from .stages import StagesRun, run_stages
 from .task import DESCRIBED, Task, as_examples, read_task, require_packages, write_task, write_whole
 from .writer import PER_QUESTION, written_outline, written_prompt
 
 Stage = Literal["task", "scenarios", "prompt", "rubric", "train", "compare"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
-SPENT = "spending.jsonl"
 
 
 @dataclass(frozen=True)
@@ -80,19 +80,9 @@ class AutoTrainer:
         if until not in STAGES:
             raise ConfigError(f"until: one of {', '.join(STAGES)} is needed, got {until!r}")
         self._check_description()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        progress, reached = AutoProgress(self._given_or_known()), ""
-        with budget(self.options.max_cost, file=self.folder / SPENT) as spending:
-            try:
-                for stage, run in self._stages():
-                    await run(progress)
-                    reached = stage
-                    if stage == until or progress.stopped:
-                        break
-            except BudgetExceeded as error:
-                progress.stopped = "budget"
-                echo(f"{error}. What was made stays in {self.folder}: run it again with more, and it goes on")
-            report = self._report(progress, reached, spending.by_purpose())
+        progress = AutoProgress(self._given_or_known())
+        stages = [(stage, partial(run, progress)) for stage, run in self._stages()]
+        report = self._report(progress, await run_stages(stages, until, self.folder, self.options.max_cost))
         write_report(report, self.folder)
         echo("\n".join(report.lines()))
         return report
@@ -213,7 +203,7 @@ class AutoTrainer:
         )
         progress.training = await trainer.atrain(options.steps)
         if progress.training.stopped is Stopped.BUDGET:
-            progress.stopped = "budget"
+            raise BudgetExceeded(f"max_cost={options.max_cost:g} USD for other LLMs is spent: raise it to go on")
 
     async def _compare(self, progress: AutoProgress) -> None:
         held_out = as_scenarios(progress.inputs, "held-out", progress.prompt)
@@ -246,20 +236,20 @@ class AutoTrainer:
         judge: Judge = Ruler(self.judge_llm, rubric=progress.rubric) if self.judge_llm is not None else own  # type: ignore[assignment]
         return FittingJudge(judge, progress.task) if progress.task.answer_schema is not None else judge
 
-    def _report(self, progress: AutoProgress, reached: str, spent: dict[str, SpendingTotals]) -> AutoReport:
+    def _report(self, progress: AutoProgress, ran: StagesRun) -> AutoReport:
         return AutoReport(
             folder=self.folder,
             description=progress.task.description,
             model=None if self._known_model is None else self._known_model.name,
             base_model=BASE_MODEL if self._known_model is None else self._known_model.base_model,
-            reached=reached,
-            stopped=progress.stopped,
+            reached=ran.reached,
+            stopped=ran.stopped,
             inputs=tuple(progress.inputs),
             prompt=progress.prompt,
             rubric=progress.rubric,
             training=progress.training,
             comparison=progress.comparison,
-            spending=spent,
+            spending=ran.spending,
         )
 
 
@@ -273,7 +263,6 @@ class AutoProgress:
     rubric: str = ""
     training: TrainReport | None = None
     comparison: ComparisonReport | None = None
-    stopped: str = ""
 
 
 def _llm(where: str, value: str | Llm) -> Llm:

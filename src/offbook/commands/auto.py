@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from offbook.auto.estimate import StagePlan
+from offbook.auto.estimate import plan_lines
 from offbook.auto.options import BASE_MODEL, AutoOptions, name_of
 from offbook.auto.task import read_task
 from offbook.auto.trainer import AutoTrainer, Stage
@@ -73,19 +73,6 @@ def auto(
         echo("\n".join(plan_lines(trainer.plan(), options.get("max_cost"))))
     else:
         trainer.run(until)
-
-
-def plan_lines(plans: list[StagePlan], max_cost: float | None) -> list[str]:
-    """A plan as lines for a terminal, with its sum."""
-    costs = [plan.cost for plan in plans]
-    known = sum(cost for cost in costs if cost is not None)
-    total = f"in all about {known:.2f} USD" + (", and what has an unknown price" if None in costs else "")
-    short = max_cost is not None and known > max_cost
-    return [
-        *(plan.line() for plan in plans),
-        f"{total}; the tokens are estimates. Nothing was asked.",
-        *([f"max_cost={max_cost:g} USD will end the run before it is through"] if short else []),
-    ]
 
 
 def json_file(file: Path, where: str, kind: type) -> Json:

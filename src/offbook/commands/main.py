@@ -28,6 +28,7 @@ OWN: Final = {
     "sft": "sft:sft",
     "compare": "compare:compare_command",
     "auto": "auto:auto",
+    "improve": "improve:improve",
     "judge-check": "judge_check:judge_check",
     "serve": "serve:serve",
     "ui": "ui:ui",

@@ -1,4 +1,5 @@
-"""Candidates of a comparison: steps of the trained model (`step:12`, `step:newest`), or other LLMs by litellm's names."""
+"""Candidates of a comparison: steps of the trained model (`step:12`, `step:newest`), other LLMs by litellm's names, or the
+app's own models (`as-is`)."""
 
 from __future__ import annotations
 
@@ -16,18 +17,21 @@ from offbook.base.types import Json
 from offbook.base.user_values import as_list
 from offbook.client.model import Model, TrainableModel
 from offbook.llms.llm import Llm
+from offbook.llms.options import Price
 
 STEP = re.compile(r"step:(\d+|newest)")
 NEWEST = "newest"
+AS_IS = "as-is"
 PRICES = ("prompt_price", "completion_price")
 
 CandidateLike: TypeAlias = "str | Model[Any] | Llm | Candidate"
-"""`step:0`, `step:newest`, `openai/gpt-4.1`, `openai/name?api_base=http://...`, a `offbook.Model`, an `Llm`, or a Candidate."""
+"""`step:0`, `step:newest`, `as-is`, `openai/gpt-4.1`, `openai/name?api_base=http://...`, a `offbook.Model`, an `Llm`, or a Candidate."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model that answers the app's calls: `llm`, or a step of the trained model (None: the newest).
+    """A model that answers the app's calls: `llm`, a step of the trained model (None: the newest), or `as_is`, the models
+    that the app calls by itself. `prices`: of these; None: by litellm's table.
 
     `settings` are those that influence its rollouts.
     """
@@ -36,11 +40,13 @@ class Candidate:
     llm: Llm | None = None
     step: int | None = None
     settings: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    as_is: bool = False
+    prices: Price | None = None
 
     @property
     def trained(self) -> bool:
         """Whether it is a step of the app's own model."""
-        return self.llm is None
+        return self.llm is None and not self.as_is
 
     @property
     def fingerprint(self) -> str:
@@ -140,6 +146,12 @@ def _of_text(text: str) -> Candidate:
     prices = {price.removesuffix("_price"): options.pop(price) for price in PRICES if price in options}
     if len(prices) == 1:
         raise ConfigError(f"candidates: {model}: prompt_price and completion_price are needed together")
+    if model == AS_IS:
+        if options:
+            raise ConfigError(
+                f"candidates: as-is takes name and prices only, since the app sets the rest; got {', '.join(options)}"
+            )
+        return Candidate(name, settings={"model": AS_IS}, as_is=True, prices=Price(**prices) if prices else None)
     if prices:
         options["prices"] = prices
     return of_llm(name, Llm(model, **options))

@@ -35,6 +35,7 @@ from .gateway import Gateway
 from .journal import Journal, content_hash
 from .judged_groups import judge_side_by_side
 from .options import CompareOptions
+from .own_calls import OwnCalls
 from .report import write_report
 from .results import (
     JUDGED,
@@ -46,7 +47,7 @@ from .results import (
     scenario_values,
 )
 from .rollouts import SPLIT, RolloutStage, grouped, log_rows
-from .targets import ComparableTarget, CompareRollout, as_target
+from .targets import ComparableTarget, CompareRollout, answering_itself, as_target
 from .winrates import JudgedGroup, WinRate, win_rate
 
 logger = logging.getLogger("offbook")
@@ -104,6 +105,8 @@ async def _compared(options: CompareArguments) -> ComparisonReport:
     judge = options.judge or app.own_judge()
     if options.judge is not None and len(named) < 2:
         raise ConfigError("candidates: a judge compares rollouts of at least two, got one")
+    if any(candidate.as_is for candidate in named):
+        answering_itself(app)
     llms = {candidate.name: candidate.llm for candidate in named if candidate.llm is not None}
     with budget(options.max_cost) as spending, Gateway(llms) as gateway:
         stage = RolloutStage(
@@ -115,6 +118,7 @@ async def _compared(options: CompareArguments) -> ComparisonReport:
             run=options.run or _run_id(chosen, app),
             app=app_hash(options.app_file),
             judged=judge is not None,
+            own_calls=OwnCalls(next((item.prices for item in named if item.as_is), None)),
         )
         scored = [await _scored(stage, candidate) for candidate in named]
         warnings = await _warnings(stage, scored)
@@ -199,7 +203,7 @@ async def _scored(stage: RolloutStage, candidate: Candidate) -> Scored:
     own = stage.target.own_models()
     if own:
         logged_model: Model[Any] = own[0]
-        if candidate.llm is not None:
+        if not candidate.trained:
             logged_model = Model(candidate.record_name, own[0].project)
             await logged_model.register(own[0].backend)
         await log_rows(logged_model, candidate.step, groups, scored.as_metrics())

@@ -31,14 +31,13 @@ from offbook.base.types import (
     CallTrace,
     Json,
     Message,
-    OutputTrace,
     Sampling,
     new_id,
 )
 from offbook.base.wire import CALL_HEADER, OPEN, TRAJECTORY_HEADER
 from offbook.client.connection.http import Api
 from offbook.client.endpoint_model import EndpointModel
-from offbook.client.rollouts.capture import leave_captures
+from offbook.client.rollouts.capture import leave_captures, trace_of
 from offbook.http_listener.access_checks import AccessChecks, Application, Receive, Scope, Send, respond, single_key
 from offbook.llms.answer import ChatAnswer
 from offbook.llms.llm import Llm
@@ -71,37 +70,9 @@ class RecordedCall:
 
     def trace(self) -> CallTrace:
         """The call for trace sinks. Tokens of further choices are counted with the first: providers report only sums."""
-        call, measured = self.call, self.measured
-        outputs = tuple(
-            OutputTrace(
-                index=output.index,
-                message={"role": "assistant", **output.message},
-                finish_reason=output.finish_reason,
-                status=output.status,
-                parse_failure=False,
-                tokens=(measured.completion_tokens or 0) if number == 0 else 0,
-                logprob_mean=None,
-                logprob_min=None,
-            )
-            for number, output in enumerate(call.outputs)
-        )
-        return CallTrace(
-            id=call.id,
-            trajectory_id=call.trajectory_id,
-            model=self._llm_name,
-            step=0,
-            status=call.status,
-            sampling=call.sampling,
-            constrained=None,
-            messages=call.messages,
-            tools=call.tools,
-            prompt_tokens=measured.prompt_tokens or 0,
-            outputs=outputs,
-            origin=None,
-            error=None,
-            started_at=measured.started_at,
-            ended_at=call.ended_at,
-            cost=measured.cost,
+        measured = self.measured
+        return trace_of(
+            self.call, self._llm_name, measured.prompt_tokens or 0, measured.completion_tokens or 0, measured.cost
         )
 
 

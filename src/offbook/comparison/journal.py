@@ -70,6 +70,10 @@ class Journal:
         """The successful rollout with this key; None if there is none."""
         return self._rows.get(key)
 
+    def rows(self) -> list[ComparedRollout]:
+        """All successful rollouts, in the order of the file."""
+        return list(self._rows.values())
+
     def add(self, row: ComparedRollout) -> None:
         """Append a rollout to the file."""
         if not row.failed:

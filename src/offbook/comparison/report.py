@@ -38,6 +38,16 @@ table { border-collapse: collapse; font-size: 13px; } th, td { padding: .35rem .
 th { border-bottom: 2px solid #98a4b3; } td { border-bottom: 1px solid #dde3ea; overflow-wrap: anywhere; min-width: 4rem; }
 p.note { color: #55606e; max-width: 48rem; } img { max-width: 100%; height: auto; }
 ul.warnings { background: #fff6e5; border: 1px solid #f0d9a8; padding: .6rem 1rem .6rem 2rem; border-radius: 4px; }
+figure { margin: 1.5rem 0; } figcaption { color: #55606e; font-size: 13px; }
+svg.stages { max-width: 45rem; width: 100%; } svg.stages text { fill: currentColor; font-size: 12px; }
+svg .grid { stroke: #98a4b3; stroke-opacity: .35; } svg .curve { stroke: #2563eb; stroke-width: 2; fill: none; }
+svg .dot { fill: #2563eb; } svg .teacher { stroke: #c2571a; stroke-dasharray: 6 4; } svg .band { fill: #c2571a; fill-opacity: .12; }
+:root { color-scheme: light dark; }
+@media (prefers-color-scheme: dark) {
+  body { background: #14181e; color: #dde3ea; } td { border-color: #2c3440; } p.note, figcaption { color: #9aa6b4; }
+  ul.warnings { background: #33290f; border-color: #5f4d1f; } img { background: #fff; border-radius: 4px; }
+  svg .curve { stroke: #7aa5ff; } svg .dot { fill: #7aa5ff; }
+}
 """
 
 

@@ -26,6 +26,7 @@ from offbook.base.types import (
     as_rollout_exception,
 )
 from offbook.client.connection.http import Api
+from offbook.client.connection.progress import RolloutBar
 from offbook.client.endpoint_model import FixedStepModel
 from offbook.client.model import Model, TrainableModel
 from offbook.client.rollouts.capture import histories_of, recorded_calls
@@ -43,7 +44,8 @@ from .journal import (
     content_hash,
 )
 from .options import CompareOptions
-from .targets import ComparableTarget
+from .own_calls import OwnCalls
+from .targets import ComparableTarget, answering_itself
 
 SPLIT = "compare"
 """The split of these rollouts in the server's records."""
@@ -61,6 +63,7 @@ class RolloutStage:
     run: str
     app: str  # fingerprint of the app's file
     judged: bool
+    own_calls: OwnCalls
 
     async def rows(self, candidate: Candidate) -> list[ComparedRollout]:
         """All rollouts of the candidate, in the order of the scenarios. Rollouts in the journal are not run again.
@@ -69,20 +72,23 @@ class RolloutStage:
         """
         slots = asyncio.Semaphore(self.options.concurrency)
         models = self._models(candidate)
+        bar = RolloutBar(candidate.name, len(self.scenarios) * self.options.rollouts, 1)
 
         async def one(scenario: object, index: int) -> ComparedRollout:
             fingerprint = self._fingerprint(candidate, scenario)
             known = self.journal.known(f"{fingerprint}-{index}")
             if known is not None:
+                bar.succeeded([known.trajectory])
                 return known
             async with slots:
                 row = await self._run(candidate, models, scenario, index, fingerprint)
             self.journal.add(row)
             await self._save(candidate, row)
+            bar.succeeded([row.trajectory]) if not row.failed else bar.failed()
             return row
 
         limits = (at_temperature(self.options.temperature), completions_limited(self.options.max_completion_tokens))
-        with limits[0], limits[1]:
+        with limits[0], limits[1], bar:
             tasks = [
                 asyncio.create_task(one(scenario, index))
                 for scenario in self.scenarios
@@ -105,6 +111,8 @@ class RolloutStage:
     def _models(self, candidate: Candidate) -> list[Model[Any]]:
         """The models that answer in place of the app's own, in the same order."""
         own = self.target.own_models()
+        if candidate.as_is:
+            return []
         if candidate.llm is not None:
             return [self.gateway.model(candidate.name) for _ in own or (None,)]
         assert candidate.step is not None
@@ -126,24 +134,20 @@ class RolloutStage:
         self, candidate: Candidate, models: Sequence[Model[Any]], scenario: object, index: int, fingerprint: str
     ) -> ComparedRollout:
         """Run one rollout. Its exception is stored, unless every rollout would have it."""
-        own, timeout = Trajectory(), self.options.timeout
-        limit = asyncio.timeout(timeout)
-        try:
-            async with limit:
-                trajectory = await self.target.rollout_by(models, scenario, own, judged=self.judged)
-            make_recordable(trajectory)
-        except Exception as error:  # noqa: BLE001  # a bad rollout is data, not a crash
-            raise_common_fault(error)
-            late = isinstance(error, TimeoutError) and limit.expired()
-            cause = TimeoutError(f"the rollout took longer than timeout={timeout:g} s") if late else error
-            trajectory = own.model_copy(update={"reward": None, "exception": as_rollout_exception(cause)}).finish()
-        if self.gateway.fault is not None:
-            raise self.gateway.fault
-        if candidate.llm is not None:
-            calls = self.gateway.take_calls(dict.fromkeys((own.id, trajectory.id)))
-            measured, trajectory = [call.measured for call in calls], unmarked(trajectory, calls)
+        own = Trajectory()
+        if candidate.as_is:
+            async with self.own_calls.reserved() as bill:
+                trajectory = await self._ended(candidate, models, scenario, own)
+                measured = await self.own_calls.measured(trajectory, bill)
         else:
-            measured = await self._recorded(trajectory)
+            trajectory = await self._ended(candidate, models, scenario, own)
+            if self.gateway.fault is not None:
+                raise self.gateway.fault
+            if candidate.llm is not None:
+                calls = self.gateway.take_calls(dict.fromkeys((own.id, trajectory.id)))
+                measured, trajectory = [call.measured for call in calls], unmarked(trajectory, calls)
+            else:
+                measured = await self._recorded(trajectory)
         name = scenario_id(scenario)
         place = RolloutPlace(
             run=self.run_of(candidate),
@@ -172,6 +176,26 @@ class RolloutStage:
             trajectory=trajectory,
         )
 
+    async def _ended(
+        self, candidate: Candidate, models: Sequence[Model[Any]], scenario: object, own: Trajectory
+    ) -> Trajectory:
+        """The trajectory of a rollout, which has its exception unless every rollout would have it."""
+        timeout, judged = self.options.timeout, self.judged
+        limit = asyncio.timeout(timeout)
+        try:
+            async with limit:
+                if candidate.as_is:
+                    trajectory = await answering_itself(self.target).rollout_as_is(scenario, own, judged=judged)
+                else:
+                    trajectory = await self.target.rollout_by(models, scenario, own, judged=judged)
+            make_recordable(trajectory)
+            return trajectory
+        except Exception as error:  # noqa: BLE001  # a bad rollout is data, not a crash
+            raise_common_fault(error)
+            late = isinstance(error, TimeoutError) and limit.expired()
+            cause = TimeoutError(f"the rollout took longer than timeout={timeout:g} s") if late else error
+            return own.model_copy(update={"reward": None, "exception": as_rollout_exception(cause)}).finish()
+
     async def _recorded(self, trajectory: Trajectory) -> list[MeasuredCall]:
         """The calls that the servers of the trained models recorded for the trajectory."""
         marks = [mark_of(item) for item in _choices(trajectory)]
@@ -187,7 +211,7 @@ class RolloutStage:
         own = self.target.own_models()
         if own:
             api = await own[0].api()
-            name = candidate.record_name if candidate.llm is not None else own[0].name
+            name = own[0].name if candidate.trained else candidate.record_name
             await api.finish(rollout_records([row.trajectory], name, RolloutPlace()))
 
 

@@ -42,6 +42,15 @@ class ComparableTarget(Protocol):
         ...
 
 
+@runtime_checkable
+class SelfAnswering(Protocol):
+    """A ComparableTarget that can also run on the models that it calls by itself, for the candidate `as-is`."""
+
+    async def rollout_as_is(self, scenario: object, trajectory: Trajectory, *, judged: bool) -> Trajectory:
+        """Run one rollout on the app's own models. The result has their calls as `outside_calls`, with their tokens."""
+        ...
+
+
 CompareRollout = Callable[[Any, Any], Awaitable[Trajectory]]
 """(model, scenario) -> the finished trajectory: the same rollout function as for a Trainer."""
 
@@ -111,6 +120,16 @@ class BoundTarget:
     ) -> Trajectory:
         """Run one rollout of the app; see ComparableTarget."""
         return await self.app.rollout_by(models, scenario, trajectory, judged=judged)
+
+
+def answering_itself(target: ComparableTarget) -> SelfAnswering:
+    """The app that runs on its own models. Raises ConfigError for a target that has none."""
+    app = target.app if isinstance(target, BoundTarget) else target
+    if not isinstance(app, SelfAnswering):
+        raise ConfigError(
+            "candidates: as-is: only what offbook_langgraph.trainable(...) returned has models of its own"
+        )
+    return app
 
 
 def bound_to(app: ComparableTarget, model: TrainableModel) -> ComparableTarget:

@@ -13,8 +13,10 @@ from offbook.base.choices import choice_of
 from offbook.base.errors import CaptureError, ConfigError, ServerError
 from offbook.base.types import (
     Call,
+    CallTrace,
     History,
     Message,
+    OutputTrace,
     Trajectory,
 )
 from offbook.client.connection.http import Api
@@ -243,6 +245,39 @@ def histories_of(calls: list[Call], *, marked: bool = True) -> list[History]:
             histories[index].messages_and_choices += call.messages[len(histories[index].messages_and_choices) :]
         histories[index].messages_and_choices.append(_choice(call, marked))
     return histories
+
+
+def trace_of(
+    call: Call, model: str, prompt_tokens: int, completion_tokens: int, cost: float | None = None
+) -> CallTrace:
+    """A call that `model`, another LLM, answered. Tokens of further choices count with the first: providers report sums."""
+    outputs = tuple(
+        OutputTrace(
+            index=output.index,
+            message={"role": "assistant", **output.message},
+            finish_reason=output.finish_reason,
+            status=output.status,
+            tokens=completion_tokens if number == 0 else 0,
+            logprob_mean=None,
+            logprob_min=None,
+        )
+        for number, output in enumerate(call.outputs)
+    )
+    return CallTrace(
+        id=call.id,
+        trajectory_id=call.trajectory_id,
+        model=model,
+        step=0,
+        status=call.status,
+        sampling=call.sampling,
+        messages=call.messages,
+        tools=call.tools,
+        prompt_tokens=prompt_tokens,
+        outputs=outputs,
+        started_at=call.started_at,
+        ended_at=call.ended_at,
+        cost=cost,
+    )
 
 
 def continues(whole: History, part: History) -> bool:

@@ -1,0 +1,62 @@
+"""The options of an improvement: names, defaults, meanings and checks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from offbook.base.config import SFTConfig
+from offbook.base.errors import ConfigError
+from offbook.base.options import RunOptions, option
+from offbook.comparison.candidates import AS_IS, Candidate, as_candidate
+from offbook.llms.ledger import check_max_cost
+from offbook.llms.llm import Llm
+from offbook.trainer.options import is_number
+
+IMITATION = SFTConfig(epochs=2, skip_bad=True)
+"""Default options of the supervised stage."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImproveOptions(RunOptions):
+    """The options of an improvement beside those of its training. Raises ConfigError for an invalid value."""
+
+    teacher: str | Llm = option(
+        AS_IS, "model to imitate and to compare with: as-is (the app's own), or an LLM such as openai/gpt-4.1"
+    )
+    observe_rollouts: int = option(1, "runs of each training scenario on the teacher", least=1)
+    success_at: float | None = option(
+        None,
+        "least reward of a successful run",
+        shown_default="the metric `success`; without it, at least the mean reward is good",
+    )
+    sft: SFTConfig = option(IMITATION, "options of the supervised training on good runs")
+    round_steps: int = option(10, "steps of a round of reinforcement learning", least=1)
+    rounds: int = option(
+        5, "rounds at most; they end when held-out success no longer rises. 0: supervised only", least=0
+    )
+    gpu_price: float | None = option(None, "USD per hour of the machine that serves trained steps", least=0)
+    max_cost: float | None = option(None, "USD to spend on other LLMs, over all runs with this output folder")
+    output: Path | None = option(None, "folder of all files", shown_default="improve-NAME, from the model")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_cost is not None:
+            check_max_cost(self.max_cost)
+        for name in ("gpu_price", "success_at"):
+            value = getattr(self, name)
+            if value is not None and not (is_number(value) and math.isfinite(value)):
+                raise ConfigError(f"{name}: a finite number is needed, got {value!r}")
+        if self.gpu_price is not None and self.gpu_price < 0:
+            raise ConfigError(f"gpu_price: USD per hour of at least 0 are needed, got {self.gpu_price!r}")
+        if self.teaching().trained and self.teaching().step == 0:
+            raise ConfigError("teacher: step:0 is the untrained base: name a later step, as-is, or another LLM")
+        if not isinstance(self.sft, SFTConfig):  # pyright: ignore[reportUnnecessaryIsInstance]  # user input
+            raise ConfigError(f"sft: an offbook.SFTConfig is needed, got {self.sft!r:.200}")
+        if self.output is not None and self.output.exists() and not self.output.is_dir():
+            raise ConfigError(f"output: {self.output} is a file; a folder is needed")
+
+    def teaching(self) -> Candidate:
+        """The teacher as a candidate of comparisons. Raises ConfigError."""
+        return as_candidate(self.teacher)

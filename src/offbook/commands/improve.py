@@ -1,0 +1,83 @@
+"""The command `offbook improve`."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+
+from offbook.auto.estimate import plan_lines
+from offbook.auto.improvable_app import AppWithScenarios, WrappedApp
+from offbook.auto.improve import Improver, ImproveStage, as_sft
+from offbook.auto.improve_options import IMITATION, ImproveOptions
+from offbook.base.config import TrainConfig
+from offbook.base.terminal import echo
+from offbook.scenarios.loading import load_scenarios
+from offbook.trainer.options import TrainerOptions
+from offbook.trainer.trainable_target import load_target
+
+from .generated_options import with_options
+from .options import BaseModel, JudgeBase, JudgeModel, ModelName, RubricFile, Scenarios, Target, Trace
+from .training import judge_option, model_option, sinks_option
+
+Teacher = Annotated[
+    str, typer.Option(help="model to imitate: as-is (the app's own), openai/gpt-4.1 or openai/NAME?api_base=URL")
+]
+HeldOut = Annotated[Path | None, typer.Option("--eval", help="held-out scenarios  [default: a quarter of --scenarios]")]
+NOT_OWN = ("eval_every", "run", "target_reward", "patience", "max_cost")
+"""Options of a training that its rounds set themselves, or that the whole has one of."""
+
+
+@with_options(TrainerOptions, ImproveOptions, without=NOT_OWN)
+def improve(
+    target: Target,
+    scenarios: Scenarios,
+    teacher: Teacher = "as-is",
+    held_out: HeldOut = None,
+    sft_epochs: Annotated[int, typer.Option(min=1, help="passes over the good runs")] = IMITATION.epochs,
+    sft_learning_rate: Annotated[float, typer.Option(help="learning rate of the supervised stage")] = 2e-4,
+    sft_batch_size: Annotated[int, typer.Option(min=1, help="conversations of one update")] = IMITATION.batch_size,
+    learning_rate: Annotated[float, typer.Option(help="learning rate of the rounds")] = TrainConfig().learning_rate,
+    max_cost: Annotated[
+        float | None, typer.Option(help="USD to spend on other LLMs, in all runs with the folder")
+    ] = None,
+    judge: JudgeModel = None,
+    judge_api_base: JudgeBase = None,
+    rubric: RubricFile = None,
+    trace: Trace = None,
+    model: ModelName = None,
+    base_model: BaseModel = None,
+    until: Annotated[ImproveStage, typer.Option(help="last stage to run")] = "compare",
+    dry_run: Annotated[bool, typer.Option(help="say what each stage will take, and run nothing")] = False,
+    *,
+    options: dict[str, Any],
+) -> None:
+    """Put a trained model in the place of the one that an app has.
+
+    It observes the app on its model, imitates the good runs, trains while held-out success rises, and compares both. The same
+    command goes on after Ctrl-C or a crash."""
+    own = {item.name for item in fields(ImproveOptions)}
+    path = {name: value for name, value in options.items() if name in own}
+    training = {name: value for name, value in options.items() if name not in own}
+    sft = {"epochs": sft_epochs, "learning_rate": sft_learning_rate, "batch_size": sft_batch_size}
+    chosen = ImproveOptions(teacher=teacher, max_cost=max_cost, sft=as_sft(sft), **path)
+    training |= judge_option(judge, judge_api_base, rubric) | sinks_option(None, trace)
+    training["config"] = TrainConfig.parse(learning_rate=learning_rate, seed=options["seed"])
+    rows = load_scenarios(scenarios)
+    held = () if held_out is None else load_scenarios(held_out)
+    app = cast(WrappedApp, load_target(target))
+    file = getattr(sys.modules[target.partition(":")[0]], "__file__", None)
+    own_model = model_option(model, base_model).get("model")
+    wrapped = AppWithScenarios(app, rows, held, own_model, training, None if file is None else Path(file))
+    run_or_plan(Improver(wrapped, chosen), until, dry_run=dry_run)
+
+
+def run_or_plan(improver: Improver, until: ImproveStage, *, dry_run: bool) -> None:
+    """Run an Improver, or say what it will take."""
+    if dry_run:
+        echo("\n".join(plan_lines(improver.plan(), improver.options.max_cost)))
+    else:
+        improver.run(until)

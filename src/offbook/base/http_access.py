@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
+import hmac
 import ipaddress
 import logging
 import os
@@ -80,6 +82,18 @@ def key_for_host(host: str, key: str | None) -> str | None:
 def same(sent: str, known: str) -> bool:
     """Whether two secrets are equal, compared in constant time."""
     return secrets.compare_digest(sent.encode(), known.encode())
+
+
+TRAJECTORY_KEY = "ob-t-"
+"""How a key for one trajectory begins."""
+
+
+def trajectory_key(key: str, trajectory_id: str) -> str:
+    """The key that a program gets instead of the server's: it is valid for the model calls of one trajectory only.
+
+    HMAC-SHA256 (RFC 2104) of the id under the server's key, so that neither side stores it and nobody can get back to the key."""
+    message = f"offbook trajectory {trajectory_id}".encode()
+    return TRAJECTORY_KEY + hmac.new(key.encode(), message, hashlib.sha256).hexdigest()
 
 
 KEY_HEADERS = ("x-api-key", "x-goog-api-key")

@@ -55,7 +55,7 @@ async def _wrapped(api: Api, named: str | None, prefix: list[str], words: list[s
     """Run the program and say what was recorded. Returns its exit code; 124 if it was stopped, 128 + n for signal n."""
     model = await _model(api, named)
     trajectory = Trajectory(captured=True)
-    gateway = ProgramGateway(api.url, trajectory.id, model, api.key or "none")
+    gateway = ProgramGateway(api.url, trajectory.id, model, api.key)
     try:
         ending = await _run(gateway, prefix, words, timeout)
     except BaseException as error:

@@ -132,9 +132,7 @@ class Command:
             raise ConfigError(f"Command: a program runs with one TrainableModel, got {model!r:.200}")
         api = await model.api()
         trajectory = Trajectory(captured=True)
-        gateway = ProgramGateway(
-            api.url, trajectory.id, model.inference_name(), api.key or "none", forced_temperature()
-        )
+        gateway = ProgramGateway(api.url, trajectory.id, model.inference_name(), api.key, forced_temperature())
         fields = placeholders(scenario)
         async with self._places(fields) as (folder, files):
             try:

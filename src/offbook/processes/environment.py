@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from offbook.base.http_access import trajectory_key
 from offbook.base.redaction import is_secret_name
 
 REWARD_FILE = "OFFBOOK_REWARD_FILE"
@@ -49,14 +50,19 @@ _QUIET = {
 
 @dataclass(frozen=True)
 class ProgramGateway:
-    """Where a program's calls go: the server's URL, the trajectory that they belong to, the model, the server's key, and the
-    temperature at which they are sampled (None: as the program asks)."""
+    """Where a program's calls go: the server's URL, the trajectory that they belong to, the model, the server's key (None: it
+    has none), and the temperature at which they are sampled (None: as the program asks)."""
 
     url: str
     trajectory: str
     model: str
-    key: str
+    server_key: str | None = None
     temperature: float | None = None
+
+    @property
+    def key(self) -> str:
+        """The key that the program gets: valid for its own calls only."""
+        return "none" if self.server_key is None else trajectory_key(self.server_key, self.trajectory)
 
     @property
     def root(self) -> str:

@@ -44,7 +44,7 @@ def node(require: Callable[[bool, str], None]) -> Path:
 @pytest.mark.parametrize("client", CLIENTS)
 def test_an_agent_calls_tools(served: ScriptedServer, node: Path, client: str, streamed: bool, tmp_path: Path) -> None:
     rollout = new_id("traj")
-    added = gateway_variables(ProgramGateway(served.url, rollout, "default", "unused"), tmp_path, os.environ)
+    added = gateway_variables(ProgramGateway(served.url, rollout, "default"), tmp_path, os.environ)
     done = subprocess.run(
         [node, NODE_CLIENTS / "agents.mjs", client, "streamed" if streamed else "whole", ORDER],
         env=program_environment(added, os.environ),

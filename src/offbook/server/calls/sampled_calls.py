@@ -7,6 +7,7 @@ completions LangChain's and Vercel's. A prompt with other spaces than the sample
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -76,6 +77,7 @@ class SampledCalls:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._only: str | None = None
         self._trajectories: OrderedDict[str, tuple[TrajectoryCalls, asyncio.Task[None]]] = OrderedDict()
 
     def add(self, call: Call) -> None:
@@ -103,7 +105,14 @@ class SampledCalls:
 
     async def call(self, call_id: str) -> Call | None:
         """A recorded call; None if there is none with this id. Raises StoreError."""
-        return await self._store.call(call_id)
+        call = await self._store.call(call_id)
+        return call if call is None or self._only in (None, call.trajectory_id) else None
+
+    def within(self, trajectory_id: str | None) -> SampledCalls:
+        """The same, in which calls of other trajectories are not found; None: all are."""
+        limited = copy.copy(self)
+        limited._only = trajectory_id
+        return limited
 
     def _shrink(self) -> None:
         """Forget the trajectories that were asked for longest ago, beyond the limits."""

@@ -23,13 +23,17 @@ from offbook.base.errors import ConfigError
 from offbook.base.http_access import (
     OPEN_PATHS,
     READING,
+    TRAJECTORY_KEY,
     Refusal,
     checked_key,
     host_refusal,
     is_loopback,
     same,
     sent_key,
+    trajectory_key,
 )
+
+from .openai_api import trajectory_of
 
 logger = logging.getLogger(__name__)
 
@@ -78,8 +82,8 @@ class KeyFile:
         self._seen = seen
 
 
-Role = Literal["owner", "viewer"]
-"""A viewer may read pages and GET routes; the owner may do everything."""
+Role = Literal["owner", "viewer", "program"]
+"""A viewer may read pages and GET routes, a program may make the model calls of one trajectory; the owner may do everything."""
 
 COOKIE = "offbook_session"
 CSRF_HEADER = "x-offbook-csrf"
@@ -149,12 +153,13 @@ class Access:
     """The access that a request has.
 
     `csrf` is the token that a page's request must send to change anything. `session` means that a session cookie gave the
-    access, so the browser can sign out.
+    access, so the browser can sign out. `trajectory` is the only one whose calls a program may make and read.
     """
 
     role: Role
     csrf: str
     session: bool = False
+    trajectory: str | None = None
 
 
 class Sessions:
@@ -182,6 +187,11 @@ class Sessions:
         """The role of a key; None for a wrong one. All keys are compared, so that the time reveals nothing."""
         matches: list[Role] = [role for key, role in self._keys() if hmac.compare_digest(sent, key)]
         return matches[0] if matches else None
+
+    def opens_trajectory(self, sent: bytes, trajectory_id: str) -> bool:
+        """Whether a key is that of the trajectory, derived from any of the owner's keys."""
+        known = [trajectory_key(key.decode(), trajectory_id).encode() for key in self._owner_keys()]
+        return any([hmac.compare_digest(sent, key) for key in known])
 
     def one_time_link(self) -> str:
         """Create a link that signs one browser in as the owner; returns its path."""
@@ -330,6 +340,15 @@ class Guard:
             return 401, "missing_api_key", "This server needs a key: send the header `Authorization: Bearer <key>`"
         role = self.sessions.role_of_key(sent)
         if role is None:
+            trajectory = trajectory_of(path)
+            if trajectory is not None and self.sessions.opens_trajectory(sent, trajectory):
+                return Access("program", self._local.csrf, trajectory=trajectory)
+            if sent.startswith(TRAJECTORY_KEY.encode()):
+                return (
+                    403,
+                    "key_of_one_trajectory",
+                    f"This key is for the model calls of one trajectory, below /t/<its id>/: {method} {path} needs the server's own key",
+                )
             return (
                 401,
                 "invalid_api_key",

@@ -17,6 +17,7 @@ from offbook.openai_dialect.model_list import ModelCard, ModelCards
 
 from ..calls.chat_exchange import ChatExchange
 from ..calls.chat_request import ChatRequest, json_body
+from ..calls.sampled_calls import SampledCalls
 from ..dialects.completions import Completions
 from ..dialects.dialect import Dialect, DialectRequest
 from ..dialects.gemini import Gemini
@@ -34,6 +35,7 @@ _WHERE = r"(?:/m/(?P<model>[^/]+(?:/(?!v1|t/)[^/]+)?))?(?:/t/(?P<trajectory>[^/]
 """Before a path: the model that answers, whatever the client asks for, the trajectory that the calls belong to, and the
 temperature at which they are sampled, whatever the client asks for. A second version is that of a base URL to which the client
 adds another."""
+_BELOW = re.compile(r"(?:/m/[^/]+(?:/(?!v1|t/)[^/]+)?)?/t/(?P<trajectory>[^/]+)/")
 _AT = re.compile("(/t/[^/]+)/at/[^/]+(?=/)")
 """Before the path of something that samples nothing: the temperature has no effect."""
 _CHATS = re.compile(_WHERE + "/v1/chat/completions/?")
@@ -65,6 +67,12 @@ def _found(path: str) -> tuple[re.Match[str], Dialect | None] | None:
         if (match := pattern.fullmatch(path)) is not None:
             return match, dialect
     return None
+
+
+def trajectory_of(path: str) -> str | None:
+    """The trajectory below which a path is; None for every other path."""
+    match = _BELOW.match(path)
+    return None if match is None else match["trajectory"]
 
 
 def refusal_body(path: str, error: ApiError) -> dict[str, Json]:
@@ -105,7 +113,7 @@ class ModelCalls:
         trajectory, rendering, kind = match["trajectory"], None, ChatRequest
         body = json_body(raw)
         if dialect is not None:
-            sampled = services.recorder.sampled
+            sampled = _readable(request, services)
             said = await sampled.of(trajectory or headers.get(TRAJECTORY_HEADER))
             asked = DialectRequest(body, match.groupdict(), request.query_params, said, sampled)
             translation = await dialect.translate(asked)
@@ -125,6 +133,11 @@ class ModelCalls:
             chat = chat.with_messages(said.restored(chat.messages))
         services.models.registry.resolve(chat.model)
         return ChatExchange(chat, services.models.leases, services.sampler.calls, services.recorder, rendering)
+
+
+def _readable(request: Request, services: Services) -> SampledCalls:
+    """The recorded calls that the request may refer to: a program's key opens those of its trajectory."""
+    return services.recorder.sampled.within(request.state.access.trajectory)
 
 
 def _without_temperature(scope: Scope) -> Scope:
@@ -187,6 +200,7 @@ async def one_google_model(name: str, services: ServicesDep) -> GeminiModel:
 @router.get("/m/{model:path}/v1/responses/{response_id}", include_in_schema=False)
 async def one_response(
     response_id: str,
+    request: Request,
     services: ServicesDep,
     include: Annotated[tuple[str, ...], Query(alias="include[]")] = (),
     stream: bool = False,
@@ -194,7 +208,7 @@ async def one_response(
     """A recorded response. 404 if it is not among the recorded calls."""
     if stream:
         raise unsupported("stream is not supported: a recorded response is read whole", "stream")
-    return await stored_response(response_id, services.recorder.sampled, sealed=SEALED in include)
+    return await stored_response(response_id, _readable(request, services), sealed=SEALED in include)
 
 
 @router.delete("/v1/responses/{response_id}")
@@ -211,10 +225,11 @@ async def delete_response(response_id: str) -> Answer:
 @router.get("/m/{model:path}/v1/responses/{response_id}/input_items", include_in_schema=False)
 async def response_input(
     response_id: str,
+    request: Request,
     services: ServicesDep,
     order: Literal["asc", "desc"] = "desc",
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     after: str | None = None,
 ) -> Answer:
     """The items of a recorded response's prompt, in pages. 404 if it is not among the recorded calls."""
-    return await stored_input(response_id, services.recorder.sampled, order=order, limit=limit, after=after)
+    return await stored_input(response_id, _readable(request, services), order=order, limit=limit, after=after)

@@ -5,10 +5,11 @@
 # make page-tools   axe-core, which checks the dashboard's pages in the tests (npm)
 # make node-clients the clients that run on Node, and Node 22 itself, for the tests that need them (npm)
 # make site         the documentation site, in website/built
+# make python-clients clients in Python that pin too much for .venv, in environments of their own, for the tests that need them
 # ARGS is passed to the command, PIP_ARGS to pip, for example:
 #   make quickstart ARGS="--seed 1" PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
 
-.PHONY: quickstart test check site mcp-servers page-tools node-clients
+.PHONY: quickstart test check site mcp-servers page-tools node-clients python-clients
 export PIP_ARGS
 
 quickstart:
@@ -37,3 +38,9 @@ page-tools:
 
 node-clients:
 	@npm ci --prefix tests/client/node --ignore-scripts --no-audit --no-fund --silent
+
+python-clients:
+	@scripts/bootstrap test
+	@cd tests/client/python && for name in agents crewai; do \
+	    ../../../.venv/bin/uv venv -q --allow-existing -p ../../../.venv/bin/python .venv/$$name \
+	    && ../../../.venv/bin/uv pip sync -q --compile-bytecode -p .venv/$$name/bin/python $$name.txt || exit 1; done

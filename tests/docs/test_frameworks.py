@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
 from importlib.metadata import version
 
 import pytest
 
+from tests.client.results import results
 from tests.paths import ROOT
 
 ROW = re.compile(r"^\| `([\w-]+)` \| ([\d.]+) \| .+ \| `(tests/[\w/]+\.py)` \|$", re.MULTILINE)
@@ -25,7 +27,7 @@ def pins(name: str) -> dict[str, str]:
 
 def test_every_row_of_the_tables_is_read() -> None:
     text = (ROOT / "docs" / "frameworks.md").read_text("utf-8")
-    assert len(ROWS) == len(re.findall(r"^\| `", text, re.MULTILINE)) == 18
+    assert len(ROWS) == len(re.findall(r"^\| `", text, re.MULTILINE)) == 15
 
 
 @pytest.mark.parametrize(("package", "pinned", "test"), ROWS)
@@ -39,3 +41,12 @@ def test_a_framework_is_installed_in_its_version_and_imported_by_its_tests(
     )
     modules = {"openai-agents": "agents", "pydantic-ai-slim": "pydantic_ai", "google-genai": "google.genai"}
     assert modules.get(package, package.replace("-", "_")) in (ROOT / test).read_text("utf-8")
+
+
+def test_the_table_of_clients_is_what_their_tests_saw() -> None:
+    spec = importlib.util.spec_from_file_location("frameworks_table", ROOT / "scripts" / "frameworks_table.py")
+    assert spec is not None and spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    assert made.PAGE.read_text("utf-8") == made.page(), "run: python scripts/frameworks_table.py"
+    assert len(re.findall("^[|] (Python|Node|command line) [|]", made.page(), re.MULTILINE)) == len(results()) > 30

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shlex
+import subprocess
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 from offbook import Command, LocalBackend, RemoteBackend, TrainableModel, TrainConfig, Trainer, Trajectory
 from offbook.base.types import new_id
 from offbook.testing import scripted_server
+from tests.client.results import Result, check, mode_of
 from tests.fakes.obedient_policy import obey
 
 AGENTS = {
@@ -25,6 +28,16 @@ ORDERS = {
     "codex": 'exec_command(cmd="echo teal") then exec_command(cmd="echo 4821")',
     "gemini": 'run_shell_command(command="echo teal") then run_shell_command(command="echo 4821")',
 }
+
+
+NAMES = {"claude": ("Claude Code", "Messages"), "codex": ("Codex", "Responses"), "gemini": ("Gemini CLI", "Gemini")}
+"""Program -> its name and API in the table of clients."""
+
+
+def version_of(agent: str) -> str:
+    """The version that a program prints."""
+    printed = subprocess.run([agent, "--version"], capture_output=True, text=True, timeout=120, check=True).stdout
+    return re.findall(r"\d+\.\d+\.\d+", printed)[0]
 
 
 @pytest.mark.slow("command-line agents")
@@ -50,6 +63,9 @@ def test_an_agent_runs_two_commands_and_each_prompt_extends_the_last(
         for before, after in pairwise(calls):
             sampled = before.prompt_ids + before.outputs[0].token_ids
             assert after.prompt_ids[: len(sampled)] == sampled
+        received, (name, api) = server.sampler.received, NAMES[agent]
+        modes = (mode_of(received),)
+        check(Result("command line", name, version_of(words[0]), api, len(received), len(calls), True, modes))
 
 
 @pytest.mark.slow("command-line agents")

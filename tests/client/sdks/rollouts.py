@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from importlib.metadata import version
 
 from openai import AsyncOpenAI
 
 from offbook import TrainableModel, Trajectory, TrajectoryGroup, capture_auto_trajectory, gather_trajectory_groups
 from offbook.base.types import Call, CallStatus
 from offbook.testing import ScriptedServer
+from tests.client.results import Result, check, mode_of
 
 QUESTION = "what is the size of box 4821?"
 QUESTIONS = [f"what is the size of box 482{number}?" for number in range(8)]
@@ -34,6 +36,14 @@ def one_branch(calls: tuple[Call, ...]) -> bool:
     """Whether each prompt extends the one before and what was sampled there, token by token."""
     known = [call.prompt_ids + call.outputs[0].token_ids for call in calls]
     return all(later.prompt_ids[: len(ids)] == ids for ids, later in zip(known, calls[1:], strict=False))
+
+
+def shown(server: ScriptedServer, package: str, api: str, calls: tuple[Call, ...]) -> None:
+    """Compare what an agent of an installed package did with its row in the table of clients."""
+    received = server.sampler.received
+    row = Result("Python", package, version(package), api, len(received), len(calls), True, (mode_of(received),))
+    assert one_branch(calls)
+    check(row)
 
 
 async def trained(model: TrainableModel, run: Callable[[str], Awaitable[int]]) -> list[Trajectory]:

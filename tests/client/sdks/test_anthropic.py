@@ -17,7 +17,7 @@ from offbook.base.types import new_id
 from offbook.server.calls.sampled_calls import TrajectoryCalls
 from offbook.testing import ScriptedServer
 
-from .rollouts import one_branch, recorded
+from .rollouts import one_branch, recorded, shown
 
 ORDER = "add(a=1, b=2) and add(a=3, b=4) then add(a=5, b=6)"
 ANSWER = "the tools said 3, 7, 11"
@@ -81,6 +81,7 @@ def test_a_loop_of_anthropics_sdk_calls_tools(
     assert answer.id == f"msg_{calls[-1].id}"
     assert answer.usage.input_tokens == len(calls[-1].prompt_ids)
     assert answer.usage.output_tokens == len(calls[-1].outputs[0].token_ids)
+    shown(served, "anthropic", "Messages", calls)
 
 
 def test_an_agent_of_langchain(served: ScriptedServer, rollout: str) -> None:
@@ -91,7 +92,7 @@ def test_an_agent_of_langchain(served: ScriptedServer, rollout: str) -> None:
     chat = ChatAnthropic(model="default", base_url=f"{served.url}/t/{rollout}", api_key="unused", max_tokens=64)  # type: ignore[call-arg]
     done = create_agent(chat, [add]).invoke({"messages": [HumanMessage(ORDER)]})
     assert done["messages"][-1].text == ANSWER
-    assert one_branch(recorded(served, rollout, 3))
+    shown(served, "langchain-anthropic", "Messages", recorded(served, rollout, 3))
 
 
 def test_tokens_are_counted_exactly_and_nothing_is_recorded(

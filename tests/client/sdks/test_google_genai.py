@@ -17,7 +17,7 @@ from pydantic_ai.providers.google import GoogleProvider
 from offbook.base.types import new_id
 from offbook.testing import ScriptedServer
 
-from .rollouts import one_branch, recorded
+from .rollouts import one_branch, recorded, shown
 
 ORDER = "add(a=1, b=2) and add(a=3, b=4) then add(a=5, b=6)"
 ANSWER = "the tools said 3, 7, 11"
@@ -56,7 +56,7 @@ def test_a_chat_of_googles_sdk_calls_functions(
         assert {chunk.response_id for chunk in chunks} == {call.id for call in served.calls(rollout)}
     else:
         assert chat.send_message(ORDER).text == ANSWER
-    assert one_branch(recorded(served, rollout, 3))
+    shown(served, "google-genai", "Gemini", recorded(served, rollout, 3))
     assert served.sampler.received[0]["top_k"] == 64
     assert chat.send_message("well done").text == "heard: well done"
     assert one_branch(recorded(served, rollout, 4))
@@ -124,7 +124,7 @@ def test_langchains_google_model_runs_an_agent(served: ScriptedServer, rollout: 
         assert "".join(piece.text for piece in pieces if piece.type == "AIMessageChunk") == ANSWER
     else:
         assert agent.invoke({"messages": [("user", ORDER)]})["messages"][-1].content == ANSWER
-    assert one_branch(recorded(served, rollout, 3))
+    shown(served, "langchain-google-genai", "Gemini", recorded(served, rollout, 3))
 
 
 @pytest.mark.parametrize("streamed", [False, True])

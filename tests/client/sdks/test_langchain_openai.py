@@ -13,7 +13,7 @@ from pydantic import SecretStr
 from offbook.base.types import new_id
 from offbook.testing import ScriptedServer
 
-from .rollouts import one_branch, recorded
+from .rollouts import recorded, shown
 
 
 @tool
@@ -47,4 +47,5 @@ async def test_a_chat_model_calls_tools(served: ScriptedServer, streamed: bool, 
         messages.append(answer)
         messages += [ToolMessage(str(add.invoke(call["args"])), tool_call_id=call["id"]) for call in answer.tool_calls]
     assert messages[-1].text == "the tools said 3, 7, 11"
-    assert one_branch(recorded(served, rollout, 3))
+    api = "Responses" if responses else "chat completions"
+    shown(served, "langchain-openai", api, recorded(served, rollout, 3))

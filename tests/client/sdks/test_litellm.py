@@ -11,7 +11,7 @@ from offbook import TrainableModel
 from offbook.base.types import new_id
 from offbook.testing import ScriptedServer
 
-from .rollouts import one_branch, recorded, trained
+from .rollouts import recorded, shown, trained
 
 TOOL: Any = {
     "type": "function",
@@ -77,4 +77,4 @@ async def test_a_loop_through_its_responses(litellm: Any, served: ScriptedServer
             else:
                 text = item["content"][0]["text"]
     assert text == "the tools said 1284, 71"
-    assert one_branch(recorded(served, rollout, 3))
+    shown(served, "litellm", "Responses", recorded(served, rollout, 3))

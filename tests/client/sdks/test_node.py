@@ -13,8 +13,8 @@ import pytest
 from offbook.base.types import new_id
 from offbook.processes.environment import ProgramGateway, gateway_variables, program_environment
 from offbook.testing import ScriptedServer
+from tests.client.results import Result, check, mode_of
 from tests.fakes.node import NODE_CLIENTS, node_program
-from tests.paths import ROOT
 
 from .rollouts import one_branch, recorded
 
@@ -54,19 +54,12 @@ def test_an_agent_calls_tools(served: ScriptedServer, node: Path, client: str, s
         check=False,
     )
     assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["the tools said 3, 7, 11"]), done.stderr
-    assert one_branch(recorded(served, rollout, 3))
-    asked = served.sampler.received[0]
-    assert bool(asked.get("stream")) is streamed
-
-
-def test_the_page_has_a_row_for_each_agent_in_the_installed_version() -> None:
-    versions = json.loads((NODE_CLIENTS / "package.json").read_text("utf-8"))["dependencies"]
-    page = (ROOT / "docs" / "frameworks.md").read_text("utf-8")
-    rows = [line for line in page.splitlines() if line.startswith("| Node | ")]
-    assert rows == [
-        f"| Node | `{(package := client.partition(' ')[0])}` | {versions[package]} | {api} | 3 | 3 | yes | yes |"
-        for client, api in CLIENTS.items()
-    ]
+    calls, received = recorded(served, rollout, 3), served.sampler.received
+    assert one_branch(calls)
+    package = client.partition(" ")[0]
+    pinned = json.loads((NODE_CLIENTS / "package.json").read_text("utf-8"))["dependencies"][package]
+    check(Result("Node", package, pinned, CLIENTS[client], len(received), len(calls), True, (mode_of(received),)))
+    assert bool(received[0].get("stream")) is streamed
 
 
 def test_the_lock_names_the_registry_alone_and_every_pinned_version() -> None:

@@ -25,7 +25,7 @@ from offbook import TrainableModel, Trajectory, TrajectoryGroup
 from offbook.base.types import new_id
 from offbook.testing import ScriptedServer
 
-from .rollouts import QUESTIONS, client_for, one_branch, recorded, trained
+from .rollouts import QUESTIONS, client_for, one_branch, recorded, shown, trained
 
 UNTRACED = RunConfig(tracing_disabled=True)  # the SDK sends traces to OpenAI otherwise
 
@@ -98,7 +98,7 @@ async def test_the_default_model_calls_tools(served: ScriptedServer, streamed: b
         else:
             run = await Runner.run(desk, task, run_config=UNTRACED)
     assert run.final_output == "the tools said 3, 7, 11"
-    assert one_branch(recorded(served, rollout, 3))
+    shown(served, "openai-agents", "Responses", recorded(served, rollout, 3))
 
 
 async def test_the_default_model_goes_on_from_a_recorded_response(served: ScriptedServer) -> None:

@@ -38,6 +38,7 @@ EXAMPLES = (
     Example(
         "codenames", "code-seed-*.json", "a code, by two models that see only each other's words", "words understood"
     ),
+    Example("typescript_agent", "seed-*.json", "which tool answers, by an agent on Node", "the right answer"),
     Example("temporal_clue", "look-up-seed-*.json", "which tool looks up what", "the right guest named"),
 )
 

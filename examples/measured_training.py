@@ -31,12 +31,12 @@ def rollout_of(play: Play) -> Callable[[offbook.TrainableModel, Any], Awaitable[
     return rollout
 
 
-def parser(description: str | None, steps: int) -> argparse.ArgumentParser:
-    """The options that all games have; `steps` is the default of `--steps`."""
+def parser(description: str | None, steps: int, rate: float = 3e-3) -> argparse.ArgumentParser:
+    """The options that all of them have; `steps` and `rate` are the defaults of `--steps` and `--rate`."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--base-model", default="tiny")
     parser.add_argument("--steps", type=int, default=steps, help="steps in all")
-    parser.add_argument("--rate", type=float, default=3e-3, help="learning rate; for a real model about 1e-5")
+    parser.add_argument("--rate", type=float, default=rate, help="learning rate; for a real model about 1e-5")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dir", type=Path, default=Path("games"), help="folder for everything it makes")
     parser.add_argument("--write", action="store_true", help="write the figures that the gallery shows")

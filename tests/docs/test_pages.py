@@ -39,6 +39,15 @@ def test_an_app_is_wrapped_as_the_pages_tell_and_every_call_is_captured(tmp_path
 
 
 @pytest.mark.slow("whole trainings")
+def test_the_block_of_the_readme_learns(tmp_path: Path) -> None:
+    block = code_of("../README.md")[0]
+    assert len(block.splitlines()) <= 30
+    printed = run(block, tmp_path)
+    before, after = (float(number) for number in re.findall(r"^(?:before|after): +(\d\.\d+)$", printed, re.MULTILINE))
+    assert before == 0.5 and after > 0.8, printed
+
+
+@pytest.mark.slow("whole trainings")
 def test_a_run_of_the_trainer_goes_as_the_page_shows(tmp_path: Path) -> None:
     last = run("\n".join(code_of("training.md")), tmp_path).splitlines()[-1]
     assert re.search(r"^(finished|solved) (\d) .*/000\2$", last) is not None, last

@@ -13,7 +13,7 @@ from offbook.base.types import Call
 from offbook.testing import Action, ScriptedServer, scripted_server
 from offbook.testing.asgi import Body
 from offbook.testing.policy_sampler import content_text
-from tests.client.results import Result, check, mode_of
+from tests.client.results import Mode, Result, check, mode_of
 from tests.fakes.obedient_policy import as_sampled, obey, turns_of
 from tests.paths import ROOT
 
@@ -115,6 +115,6 @@ async def test_an_agent_calls_tools_as_a_program(
     assert len(calls) == len(received) and len(calls) % 2 == 0
     runs = halves(calls)
     half = len(received) // 2
-    modes = {mode_of(received[:half]): None, mode_of(received[half:]): None}
+    modes: dict[Mode, None] = {mode_of(received[:half]): None, mode_of(received[half:]): None}
     extends = all(map(one_branch, runs))
     check(Result("Python", client, pinned(client), CLIENTS[client][1], half, len(runs[1]), extends, tuple(modes)))

@@ -179,6 +179,7 @@ AGENTS = {
     "autogen anthropic": autogen("anthropic"),
     "claude-agent-sdk": claude_agent_sdk,
     "crewai": crewai("openai"),
+    "crewai anthropic": crewai("anthropic"),
     "dspy": dspy("chat"),
     "dspy responses": dspy("responses"),
     "llama-index": llama_index("chat"),

@@ -32,6 +32,7 @@ CLIENTS = {
     "autogen anthropic": ("autogen-ext", "Messages"),
     "claude-agent-sdk": ("claude-agent-sdk", "Messages"),
     "crewai": ("crewai", "chat completions"),
+    "crewai anthropic": ("crewai", "Messages"),
     "dspy": ("dspy", "chat completions"),
     "dspy responses": ("dspy", "Responses"),
     "llama-index": ("llama-index-core", "chat completions"),
@@ -110,7 +111,9 @@ async def test_an_agent_calls_tools_as_a_program(
     trajectory = await command(model, {"order": order})
     assert (trajectory.reward, trajectory.exception) == (1.0, None), trajectory.logs
     assert trajectory.logs[0].splitlines()[-2:] == [ANSWER, ANSWER], trajectory.logs
-    received = server.sampler.received
+    received = [
+        asked for asked in server.sampler.received if asked.get("max_tokens") != 1
+    ]  # CrewAI counts tokens: unrecorded
     calls = server.calls(trajectory.id)
     assert len(calls) == len(received) and len(calls) % 2 == 0
     runs = halves(calls)

@@ -15,6 +15,7 @@ import offbook
 from offbook.auto.good_runs import good_runs, row_of
 from offbook.auto.improve_options import ImproveOptions
 from offbook.auto.improve_report import CurvePoint, ImproveReport, write_report
+from offbook.base.choices import choice_of
 from offbook.base.errors import ConfigError
 from offbook.commands.main import run as command_line
 from offbook.comparison.journal import ComparedRollout
@@ -27,8 +28,9 @@ from tests.paths import ROOT
 
 def row(name: str, reward: float | None, success: float | None = None, error: str | None = None) -> ComparedRollout:
     metrics = {} if success is None else {"success": success}
-    history = [{"role": "user", "content": name}, {"role": "assistant", "content": "yes"}]
-    trajectory = offbook.Trajectory(messages_and_choices=history)
+    trajectory = offbook.Trajectory(
+        messages_and_choices=[{"role": "user", "content": name}, {"role": "assistant", "content": "yes"}]
+    )
     return ComparedRollout(
         key=name, candidate="as-is", scenario=name, index=0, reward=reward, metrics=metrics, error=error, seconds=1.0,
         trajectory=trajectory,
@@ -47,9 +49,7 @@ def test_good_runs_are_those_with_success_or_the_reward_that_is_asked_for() -> N
 
 def test_a_run_becomes_a_conversation_in_which_only_the_models_answers_have_weight(tmp_path: Path) -> None:
     example = {"role": "assistant", "content": "an example of the prompt"}
-    choice = offbook.base.choices.choice_of(
-        {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "4"}}
-    )
+    choice = choice_of({"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "4"}})
     history = offbook.History(messages_and_choices=[{"role": "user", "content": "2 + 2?"}, example, choice])
     told = row_of(history)
     assert [message.get("weight") for message in told["messages"]] == [None, 0, None]

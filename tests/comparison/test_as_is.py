@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ async def agent(scenario):
 SCENARIOS = [{"id": word, "question": f"say {word}", "answer": word} for word in ("blue", "teal", "gold")]
 
 
-def app(url: str, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> object:
+def app(url: str, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> Any:
     monkeypatch.setenv("APP_URL", url)
     (folder / f"{name}.py").write_text(APP)
     return __import__(name).agent

@@ -271,7 +271,21 @@ def test_a_missing_extra_is_answered_with_the_command_that_installs_it(code: str
 
 @pytest.mark.parametrize(
     "command",
-    ["serve", "ui", "runs", "show", "checkpoints", "export", "verify", "backup", "usage", "traces export", "doctor"],
+    [
+        "serve",
+        "ui",
+        "runs",
+        "show",
+        "checkpoints",
+        "export",
+        "verify",
+        "backup",
+        "push",
+        "pull",
+        "usage",
+        "traces export",
+        "doctor",
+    ],
 )
 def test_the_servers_directory_is_always_given_by_an_option_with_the_same_default(
     command: str, capsys: pytest.CaptureFixture[str]

@@ -512,6 +512,10 @@ class ServerOptions(Options):
     port: int = Field(default=8000, ge=0, le=65535, description="port to listen on; 0: a free one")
     dir: Path = Field(default_factory=lambda: default_dir(), description="folder of checkpoints and records")
     store_url: str | None = Field(default=None, description="SQLAlchemy URL of the records; None: SQLite in `dir`")
+    mirror: str | None = Field(
+        default=None,
+        description="place for copies of checkpoints: s3://, gs:// or az://BUCKET/PATH, or file:///FOLDER",
+    )
     durable: bool = Field(default=False, description="sync every commit to disk: a power loss loses no answered call")
     api_key: str | None = Field(
         default=None, description="key that clients must send; None: beyond loopback one is generated and kept in `dir`"

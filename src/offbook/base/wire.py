@@ -196,6 +196,7 @@ class ModelState(Wire):
     lora: LoraOptions
     checkpoint: str | None  # folder of the newest step; None at step 0
     training: bool = False  # a train request waits or is being applied; in answers to GET /api/models/{name}
+    mirror_behind: int | None = None  # steps that the server's mirror is behind; None: unknown, or no mirror
 
 
 class ForkRequest(Wire):

@@ -39,6 +39,8 @@ OWN: Final = {
     "checkpoints": "checkpoints:checkpoints",
     "export": "checkpoints:export",
     "import": "import_adapter:import_command",
+    "push": "mirror:push",
+    "pull": "mirror:pull",
     "verify": "maintenance:verify",
     "backup": "maintenance:backup",
     "doctor": "doctor:doctor_command",

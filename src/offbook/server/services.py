@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Depends, Request
 
@@ -22,6 +22,9 @@ from .training.archives import Archives
 from .training.history import TrainHistory
 from .training.learner_client import LearnerClient
 from .training.queue import TrainQueue
+
+if TYPE_CHECKING:  # needs the extra `mirror`
+    from .mirror.uploads import MirrorUploads
 
 TICK_SECONDS = 0.25
 """Interval of the measurements. Each wakes an idle server, which costs some 0.1 ms of a processor: at 20 a second, 4 % of a call that comes alone."""
@@ -51,7 +54,7 @@ class LoopLag:
 
 @dataclass(frozen=True)
 class Services:
-    """All services of one server. `learner` is None with --inference-only. `lag`: see LoopLag."""
+    """All services of one server. `learner` is None with --inference-only, `mirror` without --mirror. `lag`: see LoopLag."""
 
     options: ServerOptions
     engine: EngineChoice
@@ -64,6 +67,7 @@ class Services:
     training: TrainQueue
     train_history: TrainHistory
     archives: Archives
+    mirror: MirrorUploads | None = None
     lag: LoopLag = field(default_factory=LoopLag)
 
 

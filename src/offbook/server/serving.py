@@ -13,6 +13,7 @@ import signal
 import socket
 from collections.abc import Generator
 from functools import partial
+from pathlib import Path
 
 import psutil
 import uvicorn
@@ -51,6 +52,8 @@ logger = logging.getLogger(__name__)
 
 END_SECONDS = 120
 """Shutdown deadline: running calls and the running train step get this long to finish."""
+MIRROR_SECONDS = 30
+"""Shutdown deadline of the uploads to the mirror, besides END_SECONDS."""
 EXPIRY_SECONDS = 60.0
 """Longest interval between two searches for expired calls."""
 ORPHAN_SECONDS = 3
@@ -70,6 +73,8 @@ def run(options: ServerOptions) -> int:
     lock = DirectoryLock(options.dir)
     try:
         sweep(options.dir)
+        if options.mirror is not None:
+            _pull_newest(options.dir, options.mirror)
         engine = choose(options.engine, options.model, trains=not options.inference_only)  # before downloading a base
         base = find(options.model)
         engine = engine.for_base(base.model_type(), plain_answers=base.answers_plainly())
@@ -89,18 +94,40 @@ def run(options: ServerOptions) -> int:
         lock.release()
 
 
+def _pull_newest(root: Path, url: str) -> None:
+    """Pull the steps that are newer at the mirror. Raises ConfigError, MissingExtraError, StoreError."""
+    from .mirror.place import MirrorPlace  # needs the extra `mirror`
+    from .mirror.pulls import pull
+
+    try:
+        pulled = asyncio.run(pull(root, MirrorPlace(url)))
+    except StoreError as error:
+        raise StoreError(
+            f"{error}. Which step is the newest is unknown, so the server does not start; without --mirror it starts "
+            "from what its directory has"
+        ) from error
+    for path in pulled:
+        echo(f"Pulled {path} from {url}")
+
+
 async def open_services(options: ServerOptions, engine: EngineChoice, base: BaseModelPath) -> Services:
     """Open all services of a server. Starts no child process yet. Raises ConfigError, StoreError."""
     logs = options.dir / "logs"
     url = options.store_url or f"sqlite:///{options.dir / 'records.db'}"
     store = await Store.open(url, durable=options.durable, may_begin=options.inference_only)
-    learner = runner = None
+    learner = runner = mirror = None
     recorder = Recorder(store, base.special_tokens(CALL_MARKS))
     try:
         sampler = engine.sampler(base.path, logs / "sampler.log")
         models = open_models(options.dir, base, options.name, options.project, sampler.adapters, engine.max_rank)
         jobs = JobFolders(options.dir / "jobs", store)
         history = TrainHistory(store, models.registry, jobs)
+        if options.mirror is not None:
+            from .mirror.place import MirrorPlace  # needs the extra `mirror`
+            from .mirror.uploads import MirrorUploads
+
+            mirror = MirrorUploads(MirrorPlace(options.mirror), options.dir, models.registry)
+            mirror.start()
         if not options.inference_only:
             learner = _learner(options, engine, base)
             runner = TrainRunner(
@@ -113,14 +140,19 @@ async def open_services(options: ServerOptions, engine: EngineChoice, base: Base
                 wrong_answers=lambda: recorder.wrong_answers,
                 keep_tokens=options.engine.keep_tokens,
                 memory=MemoryCheck(engine.sharing.plan if engine.sharing is not None else None),
+                mirror=mirror,
             )
         training = TrainQueue(history, jobs, runner, max_staleness=engine.max_staleness)
         await training.open()
     except BaseException:
         await store.close()
+        if mirror is not None:
+            await mirror.finish(0)
         raise
     archives = Archives(options.dir / "exports")
-    return Services(options, engine, base, store, models, sampler, learner, recorder, training, history, archives)
+    return Services(
+        options, engine, base, store, models, sampler, learner, recorder, training, history, archives, mirror
+    )
 
 
 def _learner(options: ServerOptions, engine: EngineChoice, base: BaseModelPath) -> LearnerClient:
@@ -138,10 +170,16 @@ def _learner(options: ServerOptions, engine: EngineChoice, base: BaseModelPath) 
 
 
 async def close_services(services: Services, deadline: float) -> None:
-    """Give the train step, then the calls, `deadline` seconds to finish; stop the children and close the records."""
+    """Give the train step, then the calls, `deadline` seconds to finish; stop the children and the uploads, and close the
+    records."""
     await services.training.drain(deadline)
     await services.recorder.drain(deadline)
-    await asyncio.gather(services.sampler.stop(), *([services.learner.stop()] if services.learner is not None else []))
+    ending = [services.sampler.stop()]
+    if services.learner is not None:
+        ending.append(services.learner.stop())
+    if services.mirror is not None:
+        ending.append(services.mirror.finish(min(deadline, MIRROR_SECONDS)))
+    await asyncio.gather(*ending)
     await services.store.close()
 
 

@@ -31,6 +31,7 @@ from offbook.base.wire import (
 
 from ..models.checkpoints import state_of, write_text
 from ..models.registration import ALL_LINEAR, check_target_modules
+from ..models.registry import ServedModel
 from ..services import Services, ServicesDep
 from ..training import exports
 from ..training.feed import TrainFeed
@@ -57,7 +58,7 @@ class TrainEvents(StreamingResponse):
 @router.get("/models")
 async def list_models(services: ServicesDep) -> list[ModelState]:
     """All registered models."""
-    return [model.state() for model in services.models.registry.models()]
+    return [_state(services, model) for model in services.models.registry.models()]
 
 
 @router.post("/models")
@@ -74,7 +75,7 @@ async def register_model(services: ServicesDep, body: RegisterRequest) -> ModelS
 async def get_model(services: ServicesDep, name: str) -> ModelState:
     """One registered model with its newest step."""
     training = services.training.concerns(name)  # before the step is read: an update that ends meanwhile is in it
-    return services.models.registry.model(name).state().model_copy(update={"training": training})
+    return _state(services, services.models.registry.model(name)).model_copy(update={"training": training})
 
 
 @router.post("/models/{name}/fork")
@@ -110,6 +111,11 @@ async def put_state(services: ServicesDep, name: str, body: UserState) -> Respon
     text = body.model_dump_json()
     await asyncio.to_thread(write_text, _state_file(services, name), text)
     return Response(text, media_type="application/json")
+
+
+def _state(services: Services, model: ServedModel) -> ModelState:
+    behind = services.mirror.steps_behind(model) if services.mirror is not None else None
+    return model.state().model_copy(update={"mirror_behind": behind})
 
 
 def _state_file(services: Services, name: str) -> Path:

@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
+from typing import TYPE_CHECKING
 
 from offbook.base.errors import TrainError
 from offbook.base.types import TrainResult
@@ -22,6 +23,9 @@ from .feed import TrainFeed
 from .history import TrainHistory
 from .jobs import JobFolders
 from .learner_client import LearnerClient
+
+if TYPE_CHECKING:  # needs the extra `mirror`
+    from ..mirror.uploads import MirrorUploads
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +78,8 @@ WRONG_METRIC = "sampler/wrong_answers"
 """Answers of the sampler since the last step that contradicted their requests."""
 SWAP_METRIC = "sampler/swap_seconds"
 """Time to load the new step in the sampler and to route calls to it, in seconds."""
+MIRROR_METRIC = "mirror/steps_behind"
+"""With --mirror: steps before this one that are not uploaded yet when this one is committed."""
 
 
 class TrainRunner:
@@ -81,7 +87,7 @@ class TrainRunner:
 
     `free_gpu()`: a context manager inside which the sampler leaves the learner the memory of a shared GPU.
     `wrong_answers()`: number of wrong answers of the sampler so far. `keep_tokens`: see TrainCommand. `memory`:
-    compares each step's memory with the plan.
+    compares each step's memory with the plan. `mirror`: uploads the checkpoints.
     """
 
     def __init__(
@@ -96,6 +102,7 @@ class TrainRunner:
         wrong_answers: Callable[[], int] = lambda: 0,
         keep_tokens: int = 0,
         memory: MemoryCheck | None = None,
+        mirror: MirrorUploads | None = None,
     ) -> None:
         self._learner = learner
         self._models = models
@@ -107,6 +114,7 @@ class TrainRunner:
         self._wrong_before = 0
         self._keep_tokens = keep_tokens
         self._memory = memory or MemoryCheck(None)
+        self._mirror = mirror
 
     async def run(self, feed: TrainFeed) -> TrainResult | Failed:
         """Apply a request whose job is prepared. Publishes the learner's progress to the feed.
@@ -144,14 +152,27 @@ class TrainRunner:
             metrics[QUEUE_METRIC] = queue_seconds
         result = _finite(result.model_copy(update={"metrics": result.metrics | metrics}))
         if result.applied and result.step > self._models.registry.model(request.model).step:
+            result = self._with_mirror_metric(result)
             began = time.monotonic()
             problem = await self._models.swaps.advance(request.model, result.step)
             result = result.model_copy(update={"metrics": {**result.metrics, SWAP_METRIC: time.monotonic() - began}})
             if problem is not None:
                 warning = f"Step {result.step} is saved, but the sampler has not loaded it yet: {problem}"
                 result = result.model_copy(update={"warnings": (*result.warnings, warning)})
+            if self._mirror is not None:
+                self._mirror.changed()
         await asyncio.to_thread(self._jobs.remove, request.id)
         return result
+
+    def _with_mirror_metric(self, result: TrainResult) -> TrainResult:
+        if self._mirror is None:
+            return result
+        behind = self._mirror.steps_behind(self._models.registry.model(result.model))
+        return (
+            result
+            if behind is None
+            else result.model_copy(update={"metrics": {**result.metrics, MIRROR_METRIC: behind}})
+        )
 
 
 async def _last_event(stream: AsyncGenerator[Event], feed: TrainFeed) -> Trained | Failed:

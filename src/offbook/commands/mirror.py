@@ -1,0 +1,38 @@
+"""The commands `offbook push` and `offbook pull`."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from offbook.base.config import server_folder
+from offbook.base.terminal import echo
+from offbook.client.connection.http import checked_name
+
+from .lazy_import import imported
+from .options import Dir, Model
+
+Mirror = Annotated[str, typer.Option(help="place of the copies: s3://, gs:// or az://BUCKET/PATH, or file:///FOLDER")]
+
+
+def push(model: Model, mirror: Mirror, dir: Dir = None) -> None:
+    """Upload a model's checkpoints that a mirror lacks.
+
+    The server may be running. Credentials come from the provider's environment variables."""
+    copies = imported("offbook.server.mirror.copies", "ui")
+    for step in asyncio.run(copies.push(server_folder(dir), mirror, checked_name(model, "model"))):
+        echo(f"step {step}")
+
+
+def pull(model: Model, mirror: Mirror, dir: Dir = None) -> None:
+    """Download a model's newest checkpoint from a mirror, if it is newer than the directory's.
+
+    No server may run on the directory."""
+    copies = imported("offbook.server.mirror.copies", "ui")
+    written = asyncio.run(copies.pull_model(server_folder(dir), mirror, checked_name(model, "model")))
+    for path in written:
+        echo(str(path))
+    if not written:
+        echo(f"model {model!r}: the directory's newest step is not older than the mirror's", err=True)

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
 
 import psutil
 import pytest
@@ -76,12 +78,13 @@ def test_folders_that_a_kill_left_are_removed_by_the_next_start_and_those_in_use
 
 @pytest.mark.slow("kills of real servers")
 def test_a_killed_server_learner_and_rollout_leave_no_folders_after_the_next_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    temporary, fixture = tmp_path / "temporary", tmp_path / "fixture"
-    for folder in (temporary, fixture):
-        folder.mkdir()
+    fixture = tmp_path / "fixture"
+    fixture.mkdir()
     (fixture / "file").touch()
+    temporary = Path(mkdtemp(prefix="kills."))  # tmp_path is too long for the path of a socket
+    request.addfinalizer(lambda: rmtree(temporary))
     monkeypatch.setenv("TMPDIR", str(temporary))
     words = [sys.executable, "-c", _ROLLOUT, str(SERVERS / "misbehaving.py"), str(fixture)]
     with (

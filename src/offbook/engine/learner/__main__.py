@@ -27,7 +27,6 @@ from ..precision import device_name
 from ..protocol import COMMANDS, Command, Failed, StopCommand
 from .failures import Memory, describe_failure
 from .model import unsloth_loader
-from .team import Team, follow
 
 if TYPE_CHECKING:
     from .model.policy import Policy
@@ -114,12 +113,13 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _end)
     commands = read_commands(sys.stdin)
     try:
-        team = (
-            Team.start(sys.argv[1:] if argv is None else argv, arguments.learners) if arguments.learners > 1 else None
-        )
+        gpus = _gpus_of_team(arguments.learners)
         _choose_device(arguments)
         from .service import Service
+        from .team import Team
 
+        words = sys.argv[1:] if argv is None else argv
+        team = Team.start(words, arguments.learners, gpus) if arguments.learners > 1 else None
         service = Service(arguments, events, team)
         ready = service.ready()
     except (OffbookError, OSError, ValueError, RuntimeError) as error:
@@ -136,9 +136,18 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
+def _gpus_of_team(learners: int) -> list[str]:
+    """The GPU of each learner, if CUDA_VISIBLE_DEVICES names one for each. This process keeps the first."""
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    if learners == 1 or len(gpus) != learners:
+        return []
+    os.environ["CUDA_VISIBLE_DEVICES"] = gpus[0]
+    return gpus
+
+
 def _choose_device(arguments: argparse.Namespace) -> None:
     """Resolve the device, and import Unsloth where it loads the base: it patches transformers only when it comes first,
-    so `service` is imported after this. Raises ConfigError."""
+    so `service` and `team` are imported after this. Raises ConfigError."""
     arguments.device = device_name(arguments.device)
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     if arguments.learners > 1 and arguments.device != "cpu" and (not gpus or "," in gpus):
@@ -153,10 +162,18 @@ def _follow(arguments: argparse.Namespace) -> int:
     """Answer the tasks of the first learner, whose end of the socket pair is this process's stdin."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the group's; the first learner handles it, and ends this one
 
-    def load() -> Policy:
+    refused: Exception | None = None
+    try:
         _choose_device(arguments)
-        from .service import probed_policy
+    except (OffbookError, OSError, ValueError, RuntimeError) as error:
+        refused = error  # told to the first learner, as everything that keeps the base from loading
 
+    from .service import probed_policy
+    from .team import follow
+
+    def load() -> Policy:
+        if refused is not None:
+            raise refused
         return probed_policy(arguments)
 
     follow(Connection(os.dup(0)), load, arguments.device)

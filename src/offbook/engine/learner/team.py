@@ -142,10 +142,9 @@ class Team:
         self._lost = lost
 
     @classmethod
-    def start(cls, words: Sequence[str], size: int) -> Team:
-        """Start learners 1 to `size` - 1 with the options `words` of this one; they load the base meanwhile. Where
-        CUDA_VISIBLE_DEVICES names `size` GPUs, each sees its own, and this process the first. Raises OSError."""
-        gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    def start(cls, words: Sequence[str], size: int, gpus: Sequence[str] = ()) -> Team:
+        """Start learners 1 to `size` - 1 with the options `words` of this one; they load the base meanwhile. `gpus`: the
+        GPU that each of the `size` learners sees; (): what this process sees. Raises OSError."""
         connections: list[Connection] = []
         processes: list[subprocess.Popen[bytes]] = []
         for rank in range(1, size):
@@ -155,13 +154,11 @@ class Team:
                     [sys.executable, "-m", LEARNER_MODULE, *words, "--rank", str(rank)],
                     stdin=theirs.fileno(),
                     preexec_fn=die_with_parent(),
-                    env={**os.environ, **({"CUDA_VISIBLE_DEVICES": gpus[rank]} if len(gpus) == size else {})},
+                    env={**os.environ, **({"CUDA_VISIBLE_DEVICES": gpus[rank]} if gpus else {})},
                 )
             )
             theirs.close()
             connections.append(ours)
-        if len(gpus) == size:
-            os.environ["CUDA_VISIBLE_DEVICES"] = gpus[0]
 
         def lost(rank: int) -> NoReturn:
             _end(rank, size, processes[rank - 1].wait())

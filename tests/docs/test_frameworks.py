@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import re
 from importlib.metadata import version
 
 import pytest
 
 from tests.client.results import results
-from tests.paths import ROOT
+from tests.paths import ROOT, script
 
 ROW = re.compile(r"^\| `([\w-]+)` \| ([\d.]+) \| .+ \| `(tests/[\w/]+\.py)` \|$", re.MULTILINE)
 ROWS = ROW.findall((ROOT / "docs" / "frameworks.md").read_text("utf-8"))
@@ -44,9 +43,6 @@ def test_a_framework_is_installed_in_its_version_and_imported_by_its_tests(
 
 
 def test_the_table_of_clients_is_what_their_tests_saw() -> None:
-    spec = importlib.util.spec_from_file_location("frameworks_table", ROOT / "scripts" / "frameworks_table.py")
-    assert spec is not None and spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
+    made = script(ROOT / "scripts" / "frameworks_table.py")
     assert made.PAGE.read_text("utf-8") == made.page(), "run: python scripts/frameworks_table.py"
     assert len(re.findall("^[|] (Python|Node|command line) [|]", made.page(), re.MULTILINE)) == len(results()) > 30

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from posixpath import normpath
-from types import ModuleType
 from xml.etree import ElementTree
 
 import pytest
 
 from offbook.commands.main import OWN
-from tests.paths import ROOT
+from tests.paths import ROOT, script
 
 SITE = ROOT / "website"
 CONFIGURATION = (SITE / "mkdocs.yml").read_text("utf-8")
@@ -22,19 +20,11 @@ DIAGRAMS = ("exact", "loop", "processes", "token-tree")
 LINK = re.compile(r"\]\((?![a-z]+:|#)([^)\s#]+)")
 
 
-def load_assemble() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("assemble", SITE / "assemble.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The assembled pages, without the references, which import every command."""
     folder = tmp_path_factory.mktemp("site") / "pages"
-    load_assemble().write_pages(folder)
+    script(SITE / "assemble.py").write_pages(folder)
     return folder
 
 
@@ -63,7 +53,7 @@ def test_llms_txt_names_each_page_with_its_first_sentence(pages: Path) -> None:
 
 @pytest.mark.slow("the site")
 def test_the_references_have_every_command_and_every_name(tmp_path: Path) -> None:
-    load_assemble().main(tmp_path)
+    script(SITE / "assemble.py").main(tmp_path)
     text = (tmp_path / "command_line.md").read_text("utf-8")
     headings = set(re.findall(r"^## (.+)$", text, re.MULTILINE))
     assert {f"offbook {name}" for name in OWN if name != "traces"} <= headings

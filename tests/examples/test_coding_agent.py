@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import re
 import shlex
@@ -18,7 +17,7 @@ import pytest
 from offbook import Command, RemoteBackend, TrainableModel, Trajectory
 from offbook.testing import ScriptedServer, scripted_server
 from tests.fakes.obedient_policy import obey
-from tests.paths import ROOT
+from tests.paths import ROOT, script
 
 EXAMPLE = ROOT / "examples" / "coding_agent"
 
@@ -26,11 +25,7 @@ EXAMPLE = ROOT / "examples" / "coding_agent"
 @pytest.fixture(scope="module")
 def tasks() -> ModuleType:
     """The module of the example, which is a folder of scripts."""
-    spec = importlib.util.spec_from_file_location("coding_agent_tasks", EXAMPLE / "tasks.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script(EXAMPLE / "tasks.py")
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
 from offbook.base import clock
-from offbook.base.config import SFTConfig
 from offbook.base.errors import BudgetExceeded, ConfigError
 from offbook.base.json_files import read_json
 from offbook.base.sync_calls import run_sync
@@ -30,7 +29,7 @@ from offbook.trainer.report import Stopped, TrainReport
 from .estimate import StagePlan, tokens_of
 from .good_runs import good_runs, with_rewards, write_conversations
 from .improve_options import ImproveOptions
-from .improve_report import CurvePoint, ImproveReport, write_report
+from .improve_report import CurvePoint, ImproveReport, best_of, write_report
 from .stages import StagesRun, run_stages
 from .task import write_whole
 
@@ -176,7 +175,7 @@ class Improver:
         text = good.read_text(encoding="utf-8")
         number = text.count("\n")
         batches = epochs * -(-number // size)
-        return f"{counted(number, 'conversation')} of about {tokens_of(text):,} tokens, {counted(batches, 'batch').replace('batchs', 'batches')}"
+        return f"{counted(number, 'conversation')} of about {tokens_of(text):,} tokens, {counted(batches, 'update')}"
 
     async def _observe(self, progress: Progress) -> None:
         options, began = self.options, clock.now()
@@ -237,7 +236,7 @@ class Improver:
                     progress.ended = f"the training had no signal left ({report.stopped})"
                 progress.seconds[f"round {number}"] = clock.end_of(began) - began
                 self._keep(progress)
-            best = self._best(progress)
+            best = best_of(progress.curve)
             point = await self._evaluated(progress, f"round {number}", progress.rounds[number - 1])
             if not progress.ended and not _above(point, best):
                 progress.ended = f"held-out {self._measure(progress)} no longer rose in round {number}"
@@ -248,7 +247,7 @@ class Improver:
 
     async def _evaluated(self, progress: Progress, stage: str, step: int) -> CurvePoint:
         """Measure a step on the held-out scenarios, beside the base and the best so far. Known rollouts are not run again."""
-        best = self._best(progress)
+        best = best_of(progress.curve)
         steps = dict.fromkeys([0, *([best.step] if best is not None else []), step])
         report = await self.app.compared("held-out", [f"step:{one}" for one in steps], **self._compare_options())
         progress.comparison = report
@@ -274,10 +273,6 @@ class Improver:
         options = self.options
         shared = {"success_at": options.success_at, "gpu_price": options.gpu_price}
         return shared | {"output": self.folder / "comparison", "run": f"improve-{self.app.model.name}"}
-
-    def _best(self, progress: Progress) -> CurvePoint | None:
-        scored = [point for point in progress.curve if point.result.value is not None]
-        return max(scored, key=lambda point: point.mean, default=None)
 
     def _measure(self, progress: Progress) -> str:
         return (progress.comparison.measure if progress.comparison is not None else None) or "success"
@@ -335,8 +330,3 @@ def _told(report: ComparisonReport, result: CandidateResult) -> str:
     parts += [] if result.trained else [cost]
     parts += [f"{result.failed} failed"] if result.failed else []
     return f"{result.name}: {', '.join(parts)}"
-
-
-def as_sft(options: dict[str, Any]) -> SFTConfig:
-    """The supervised stage's options from those of a command line. Raises ConfigError."""
-    return SFTConfig.parse(skip_bad=True, **options)

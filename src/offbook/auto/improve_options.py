@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,9 +9,9 @@ from offbook.base.config import SFTConfig
 from offbook.base.errors import ConfigError
 from offbook.base.options import RunOptions, option
 from offbook.comparison.candidates import AS_IS, Candidate, as_candidate
+from offbook.comparison.options import check_measure
 from offbook.llms.ledger import check_max_cost
 from offbook.llms.llm import Llm
-from offbook.trainer.options import is_number
 
 IMITATION = SFTConfig(epochs=2, skip_bad=True)
 """Default options of the supervised stage."""
@@ -44,12 +43,7 @@ class ImproveOptions(RunOptions):
         super().__post_init__()
         if self.max_cost is not None:
             check_max_cost(self.max_cost)
-        for name in ("gpu_price", "success_at"):
-            value = getattr(self, name)
-            if value is not None and not (is_number(value) and math.isfinite(value)):
-                raise ConfigError(f"{name}: a finite number is needed, got {value!r}")
-        if self.gpu_price is not None and self.gpu_price < 0:
-            raise ConfigError(f"gpu_price: USD per hour of at least 0 are needed, got {self.gpu_price!r}")
+        check_measure(self.success_at, self.gpu_price)
         if self.teaching().trained and self.teaching().step == 0:
             raise ConfigError("teacher: step:0 is the untrained base: name a later step, as-is, or another LLM")
         if not isinstance(self.sft, SFTConfig):  # pyright: ignore[reportUnnecessaryIsInstance]  # user input

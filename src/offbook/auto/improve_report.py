@@ -30,6 +30,12 @@ class CurvePoint:
         return float("-inf") if self.result.value is None else self.result.value.mean
 
 
+def best_of(curve: Sequence[CurvePoint]) -> CurvePoint | None:
+    """The measured point with the highest value, the earliest of several; None before the first."""
+    measured = [point for point in curve if point.result.value is not None]
+    return max(measured, key=lambda point: point.mean, default=None)
+
+
 @dataclass(frozen=True)
 class ImproveReport:
     """The result of `Improver.run`. `reached`: the last whole stage; `stopped`: "budget" where `max_cost` ended the run.
@@ -51,7 +57,7 @@ class ImproveReport:
     @property
     def best(self) -> CurvePoint | None:
         """The measured step with the highest value, the earliest of several."""
-        return max(self.curve, key=lambda point: point.mean, default=None)
+        return best_of(self.curve)
 
     @property
     def compared(self) -> CandidateResult | None:

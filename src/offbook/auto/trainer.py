@@ -203,7 +203,7 @@ class AutoTrainer:
         )
         progress.training = await trainer.atrain(options.steps)
         if progress.training.stopped is Stopped.BUDGET:
-            raise BudgetExceeded(f"max_cost={options.max_cost:g} USD for other LLMs is spent: raise it to go on")
+            raise BudgetExceeded("max_cost for other LLMs is spent: raise it to go on")
 
     async def _compare(self, progress: AutoProgress) -> None:
         held_out = as_scenarios(progress.inputs, "held-out", progress.prompt)

@@ -11,9 +11,9 @@ import typer
 
 from offbook.auto.estimate import plan_lines
 from offbook.auto.improvable_app import AppWithScenarios, WrappedApp
-from offbook.auto.improve import Improver, ImproveStage, as_sft
+from offbook.auto.improve import Improver, ImproveStage
 from offbook.auto.improve_options import IMITATION, ImproveOptions
-from offbook.base.config import TrainConfig
+from offbook.base.config import SFTConfig, TrainConfig
 from offbook.base.terminal import echo
 from offbook.scenarios.loading import load_scenarios
 from offbook.trainer.options import TrainerOptions
@@ -62,8 +62,10 @@ def improve(
     own = {item.name for item in fields(ImproveOptions)}
     path = {name: value for name, value in options.items() if name in own}
     training = {name: value for name, value in options.items() if name not in own}
-    sft = {"epochs": sft_epochs, "learning_rate": sft_learning_rate, "batch_size": sft_batch_size}
-    chosen = ImproveOptions(teacher=teacher, max_cost=max_cost, sft=as_sft(sft), **path)
+    sft = SFTConfig.parse(
+        epochs=sft_epochs, learning_rate=sft_learning_rate, batch_size=sft_batch_size, skip_bad=IMITATION.skip_bad
+    )
+    chosen = ImproveOptions(teacher=teacher, max_cost=max_cost, sft=sft, **path)
     training |= judge_option(judge, judge_api_base, rubric) | sinks_option(None, trace)
     training["config"] = TrainConfig.parse(learning_rate=learning_rate, seed=options["seed"])
     rows = load_scenarios(scenarios)
@@ -72,12 +74,8 @@ def improve(
     file = getattr(sys.modules[target.partition(":")[0]], "__file__", None)
     own_model = model_option(model, base_model).get("model")
     wrapped = AppWithScenarios(app, rows, held, own_model, training, None if file is None else Path(file))
-    run_or_plan(Improver(wrapped, chosen), until, dry_run=dry_run)
-
-
-def run_or_plan(improver: Improver, until: ImproveStage, *, dry_run: bool) -> None:
-    """Run an Improver, or say what it will take."""
+    improver = Improver(wrapped, chosen)
     if dry_run:
-        echo("\n".join(plan_lines(improver.plan(), improver.options.max_cost)))
+        echo("\n".join(plan_lines(improver.plan(), chosen.max_cost)))
     else:
         improver.run(until)

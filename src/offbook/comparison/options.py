@@ -48,11 +48,15 @@ class CompareOptions(RolloutOptions):
         super().__post_init__()
         if self.trained_on is not None:  # they are read several times
             object.__setattr__(self, "trained_on", as_list(unpadded(self.trained_on), "trained_on"))
-        for name in ("gpu_price", "success_at"):
-            value = getattr(self, name)
-            if value is not None and not (is_number(value) and math.isfinite(value)):
-                raise ConfigError(f"{name}: a finite number is needed, got {value!r}")
-        if self.gpu_price is not None and self.gpu_price < 0:
-            raise ConfigError(f"gpu_price: USD per hour of at least 0 are needed, got {self.gpu_price!r}")
+        check_measure(self.success_at, self.gpu_price)
         if self.output.exists() and not self.output.is_dir():
             raise ConfigError(f"output: {self.output} is a file; a folder is needed")
+
+
+def check_measure(success_at: float | None, gpu_price: float | None) -> None:
+    """Raise ConfigError unless both are finite numbers or None, and the price is at least 0."""
+    for name, value in (("gpu_price", gpu_price), ("success_at", success_at)):
+        if value is not None and not (is_number(value) and math.isfinite(value)):
+            raise ConfigError(f"{name}: a finite number is needed, got {value!r}")
+    if gpu_price is not None and gpu_price < 0:
+        raise ConfigError(f"gpu_price: USD per hour of at least 0 are needed, got {gpu_price!r}")

@@ -161,19 +161,18 @@ def _choose_device(arguments: argparse.Namespace) -> None:
 def _follow(arguments: argparse.Namespace) -> int:
     """Answer the tasks of the first learner, whose end of the socket pair is this process's stdin."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the group's; the first learner handles it, and ends this one
-
     refused: Exception | None = None
     try:
         _choose_device(arguments)
-    except (OffbookError, OSError, ValueError, RuntimeError) as error:
-        refused = error  # told to the first learner, as everything that keeps the base from loading
-
-    from .service import probed_policy
+    except Exception as error:  # noqa: BLE001  # told to the first learner, like all that keeps the base from loading
+        refused = error
     from .team import follow
 
     def load() -> Policy:
         if refused is not None:
             raise refused
+        from .service import probed_policy
+
         return probed_policy(arguments)
 
     follow(Connection(os.dup(0)), load, arguments.device)

@@ -168,11 +168,9 @@ class TrainRunner:
         if self._mirror is None:
             return result
         behind = self._mirror.steps_behind(self._models.registry.model(result.model))
-        return (
-            result
-            if behind is None
-            else result.model_copy(update={"metrics": {**result.metrics, MIRROR_METRIC: behind}})
-        )
+        if behind is None:
+            return result
+        return result.model_copy(update={"metrics": {**result.metrics, MIRROR_METRIC: behind}})
 
 
 async def _last_event(stream: AsyncGenerator[Event], feed: TrainFeed) -> Trained | Failed:

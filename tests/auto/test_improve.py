@@ -114,14 +114,14 @@ def test_wrong_options_are_named(options: dict[str, object], told: str) -> None:
 
 def desk(folder: Path, train: int, held_out: int) -> None:
     """The quickstart's app and its scenarios, in this folder."""
-    shutil.copy(ROOT / "examples" / "quickstart" / "app.py", folder / "desk_app.py")
-    subprocess.run([sys.executable, "desk_app.py"], cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    shutil.copy(ROOT / "examples" / "quickstart" / "app.py", folder / "improved_desk.py")
+    subprocess.run([sys.executable, "improved_desk.py"], cwd=folder, check=True, stdout=subprocess.DEVNULL)
     for name, count in (("train.jsonl", train), ("held_out.jsonl", held_out)):
         lines = (folder / name).read_text().splitlines()[:count]
         (folder / name).write_text("\n".join(lines) + "\n")
 
 
-WORDS = ["improve", "desk_app:agent", "--scenarios", "train.jsonl", "--eval", "held_out.jsonl", "--output", "out"]
+WORDS = ["improve", "improved_desk:agent", "--scenarios", "train.jsonl", "--eval", "held_out.jsonl", "--output", "out"]
 
 
 def test_a_dry_run_asks_nothing(

@@ -156,6 +156,8 @@ class _Run:
                 stream.cancel()
             await asyncio.shield(asyncio.gather(report, return_exceptions=True))
             await self._supervisor.wait()
+            # A process that outlived a killed supervisor for a moment holds the pipes; asyncio has no public way to close them.
+            self._supervisor._transport.close()  # type: ignore[attr-defined]
         self._stdout.end()
         return Ending(code, timed_out, self._stdout, self._stderr)
 

@@ -1,14 +1,11 @@
-"""`offbook improve`: an app on the model that it has, a trained model in its place; whole, and killed in each stage."""
+"""`offbook improve`: an app on the model that it has, a trained model in its place."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 import subprocess
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,13 +21,9 @@ from offbook.commands.main import run as command_line
 from offbook.comparison.journal import ComparedRollout
 from offbook.comparison.results import CandidateResult, ComparisonReport
 from offbook.supervised.conversations import read_conversations
-from offbook.testing import LlmReply, LlmRequest, resets, says, scripted_llm
+from offbook.testing import says, scripted_llm
 from offbook.trainer.statistics import Interval
-from tests.fakes.scripted_desk import desk_expert
 from tests.paths import ROOT
-
-KILLS = ["observe: as-is", "next: sft", "held out after supervised", "next: train", "next: compare"]
-"""The beginning of a line at whose arrival the command is killed, once each; before them, in the middle of observing."""
 
 
 def row(name: str, reward: float | None, success: float | None = None, error: str | None = None) -> ComparedRollout:
@@ -137,72 +130,3 @@ def test_a_dry_run_asks_nothing(
     assert "observe: 20 runs of the app on as-is; what one takes is known after the first 8" in told
     assert "train: 2 rounds at most of 10 steps, 658 runs" in told and "unknown price" in told
     assert not (folder / "out").exists()
-
-
-class Killer:
-    """The app's own model: it kills the command in the middle of observing, and refuses to answer a dead one."""
-
-    def __init__(self, after: int) -> None:
-        self.pid, self.left, self.answered = 0, after, 0
-        self._lock, self._expert = threading.Lock(), desk_expert(0.9)
-
-    def __call__(self, request: LlmRequest) -> LlmReply:
-        with self._lock:
-            self.left -= 1
-            if self.left == 0:
-                os.kill(self.pid, signal.SIGKILL)
-            if self.left == 0 or not self.pid:
-                return resets()
-            self.answered += 1
-        return self._expert(request)
-
-
-@pytest.mark.slow("killed at every stage")
-def test_an_app_is_improved_though_it_is_killed_in_each_stage(folder: Path) -> None:
-    desk(folder, 20, 6)
-    killer, codes, kills, printed = Killer(after=25), list[int](), list(KILLS), list[str]()
-    words = [*WORDS, "--rounds", "1", "--round-steps", "1", "--group-size", "4", "--concurrency", "4"]
-    words += [
-        "--sft-epochs",
-        "1",
-        "--sft-learning-rate",
-        "1e-3",
-        "--teacher",
-        "as-is?prompt_price=1&completion_price=1",
-    ]
-    with scripted_llm(killer) as endpoint:
-        environment = {**os.environ, "OPENAI_API_BASE": endpoint.url}
-        while len(codes) <= len(KILLS) + 1:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "offbook", *words], stdout=subprocess.PIPE, text=True, env=environment
-            )
-            killer.pid = process.pid
-            assert process.stdout is not None
-            for line in process.stdout:
-                print(line, end="")
-                printed.append(line)
-                if killer.left < 0 and kills and line.startswith(kills[0]):
-                    kills.pop(0)
-                    process.kill()
-            codes.append(process.wait(300))
-            killer.pid = 0
-            if codes[-1] == 0:
-                break
-    assert codes == [-signal.SIGKILL] * (len(KILLS) + 1) + [0]
-    rows = [json.loads(line) for line in (folder / "out" / "observed" / "rollouts.jsonl").read_text().splitlines()]
-    whole = [one["key"] for one in rows if one["error"] is None]
-    assert len(whole) == len(set(whole)) == 20
-    paid = sum(len(one["calls"]) for one in rows)
-    ledger = [json.loads(line) for line in (folder / "out" / "spending.jsonl").read_text().splitlines()]
-    compared = [
-        json.loads(line) for line in (folder / "out" / "comparison" / "rollouts.jsonl").read_text().splitlines()
-    ]
-    taught = [one for one in compared if one["candidate"] == "as-is"]
-    assert len(taught) == 6
-    assert sum(one.get("requests", 0) for one in ledger) == paid + sum(len(one["calls"]) for one in taught)
-    assert killer.answered - 4 * 3 <= paid + sum(len(one["calls"]) for one in taught)  # but for the runs in flight
-    state = json.loads((folder / "out" / "stages.json").read_text())
-    good = (folder / "out" / "good.jsonl").read_text().count("\n")
-    assert state["sft"] == -(-good // 8) and len(state["rounds"]) == 1
-    report = (folder / "out" / "report.md").read_text()
-    assert "| base | 0 |" in report and "| supervised |" in report and "the teacher as-is" in report

@@ -1,15 +1,18 @@
-"""The wheel works where the checkout is not: its weights, its commands, its server."""
+"""The wheel works where the checkout is not: its weights, its commands, its server. What a release is made of agrees with it."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
+import offbook
 from offbook.tiny import FOLDERS
 from tests.paths import ROOT
 
@@ -48,6 +51,12 @@ def test_the_wheel_holds_the_weights_and_stays_small(wheel: Path) -> None:
         sizes = {item.filename: item.file_size for item in archive.infolist()}
     assert "offbook/py.typed" in sizes
     assert [name for name in sizes if name.startswith("policies/")] == []
+    licences = f"offbook-{offbook.__version__}.dist-info/licenses"
+    vendored = "src/offbook/server/pages/static/vendor"
+    assert {f"{licences}/LICENSE", f"{licences}/{vendored}/uPlot.LICENSE"} <= set(sizes)
+    assert {name for name in sizes if "/vendor/" in name and "licenses" not in name} == {
+        f"offbook/server/pages/static/vendor/{name}" for name in ("uPlot.LICENSE", "uPlot.iife.min.js", "uPlot.min.css")
+    }, "THIRD_PARTY_NOTICES.md names what others wrote: change it too"
     for package in ("offbook_langgraph", "offbook_mcp"):
         assert {f"{package}/__init__.py", f"{package}/py.typed"} <= set(sizes)
     kit = {f"offbook/testing/{path.name}" for path in (ROOT / "src/offbook/testing").glob("*.py")}
@@ -57,6 +66,31 @@ def test_the_wheel_holds_the_weights_and_stays_small(wheel: Path) -> None:
         names = {name.rsplit("/", 1)[1] for name in policy}
         assert {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"} <= names
         assert sum(policy.values()) < 10e6
+
+
+def test_every_step_of_the_workflows_runs_one_thing_with_bounded_rights_and_time() -> None:
+    workflows = sorted((ROOT / ".github/workflows").glob("*.yml"))
+    assert {file.stem for file in workflows} >= {"ci", "docs", "macos", "release"}
+    for file in workflows:
+        workflow = yaml.safe_load(file.read_text("utf-8"))
+        assert isinstance(workflow["permissions"], dict), f"{file.name} has the default rights"
+        for name, job in workflow["jobs"].items():
+            assert job["timeout-minutes"] > 0, f"{file.name}: {name}"
+            assert job.get("needs", name) in workflow["jobs"], f"{file.name}: {name}"
+            for step in job["steps"]:
+                assert ("run" in step) != ("uses" in step), f"{file.name}: {step}"
+                assert "@v" in step.get("uses", "@v") or len(step["uses"].partition("@")[2]) == 40, (
+                    f"{file.name}: {step}"
+                )
+
+
+def test_the_citation_names_this_version_and_licence_and_all_forms_parse() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
+    assert (citation["title"], citation["version"]) == ("Offbook", offbook.__version__)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert citation["license"] == project["license"].split()[0] and citation["abstract"] == project["description"]
+    forms = [ROOT / ".github/dependabot.yml", *(ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")]
+    assert len(forms) == 4 and all(isinstance(yaml.safe_load(form.read_text("utf-8")), dict) for form in forms)
 
 
 @pytest.mark.slow("an installed wheel")

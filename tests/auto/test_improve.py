@@ -6,22 +6,28 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import offbook
 from offbook.auto.good_runs import good_runs, row_of
+from offbook.auto.improve import Improver
 from offbook.auto.improve_options import ImproveOptions
 from offbook.auto.improve_report import CurvePoint, ImproveReport, write_report
 from offbook.base.choices import choice_of
 from offbook.base.errors import ConfigError
+from offbook.client.supervised_training import SFTResult, SFTUpdate
 from offbook.commands.main import run as command_line
 from offbook.comparison.journal import ComparedRollout
 from offbook.comparison.results import CandidateResult, ComparisonReport
 from offbook.supervised.conversations import read_conversations
 from offbook.testing import says, scripted_llm
+from offbook.trainer.report import Stopped, TrainReport
 from offbook.trainer.statistics import Interval
 from tests.paths import ROOT
 
@@ -130,3 +136,75 @@ def test_a_dry_run_asks_nothing(
     assert "observe: 20 runs of the app on as-is; what one takes is known after the first 8" in told
     assert "train: 2 rounds at most of 10 steps, 658 runs" in told and "unknown price" in told
     assert not (folder / "out").exists()
+
+
+class Measured:
+    """An app whose steps are as good as `values` says, by model and step; it notes what was trained and compared."""
+
+    def __init__(self, name: str, values: dict[tuple[str, int], float], notes: list[str]) -> None:
+        self.model: Any = SimpleNamespace(name=name, base_model="tiny", train_sft=self.imitated)
+        self.judge, self.values, self.notes = None, values, notes
+
+    async def imitated(self, *_: object, **__: object) -> SFTResult:
+        return SFTResult(self.model.name, 9, "sft", (SFTUpdate(9, 0, 0.5, 1e-3),))
+
+    def sizes(self) -> tuple[int, int]:
+        return 20, 6
+
+    def rollouts_per_step(self) -> int:
+        return 4
+
+    async def compared(
+        self, split: str, candidates: Sequence[Any], *, output: Path, first: int | None = None, **_: object
+    ) -> ComparisonReport:
+        names = [getattr(each, "name", each) for each in candidates]
+        self.notes.append(f"{self.model.name} in {output.name}: {' '.join(names)}")
+        means = [self.values.get((self.model.name, int(name.partition(":")[2] or 0)), 0.8) for name in names]
+        results = tuple(result(name, mean) for name, mean in zip(names, means, strict=True))
+        return ComparisonReport("run", "success", names[0], results)
+
+    async def trained(self, steps: int) -> TrainReport:
+        self.notes.append(f"{self.model.name} to step {steps}")
+        return TrainReport(self.model.name, steps - 10, steps, Stopped.FINISHED, (), (), None)
+
+    async def forked(self, name: str, step: int) -> Measured:
+        self.notes.append(f"{name} from step {step}")
+        return Measured(name, self.values, self.notes)
+
+
+def improved(folder: Path, values: dict[tuple[str, int], float]) -> tuple[ImproveReport, list[str]]:
+    """Run the stages after the observation; one round of ten steps."""
+    (folder / "observed").mkdir(exist_ok=True)
+    (folder / "observed" / "rollouts.jsonl").write_text(
+        "".join(row(f"{number}", 1.0).model_dump_json() + "\n" for number in range(20))
+    )
+    (folder / "good.jsonl").write_text("{}\n")
+    notes: list[str] = []
+    improver = Improver(Measured("desk", values, notes), ImproveOptions(rounds=1, output=folder))
+    return improver.run(), notes
+
+
+def test_the_rounds_go_on_from_the_supervised_step_where_it_is_better(tmp_path: Path) -> None:
+    report, notes = improved(tmp_path, {("desk", 0): 0.3, ("desk", 9): 0.3, ("desk", 19): 0.6})
+    assert "desk to step 19" in notes and not any(" from step " in note for note in notes)
+    assert notes[-1] == "desk in comparison: as-is step:0 step:9 step:19"
+    assert (report.model, report.best and report.best.step) == ("desk", 19)
+
+
+def test_the_rounds_begin_at_the_base_where_imitation_made_it_worse(tmp_path: Path) -> None:
+    fork = "desk-rounds-9"
+    values = {("desk", 0): 0.4, (fork, 0): 0.4, ("desk", 9): 0.3, (fork, 10): 0.6}
+    report, notes = improved(tmp_path, values)
+    assert notes[1:] == [
+        f"{fork} from step 0",
+        f"{fork} to step 10",
+        f"{fork} in comparison-{fork}: step:0 step:10",
+        f"{fork} in comparison-{fork}: as-is step:0 step:10",
+    ]
+    assert [(point.stage, point.step, point.mean) for point in report.curve] == [
+        ("base", 0, 0.4), ("supervised", 9, 0.3), ("round 1", 10, 0.6),
+    ]  # fmt: skip
+    assert report.verdict().startswith(f"step 10 of {fork}: success 0.600")
+    assert f"the rounds trained {fork} from the base" in (tmp_path / "report.md").read_text()
+    again, repeated = improved(tmp_path, values)
+    assert f"{fork} to step 20" not in repeated and again.verdict() == report.verdict()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from offbook.base.errors import ConfigError
+from offbook.base.errors import ConfigError, ServerError
 from offbook.client.model import TrainableModel
 from offbook.comparison.candidates import CandidateLike
 from offbook.comparison.compare import acompare
@@ -107,3 +107,14 @@ class AppWithScenarios:
         """Train until the model has `steps` steps in total."""
         own = {} if self.own_model is None else {"model": self.own_model}
         return await self.app.atrain(self.scenarios, steps=steps, **self.options, **own)
+
+    async def forked(self, name: str, step: int) -> AppWithScenarios:
+        """The app with the model `name` in the place of its own: made from that step, unless it is there."""
+        try:
+            state = await (await self.model.api()).model(name)
+        except ServerError as error:
+            if error.status != 404:
+                raise
+            return replace(self, own_model=await self.model.fork(name, from_step=step))
+        own = self.model
+        return replace(self, own_model=TrainableModel(name, state.project, own.base_model, own.backend, state.lora))

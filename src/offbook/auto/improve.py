@@ -38,6 +38,8 @@ STAGES: tuple[ImproveStage, ...] = get_args(ImproveStage)
 Split = Literal["train", "held-out"]
 GOOD = "good.jsonl"
 STATE = "stages.json"
+SUPERVISED = "supervised"
+"""The stage of the curve whose step the supervised training made."""
 FIRST_RUNS = 8
 """Scenarios that are run before the cost of the others is estimated."""
 
@@ -73,13 +75,19 @@ class ImprovableApp(Protocol):
         """Train until the model has `steps` steps in total."""
         ...
 
+    async def forked(self, name: str, step: int) -> ImprovableApp:
+        """The app with the model `name` in the place of its own: made from that step, unless it is there."""
+        ...
+
 
 @dataclass
 class Progress:
     """What the stages have made so far, and what stages.json keeps of it: the step after the supervised training, and after
-    each round. `ended`: why no further round follows."""
+    each round. `fork`: the model of the rounds, where the supervised step was worse than the base; "": the app's own. `ended`:
+    why no further round follows."""
 
     sft: int | None = None
+    fork: str = ""
     rounds: list[int] = field(default_factory=list[int])
     ended: str = ""
     seconds: dict[str, float] = field(default_factory=dict[str, float])
@@ -93,9 +101,10 @@ class Improver:
     with reinforcement learning while held-out success rises, and compares with the teacher."""
 
     def __init__(self, app: ImprovableApp, options: ImproveOptions) -> None:
-        self.app = app
+        self.app = self._own_app = app
         self.options = options
-        self.folder = options.output or Path(f"improve-{app.model.name}")
+        self.name = app.model.name
+        self.folder = options.output or Path(f"improve-{self.name}")
         self.teacher = options.teaching()
         if app.judge is not None and options.observe_rollouts < 2:
             self.options = replace(options, observe_rollouts=4)  # a judge compares runs of one scenario
@@ -110,7 +119,7 @@ class Improver:
         A spent `max_cost` ends the run well. Raises ConfigError, and the errors of `compare`, `train_sft` and `Trainer`."""
         if until not in STAGES:
             raise ConfigError(f"until: one of {', '.join(STAGES)} is needed, got {until!r}")
-        progress = self._known()
+        self.app, progress = self._own_app, self._known()
         stages: list[tuple[str, Callable[[], Awaitable[None]]]] = [
             ("observe", lambda: self._observe(progress)),
             ("sft", lambda: self._sft(progress)),
@@ -214,12 +223,12 @@ class Improver:
                 f"sft: {counted(len(result.updates), 'update')}, loss {first:.3f} -> {result.loss or first:.3f} nats per token; "
                 f"{result.model} is at step {progress.sft}"
             )
-        await self._evaluated(progress, "supervised", progress.sft)
+        await self._evaluated(progress, SUPERVISED, progress.sft)
 
     async def _train(self, progress: Progress) -> None:
         """Rounds of reinforcement learning, until held-out success no longer rises."""
         options = self.options
-        assert progress.sft is not None, "the stage before sets it"
+        first = await self._start(progress)
         for number in range(1, options.rounds + 1):
             if number > len(progress.rounds):
                 if progress.ended:
@@ -227,7 +236,7 @@ class Improver:
                 began = clock.now()
                 if number == 1:
                     echo(f"next: {self.plan()[2].line()}")
-                step = progress.rounds[-1] if progress.rounds else progress.sft
+                step = progress.rounds[-1] if progress.rounds else first
                 report = await self.app.trained(step + options.round_steps)
                 if report.stopped is Stopped.BUDGET:
                     raise BudgetExceeded("max_cost for other LLMs is spent: raise it to go on")
@@ -245,6 +254,19 @@ class Improver:
                 break
         echo(f"train: {progress.ended or f'all {options.rounds} rounds were run'}")
 
+    async def _start(self, progress: Progress) -> int:
+        """The step from which the rounds go on: the supervised one, or the base where that did better held out. Then they
+        train a fork, since a model goes on from its newest step."""
+        base, supervised = progress.curve
+        if not progress.fork and (progress.rounds or not self.options.rounds or supervised.mean >= base.mean):
+            return supervised.step
+        if not progress.fork:
+            progress.fork = f"{self.name}-rounds-{supervised.step}"
+            self._keep(progress)
+            echo(f"train: the base did better than the supervised step, so {progress.fork} starts from the base")
+        self.app = await self.app.forked(progress.fork, 0)
+        return 0
+
     async def _evaluated(self, progress: Progress, stage: str, step: int) -> CurvePoint:
         """Measure a step on the held-out scenarios, beside the base and the best so far. Known rollouts are not run again."""
         best = best_of(progress.curve)
@@ -260,19 +282,24 @@ class Improver:
 
     async def _compare(self, progress: Progress) -> None:
         echo(f"next: {self.plan()[3].line()}")
-        steps = dict.fromkeys(point.step for point in progress.curve)
+        # The supervised step is none of the fork's; it was compared with the same base.
+        own = [point for point in progress.curve if not (progress.fork and point.stage == SUPERVISED)]
+        steps = dict.fromkeys(point.step for point in own)
         candidates: list[CandidateLike] = [self.teacher, *(f"step:{step}" for step in steps)]
         report = await self.app.compared("held-out", candidates, **self._compare_options())
         progress.comparison = report
         progress.curve = [
             replace(point, result=replace(report.of(f"step:{point.step}"), difference=point.result.difference))
+            if point in own
+            else point
             for point in progress.curve
         ]
 
     def _compare_options(self) -> dict[str, Any]:
         options = self.options
         shared = {"success_at": options.success_at, "gpu_price": options.gpu_price}
-        return shared | {"output": self.folder / "comparison", "run": f"improve-{self.app.model.name}"}
+        folder = "comparison" if self.app.model.name == self.name else f"comparison-{self.app.model.name}"
+        return shared | {"output": self.folder / folder, "run": f"improve-{self.app.model.name}"}
 
     def _measure(self, progress: Progress) -> str:
         return (progress.comparison.measure if progress.comparison is not None else None) or "success"
@@ -289,15 +316,15 @@ class Improver:
             return Progress()
         try:
             kept: dict[str, Json] = read_json(file)
-            if kept.pop("model") != self.app.model.name:
+            if kept.pop("model") != self.name:
                 raise ConfigError(f"{file} is of another model: name another output folder")
             return Progress(**kept)
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise ConfigError(f"{file} cannot be read ({error!r}): delete it, or name another output folder") from error
 
     def _keep(self, progress: Progress) -> None:
-        kept = {name: getattr(progress, name) for name in ("sft", "rounds", "ended", "seconds", "good")}
-        write_whole(self.folder / STATE, json.dumps({"model": self.app.model.name, **kept}, indent=1) + "\n")
+        kept = {name: getattr(progress, name) for name in ("sft", "fork", "rounds", "ended", "seconds", "good")}
+        write_whole(self.folder / STATE, json.dumps({"model": self.name, **kept}, indent=1) + "\n")
 
     def _report(self, progress: Progress, ran: StagesRun) -> ImproveReport:
         return ImproveReport(
@@ -313,6 +340,7 @@ class Improver:
             curve=tuple(progress.curve),
             comparison=progress.comparison,
             spending=ran.spending,
+            fork=progress.fork,
         )
 
 

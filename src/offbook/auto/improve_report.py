@@ -39,7 +39,8 @@ def best_of(curve: Sequence[CurvePoint]) -> CurvePoint | None:
 @dataclass(frozen=True)
 class ImproveReport:
     """The result of `Improver.run`. `reached`: the last whole stage; `stopped`: "budget" where `max_cost` ended the run.
-    `ended`: why the rounds ended. `curve`: the base, and the step after each stage."""
+    `ended`: why the rounds ended. `curve`: the base, and the step after each stage. `fork`: the model of the rounds, if they
+    began at the base again."""
 
     folder: Path
     model: str
@@ -53,6 +54,7 @@ class ImproveReport:
     curve: Sequence[CurvePoint]
     comparison: ComparisonReport | None
     spending: Mapping[str, SpendingTotals]
+    fork: str = ""
 
     @property
     def best(self) -> CurvePoint | None:
@@ -135,6 +137,11 @@ def curve_table(report: ImproveReport) -> Table:
         for point in report.curve
     )
     told = [f"Observed: {report.good}."] if report.good else []
+    told += (
+        [f"The base did better than the supervised step, so the rounds trained {report.fork} from the base."]
+        if report.fork
+        else []
+    )
     told += [f"The rounds ended: {report.ended}."] if report.ended else []
     return Table("What did each stage give?", " ".join(told), head, rows)
 

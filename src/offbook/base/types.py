@@ -168,6 +168,14 @@ class Call(CallFields):
     prompt_ids: tuple[int, ...]
     outputs: tuple[CallOutput, ...]
 
+    @property
+    def beyond_text(self) -> bool:
+        """Whether a message has an image, a sound or a file. `prompt_ids` say where it stands, not what it shows, so two
+        calls with other images can have equal ids: such a call is never trained."""
+        contents = (message.get("content") for message in self.messages)
+        lists = (cast(list[Json], content) for content in contents if isinstance(content, list))
+        return any(isinstance(part, dict) and "text" not in part for parts in lists for part in parts)
+
 
 class OutputTrace(OutputFields):
     """One choice of a call, with a token count instead of token ids. Logprobs are in nats; None: not recorded."""

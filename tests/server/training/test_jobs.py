@@ -20,6 +20,7 @@ from offbook.base.types import (
 from offbook.base.wire import GroupRecord, TrainRequest, TrajectoryRecord
 from offbook.server.errors import ApiError
 from offbook.server.training.jobs import build_job, job_folder
+from offbook.server.views.token_view import not_trained
 
 TOOL = {"type": "function", "function": {"name": "find", "parameters": {}}}
 
@@ -30,12 +31,18 @@ def output(index: int = 0, text: str | None = "hi", **fields: Any) -> CallOutput
 
 
 def call(call_id: str = "c", outputs: tuple[CallOutput, ...] = (output(),), **fields: Any) -> Call:
-    values = {"model": "m", "step": 3, "status": CallStatus.COMPLETE, "sampling": Sampling(), "tools": None}
+    values = {
+        "model": "m",
+        "step": 3,
+        "status": CallStatus.COMPLETE,
+        "sampling": Sampling(),
+        "tools": None,
+        "messages": (),
+    }
     values |= {"started_at": 1.0} | fields
     return Call(
         id=call_id,
         trajectory_id="t",
-        messages=(),
         prompt_ids=(1, 2, 3),
         outputs=outputs,
         ended_at=50,
@@ -118,6 +125,19 @@ def test_an_unscored_trajectory_may_be_empty_and_a_scored_one_may_not() -> None:
         built(())
     with pytest.raises(ApiError, match="cancelled, failed, or arrived after the end"):
         built((call(late=True),))
+
+
+def test_a_call_with_an_image_is_never_trained() -> None:
+    """Two images have equal token ids, so a tree would merge their calls."""
+    text = {"type": "text", "text": "What is this?"}
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    plain, shown = ({"role": "user", "content": content} for content in ([text], [text, image]))
+    kept = built((call("plain", messages=(plain,)), call("shown", messages=(shown,))))
+    assert ([sample.call_id for sample in kept.samples], kept.left_out) == (["plain"], 1)
+    with pytest.raises(ApiError, match=r"'t': their calls have images, sounds or files .* text alone") as caught:
+        built((call("shown", messages=(shown,)),))
+    assert caught.value.code == "no_calls"
+    assert "images" in not_trained(call(messages=(shown,)), output(), None)
 
 
 def test_the_weights_and_marks_of_a_record_are_those_of_its_samples() -> None:

@@ -10,7 +10,7 @@
 | trajectories/total, trained, failed, unscored | unscored does not count the failed |
 | trajectories/without_targets | had an advantage and nothing to train |
 | calls/total | calls of the request with sampled tokens, recorded or rendered; one for each choice of a call |
-| calls/trained, greedy, not_trained | of trajectories with an advantage: trained; left out because of T = 0; because cancelled, failed, late or without a sampled token |
+| calls/trained, greedy, not_trained | of trajectories with an advantage: trained; left out because of T = 0; because cancelled, failed, late, with an image or without a sampled token |
 | calls/excluded, weighted | of trajectories with an advantage: left out by weight 0 (train_on=); trained with a weight other than 1 |
 | calls/unused | of trajectories with an advantage: the app threw the output away (a retry, a node that ran again); marked, trained like any other |
 | calls/tool_call_rate, parse_failure_rate | share of all calls with a parsed tool call; that looked like one and were none |

@@ -160,7 +160,7 @@ _NAMED = 3
 _LEFT_OUT = {
     "excluded": "calls that train_on= left out",
     "greedy": "calls at temperature 0",
-    "not_trained": "calls cancelled, failed, late or without a sampled token",
+    "not_trained": "calls cancelled, failed, late, with an image or without a sampled token",
 }
 
 

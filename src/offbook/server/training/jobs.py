@@ -160,6 +160,8 @@ def _why_empty(empty: Sequence[JobTrajectory], request: TrainRequest, calls: Map
         )
     elif others and not supervised:
         why = f"their calls went to {', '.join(others)}, and only calls to {model!r} train it"
+    elif any(call.beyond_text for trajectory_id in ids for call in calls.get(trajectory_id, ())):
+        why = "their calls have images, sounds or files in their messages, and the learner computes text alone"
     elif any(calls.get(trajectory_id) for trajectory_id in ids):
         why = "their calls were cancelled, failed, or arrived after the end of the rollout"
     else:
@@ -187,7 +189,7 @@ def _trajectory(model: str | None, record: TrajectoryRecord, calls: Sequence[Cal
             earned_before=earned[call.id],
         )
         for call in to_model
-        if call.status.usable and not call.late
+        if call.status.usable and not call.late and not call.beyond_text
         for output in call.outputs
         if output.status.usable and output.token_ids
     ]

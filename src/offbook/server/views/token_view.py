@@ -291,6 +291,8 @@ def not_trained(call: Call, output: CallOutput, record: TrajectoryRecord | None)
     """Why a choice is not trained, according to its record; "" if the record does not exclude it."""
     if call.late:
         return "late: the call was recorded after the rollout ended"
+    if call.beyond_text:
+        return "not text alone: the learner computes neither images nor sounds nor files"
     if not call.status.usable or not output.status.usable:
         return f"{call.status if not call.status.usable else output.status}: never trained"
     if record is not None and record.weights.get(call.id, 1.0) == 0:

@@ -30,8 +30,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[SLOW] = Counter()
-    hypothesis.settings.register_profile("quick", max_examples=25)
-    hypothesis.settings.load_profile("default" if config.getoption("all") else "quick")
+    hypothesis.settings.register_profile("all", deadline=None)
+    hypothesis.settings.register_profile("quick", max_examples=25, deadline=None)
+    hypothesis.settings.load_profile("all" if config.getoption("all") else "quick")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

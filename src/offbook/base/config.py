@@ -381,7 +381,7 @@ ViewerKeys = Annotated[
     tuple[Annotated[str, AfterValidator(_viewer_key)], ...], AfterValidator(_different), BeforeValidator(_from_list)
 ]
 
-OF_VLLM = ("max_loras", "max_lora_rank", "tool_call_parser", "reasoning_parser", "engine_args")
+OF_VLLM = ("tensor_parallel", "max_loras", "max_lora_rank", "tool_call_parser", "reasoning_parser", "engine_args")
 """Options of vLLM only."""
 OF_EMBEDDED = ("max_string", "max_items")
 """Options of the embedded engine only."""
@@ -391,6 +391,8 @@ OF_OUR_VLLM = (
     "reasoning_parser",
     "engine_args",
     "inference_gpus",
+    "tensor_parallel",
+    "replicas",
     "max_model_len",
     "max_batch",
 )
@@ -409,7 +411,13 @@ class EngineOptions(Options):
     device: Device = Field(
         default="auto", description="torch device of both processes; auto: cuda if there is one, else cpu"
     )
-    inference_gpus: Gpus = Field(default=(), description="GPUs of the sampler, such as 0,1; none: the learner's")
+    inference_gpus: Gpus = Field(
+        default=(), description="GPUs of the sampler, such as 0,1: a replica on each; none: the learner's"
+    )
+    tensor_parallel: int = Field(default=1, ge=1, le=64, description="GPUs that a replica of vLLM is split over")
+    replicas: int | None = Field(
+        default=None, ge=1, le=64, description="processes that sample; None: one for each of inference_gpus"
+    )
     train_gpus: Gpus = Field(default=(), description="GPUs of the learners, one each, such as 4,5; none: the sampler's")
     learners: int | None = Field(
         default=None, ge=1, le=64, description="learners that compute a step together; None: one for each of train_gpus"
@@ -478,8 +486,23 @@ class EngineOptions(Options):
         """The number of learners."""
         return self.learners or len(self.train_gpus) or 1
 
+    @property
+    def samplers(self) -> int:
+        """The number of processes that sample."""
+        return self.replicas or len(self.inference_gpus) // self.tensor_parallel or 1
+
     def _check_gpus(self) -> None:
         sampling, training = set(self.inference_gpus), set(self.train_gpus)
+        for name, gpus in (("inference_gpus", self.inference_gpus), ("train_gpus", self.train_gpus)):
+            if len(set(gpus)) < len(gpus):
+                raise ValueError(f"{name}: a GPU is named twice (got {gpus})")
+        if sampling and len(sampling) != self.samplers * self.tensor_parallel:
+            raise ValueError(
+                f"inference_gpus: {self.samplers} replicas of {self.tensor_parallel} GPUs need "
+                f"{self.samplers * self.tensor_parallel}, and {len(sampling)} are named: change tensor_parallel or replicas"
+            )
+        if self.tensor_parallel > 1 and not sampling:
+            raise ValueError(f"tensor_parallel: name the GPUs with inference_gpus (got {self.tensor_parallel})")
         if training and self.team != len(training):
             raise ValueError(f"learners: one for each of train_gpus, which names {len(training)} (got {self.learners})")
         if len(training) > 1 and not self.vllm_url and (not sampling or sampling & training):

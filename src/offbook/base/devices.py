@@ -147,6 +147,11 @@ def chosen(indices: tuple[int, ...], available: tuple[Gpu, ...], option: str) ->
     return tuple(by_index[index] for index in indices) or available[:1]
 
 
+def visible_to(indices: tuple[int, ...]) -> dict[str, str]:
+    """Environment of a process that is to see these GPUs alone, in nvidia-smi's order."""
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", VISIBLE: ",".join(map(str, indices))}
+
+
 def _gpu(line: str) -> Gpu:
     index, name, total, free, capability, uuid = (part.strip() for part in line.split(","))
     major, minor = capability.split(".")

@@ -247,7 +247,8 @@ async def _serve(
     shutdown = Shutdown(services, server, lock)
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, shutdown.on_signal)
-    echo(f"Loading {base.name} from {base.path}; log: {options.dir / 'logs' / 'sampler.log'}")
+    log = "sampler.log" if engine.options.samplers == 1 else "sampler-*.log"
+    echo(f"Loading {base.name} from {base.path}; log: {options.dir / 'logs' / log}")
     failure: list[OffbookError] = []
     tasks = [
         asyncio.create_task(
@@ -302,7 +303,7 @@ async def _start(
             await write_adapter(services)
     services.sampler.start()
     try:
-        await services.sampler.ready()
+        await services.sampler.started()
     except EngineError as error:
         failure.append(error)
         shutdown.begin(ORPHAN_SECONDS)

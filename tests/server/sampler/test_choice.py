@@ -13,6 +13,7 @@ from offbook.base.extras import install_command
 from offbook.server.sampler import engine_choice as engines
 from offbook.server.sampler.engine_choice import choose
 from offbook.server.sampler.gpu_sharing import GpuSharing
+from offbook.server.sampler.pool import SamplerPool
 from tests.server.sampler.cards import GIB, H100, T4
 
 
@@ -77,10 +78,70 @@ def test_gpus_of_their_own_share_nothing_and_one_option_means_both(driver) -> No
     apart = choose(EngineOptions.parse(engine="vllm", inference_gpus="0", train_gpus="1"), "tiny", trains=True)
     assert (apart.sharing, apart.options.inference_gpus, apart.options.train_gpus) == (None, (0,), (1,))
     assert "--memory-share" not in apart.command(Path("base"), Path("socket"))
-    together = choose(EngineOptions.parse(engine="vllm", inference_gpus="0,1"), "tiny", trains=True)
+    together = choose(EngineOptions.parse(engine="vllm", inference_gpus="0,1", tensor_parallel=2), "tiny", trains=True)
     assert together.sharing == GpuSharing("offload") and together.options.train_gpus == (0,)  # a plan is for one GPU
     command = together.command(Path("base"), Path("socket"))
     assert after("--gpus", command) == "0,1" and after("--memory-share", command) == "0.731"  # the fuller one decides
+
+
+def test_each_inference_gpu_is_a_replica_and_the_one_on_the_learners_gpu_follows_the_memory_layout(
+    driver, tmp_path: Path
+) -> None:
+    driver(*(card.format(index=index, free=14 * GIB) for index, card in enumerate((H100, H100, T4))))
+    engine = choose(
+        EngineOptions.parse(engine="vllm", inference_gpus="0,1,2", card="13GiB", memory_layout="offload"),
+        "tiny",
+        trains=True,
+    )
+    commands = [engine.command(Path("base"), Path("socket"), replica) for replica in engine.replicas]
+    assert [after("--gpus", command) for command in commands] == ["0", "1", "2"]
+    assert {after("--dtype", command) for command in commands} == {"float16"}  # what all of them compute in
+    assert ["--shares-gpu" in command for command in commands] == [True, False, False]
+    assert [after("--memory-share", command) is None for command in commands] == [False, True, True]
+    assert engine.described() == "vLLM, 3 replicas on GPU 0, 1, 2, training on GPU 0, memory layout offload"
+    pool = engine.sampler(tmp_path, tmp_path / "sampler.log")
+    assert isinstance(pool, SamplerPool)
+    assert [member.shares_gpu for member in pool.members] == [True, False, False]
+
+
+def test_replicas_of_several_gpus_take_them_in_order(driver) -> None:
+    driver(*(H100.format(index=index, free=60 * GIB) for index in range(5)))
+    options = EngineOptions.parse(engine="vllm", inference_gpus="3,0,1,2", tensor_parallel=2, train_gpus="4")
+    engine = choose(options, "tiny", trains=True)
+    assert [replica.gpus for replica in engine.replicas] == [(3, 0), (1, 2)]
+    assert engine.sharing is None and not any(replica.shares_gpu for replica in engine.replicas)
+    assert engine.described() == "vLLM, 2 replicas on GPU 3,0, 1,2, training on GPU 4"
+    with pytest.raises(ConfigError, match="--replicas 2: name a GPU for each, such as --inference-gpus 0,1"):
+        choose(EngineOptions(engine="vllm", replicas=2), "tiny", trains=True)
+
+
+def test_replicas_on_a_cpu_share_its_cores_and_memory_and_all_follow_the_memory_layout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 9)
+    engine = choose(EngineOptions(engine="vllm", device="cpu", replicas=2), "tiny", trains=True)
+    commands = [engine.command(Path("base"), Path("socket"), replica) for replica in engine.replicas]
+    assert all(after("--threads", words) == "4" and after("--replicas", words) == "2" for words in commands)
+    assert [replica.shares_gpu for replica in engine.replicas] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"inference_gpus": "0,1,2", "tensor_parallel": 2}, "1 replicas of 2 GPUs need 2, and 3 are named"),
+        ({"inference_gpus": "0,1", "replicas": 3}, "3 replicas of 1 GPUs need 3, and 2 are named"),
+        ({"inference_gpus": "0,0"}, "inference_gpus: a GPU is named twice"),
+        ({"tensor_parallel": 2}, "tensor_parallel: name the GPUs with inference_gpus"),
+        (
+            {"engine": "embedded", "inference_gpus": "0,1", "tensor_parallel": 2},
+            "tensor_parallel: that is an option of",
+        ),
+        ({"vllm_url": "http://127.0.0.1:1", "replicas": 2}, "replicas: that is for the command line of the vLLM"),
+    ],
+)
+def test_gpus_that_make_no_whole_replicas_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EngineOptions.parse(**options)
 
 
 def test_a_gpu_that_is_not_there_is_named_with_those_that_are(driver) -> None:

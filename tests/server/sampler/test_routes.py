@@ -135,7 +135,7 @@ async def test_the_gateway_names_the_trajectory_of_a_call(
 
 def test_more_trajectories_than_the_limit_forget_the_one_used_least_recently(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routes, "MAX_TRAJECTORIES", 3)
-    members: Any = [SimpleNamespace(state="ok", calls=SimpleNamespace(in_flight=0)) for _ in range(2)]
+    members: Any = [SimpleNamespace(state="ok", calls=SimpleNamespace(in_flight=0, awake=True)) for _ in range(2)]
     route = Routes(members)
     first: Any = route.member(of_call("a"), "a")
     other = members[1 - members.index(first)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -34,11 +34,21 @@ class ChildSampler(SupervisedSampler):
     It listens on a Unix socket in a private folder, so no other account can connect to it or occupy its address.
     """
 
-    def __init__(self, command: Callable[[Path], list[str]], log_path: Path) -> None:
-        """`command(socket)` returns the command line that serves on `socket`; it is called for every start."""
+    def __init__(
+        self,
+        command: Callable[[Path], list[str]],
+        log_path: Path,
+        *,
+        name: str = "the sampler",
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """`command(socket)` returns the command line that serves on `socket`; it is called for every start. `name` is for
+        messages; `environment` is added to this process's."""
         super().__init__()
         self._command = command
         self._log_path = log_path
+        self._name = name
+        self._environment = environment
         self._child: Child | None = None
         self._folder = TemporaryFolder("sampler")
         self._starts = 0
@@ -69,7 +79,7 @@ class ChildSampler(SupervisedSampler):
             if child.returncode is not None:
                 if self._state == "ok" and child is self._child:
                     await self._become("starting")
-                return f"the sampler ended ({child.ending()}) during the call. Its log: {child.log.path}"
+                return f"{self._name} ended ({child.ending()}) during the call. Its log: {child.log.path}"
         return await super().explain(error)
 
     async def restart(self) -> None:
@@ -86,9 +96,10 @@ class ChildSampler(SupervisedSampler):
         self._starts += 1
         socket = self._folder.path / str(self._starts)
         try:
-            child = await Child.start(await asyncio.to_thread(self._command, socket), self._log_path)
+            argv = await asyncio.to_thread(self._command, socket)
+            child = await Child.start(argv, self._log_path, env=self._environment)
         except (OSError, ConfigError) as error:
-            raise EngineError(f"The sampler could not be started: {error}") from error
+            raise EngineError(f"{self._title} could not be started: {error}") from error
         self._child = child
         await self._disconnect()
         control = self._connect("http://sampler", socket=socket).control
@@ -101,9 +112,9 @@ class ChildSampler(SupervisedSampler):
             await child.exited.wait()
             if child.returncode == REFUSED:
                 why = child.log.tail(1).rpartition(" ERROR offbook.sampler: ")[2]
-                raise EngineError(f"The sampler could not be started: {why} (log: {child.log.path})") from error
+                raise EngineError(f"{self._title} could not be started: {why} (log: {child.log.path})") from error
             raise EngineError(
-                f"The sampler could not be started ({error}). The last lines of {child.log.path}:\n{child.log.tail()}"
+                f"{self._title} could not be started ({error}). The last lines of {child.log.path}:\n{child.log.tail()}"
             ) from error
 
     async def _await_health(self, child: Child, client: httpx.AsyncClient) -> None:
@@ -133,6 +144,10 @@ class ChildSampler(SupervisedSampler):
             if await healthy(connection.control):
                 last_healthy = time.monotonic()
             elif time.monotonic() - last_healthy > UNHEALTHY_SECONDS:
-                logger.error("The sampler answered no health check for %.0f s; killing it", UNHEALTHY_SECONDS)
+                logger.error("%s answered no health check for %.0f s; killing it", self._title, UNHEALTHY_SECONDS)
                 child.kill()
-        return f"The sampler ended ({child.ending()}); restarting it. Log: {self._log_path}"
+        return f"{self._title} ended ({child.ending()}); restarting it. Log: {self._log_path}"
+
+    @property
+    def _title(self) -> str:
+        return self._name[0].upper() + self._name[1:]

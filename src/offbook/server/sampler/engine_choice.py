@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from offbook.base.config import OF_EMBEDDED, OF_VLLM, EngineName, EngineOptions
-from offbook.base.devices import Gpu, automatic_dtype, chosen, gpus
+from offbook.base.devices import Gpu, automatic_dtype, chosen, gpus, visible_to
 from offbook.base.errors import ConfigError
 from offbook.base.extras import install_command
 
@@ -24,6 +24,7 @@ from .gpu_sharing import FORCING, GpuSharing, share_gpu
 from .pool import SamplerPool
 from .running_sampler import RunningSampler, key
 from .sampler import Quirks, Sampler, SamplerCalls
+from .supervised import SupervisedSampler
 from .transport import SERVED_NAME
 
 logger = logging.getLogger(__name__)
@@ -33,6 +34,16 @@ NO_FLOAT16 = frozenset({"gemma2", "gemma3", "gemma3_text", "glm4"})
 """Architectures that vLLM 0.32 refuses in float16, in which they overflow: `_FLOAT16_NOT_SUPPORTED_MODELS` of its config/model.py."""
 MAX_STALENESS = 62
 """The upper bound of `TrainConfig.max_staleness`. The embedded engine has no lower limit."""
+
+
+@dataclass(frozen=True)
+class Replica:
+    """A process of the sampler. `gpus`: its own, by nvidia-smi's index; empty: the device of the options. `shares_gpu`: the
+    learner uses one of them too, so it follows the memory layout."""
+
+    number: int = 0
+    gpus: tuple[int, ...] = ()
+    shares_gpu: bool = True
 
 
 @dataclass(frozen=True)
@@ -65,9 +76,11 @@ class EngineChoice:
         """The engine, its GPUs and the memory layout, for people."""
         if self.options.vllm_url:
             return f"vLLM, already running at {', '.join(self.options.vllm_url)}"
-        sampling = ",".join(map(str, self.options.inference_gpus))
+        replicas = self.replicas
+        sampling = ", ".join(",".join(map(str, replica.gpus)) for replica in replicas)
         training = ",".join(map(str, self.options.train_gpus))
-        where = f" on GPU {sampling}" if sampling else ""
+        count = f", {len(replicas)} replicas" if len(replicas) > 1 else ""
+        where = count + (f" on GPU {sampling}" if self.options.inference_gpus else "")
         apart = f", training on GPU {training}" if training and training != sampling else ""
         shared = f", memory layout {self.sharing.layout}" if self.sharing else ""
         return f"{'vLLM' if self.name == 'vllm' else 'embedded'}{where}{apart}{shared}"
@@ -104,29 +117,40 @@ class EngineChoice:
         present = () if self.options.device == "cpu" else gpus()
         return automatic_dtype([gpu.capability for gpu in _sampling_gpus(self.options, present)])
 
-    def command(self, base: Path, socket: Path) -> list[str]:
-        """The command line of the sampler for the model folder `base` on a Unix socket.
+    @property
+    def replicas(self) -> tuple[Replica, ...]:
+        """The processes that sample; one if vLLM runs already."""
+        gpus, count = self.options.inference_gpus, self.options.samplers
+        size = len(gpus) // count
+        groups = [gpus[number * size : (number + 1) * size] for number in range(count)]
+        training = set(self.options.train_gpus)
+        return tuple(Replica(number, own, not own or bool(training & set(own))) for number, own in enumerate(groups))
+
+    def command(self, base: Path, socket: Path, replica: Replica | None = None) -> list[str]:
+        """The command line of a replica, or of the first, for the model folder `base` on a Unix socket.
 
         Raises ConfigError if too little GPU memory is free.
         """
         words = [sys.executable, "-m", SAMPLER_MODULES[self.name], "--model", str(base)]
         words += ["--served-model-name", SERVED_NAME, "--uds", str(socket), "--parent-pid", str(os.getpid())]
-        return words + self._words()
+        return words + self._words(replica or self.replicas[0])
 
-    def _words(self) -> list[str]:
+    def _words(self, replica: Replica) -> list[str]:
         """The options other than model and address. On a shared GPU, the memory plan sets vLLM's share."""
-        options, sharing = self.options, self.sharing
-        words = ["--device", options.device, "--dtype", options.dtype]
+        options, sharing = self.options, self.sharing if replica.shares_gpu else None
+        several = options.samplers > 1
+        words = ["--device", options.device, "--dtype", self._dtype() if several else options.dtype]
         values: dict[str, object] = {
             "max-batch": options.max_batch or (None if sharing is None else sharing.decoded_calls),
             "max-model-len": options.max_model_len,
-            "threads": options.threads,
+            "threads": options.threads or (_share_of_cores(options.samplers) if several and not replica.gpus else None),
         }
         if self.name == "embedded":
             values |= {"max-string": options.max_string, "max-items": options.max_items}
         if self.name == "vllm":
             values |= {
-                "gpus": ",".join(str(index) for index in options.inference_gpus) or None,
+                "gpus": ",".join(map(str, replica.gpus)) or None,
+                "replicas": options.samplers if several else None,
                 "max-loras": options.max_loras,
                 "max-lora-rank": options.max_lora_rank,
                 "tool-call-parser": options.tool_call_parser,
@@ -135,21 +159,36 @@ class EngineChoice:
             }
             if sharing is not None:
                 words += ["--shares-gpu"] if sharing.layout != "side_by_side" else []
-                values["memory-share"] = sharing.memory_share(self._least_free())
+                values["memory-share"] = sharing.memory_share(self._least_free(replica))
         return words + [
             word for flag, value in values.items() if value is not None for word in (f"--{flag}", str(value))
         ]
 
     def sampler(self, base: Path, log_path: Path) -> Sampler:
-        """Create the sampler for the model folder `base`; `start` starts it. Its output is appended to `log_path`."""
-        if not self.options.vllm_url:
-            return ChildSampler(partial(self.command, base), log_path)
-        members = [RunningSampler(url) for url in self.options.vllm_url]
+        """Create the sampler for the model folder `base`; `start` starts it. Its output is appended to `log_path`; that of
+        replica 1 of several to a file such as sampler-1.log beside it."""
+        if self.options.vllm_url:
+            members: list[SupervisedSampler] = [RunningSampler(url) for url in self.options.vllm_url]
+        else:
+            members = [self._child(base, log_path, replica) for replica in self.replicas]
         return members[0] if len(members) == 1 else SamplerPool(members)
 
-    def _least_free(self) -> Gpu | None:
-        """The sampling GPU that now has the least free memory; None without a GPU."""
-        return min(_sampling_gpus(self.options, gpus()), key=lambda gpu: gpu.free, default=None)
+    def _child(self, base: Path, log_path: Path, replica: Replica) -> ChildSampler:
+        shown = ",".join(map(str, replica.gpus))
+        name = f"replica {replica.number} of the sampler" + (f" (GPU {shown})" if shown else "")
+        several = self.options.samplers > 1
+        child = ChildSampler(
+            partial(self.command, base, replica=replica),
+            log_path.with_stem(f"{log_path.stem}-{replica.number}") if several else log_path,
+            name=name if several else "the sampler",
+            environment=visible_to(replica.gpus) if self.name == "embedded" and shown else None,
+        )
+        child.shares_gpu = replica.shares_gpu
+        return child
+
+    def _least_free(self, replica: Replica) -> Gpu | None:
+        """The GPU of a replica that now has the least free memory; None without a GPU."""
+        return min(_sampling_gpus(self.options, gpus(), replica.gpus), key=lambda gpu: gpu.free, default=None)
 
 
 def choose(options: EngineOptions, model: str, *, trains: bool) -> EngineChoice:
@@ -162,6 +201,8 @@ def choose(options: EngineOptions, model: str, *, trains: bool) -> EngineChoice:
         key()  # raises now, not at the first call, for an unusable key
         return EngineChoice("vllm", options, quirks=_VLLM_QUIRKS)
     present = () if options.device == "cpu" else gpus()
+    if present and options.samplers > 1 and not options.inference_gpus:
+        raise ConfigError(f"--replicas {options.samplers}: name a GPU for each, such as --inference-gpus 0,1")
     sampling = options.inference_gpus or options.train_gpus
     training = options.train_gpus or sampling[:1]
     for option, indices in (("inference-gpus", options.inference_gpus), ("train-gpus", options.train_gpus)):
@@ -175,7 +216,8 @@ def choose(options: EngineOptions, model: str, *, trains: bool) -> EngineChoice:
     options = options.model_copy(update={"inference_gpus": sampling, "train_gpus": training, "device": device})
     sharing = None
     if trains and set(training) <= set(sampling):
-        sharing = share_gpu(name, options, model, _sampling_gpus(options, present) if name == "vllm" else ())
+        shared = next((r.gpus for r in EngineChoice(name, options).replicas if r.shares_gpu), ())
+        sharing = share_gpu(name, options, model, _sampling_gpus(options, present, shared) if name == "vllm" else ())
     elif unused := options.given(FORCING):
         logger.warning("%s: ignored, since sampler and learner share no GPU here", ", ".join(unused))
     if name == "embedded":
@@ -191,12 +233,19 @@ def choose(options: EngineOptions, model: str, *, trains: bool) -> EngineChoice:
     )
 
 
-def _sampling_gpus(options: EngineOptions, present: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
-    """The GPUs of the sampler: the configured ones, or the one of `device`."""
-    if options.inference_gpus:
-        return chosen(options.inference_gpus, present, "inference-gpus")
+def _sampling_gpus(
+    options: EngineOptions, present: tuple[Gpu, ...], indices: tuple[int, ...] | None = None
+) -> tuple[Gpu, ...]:
+    """The GPUs of the sampler, or those of `indices`: the configured ones, or the one of `device`."""
+    if indices or options.inference_gpus:
+        return chosen(indices or options.inference_gpus, present, "inference-gpus")
     index = int(options.device.partition(":")[2] or 0)
     return present[index : index + 1]
+
+
+def _share_of_cores(count: int) -> int:
+    """CPU threads of each of `count` replicas on one machine."""
+    return max(1, (os.cpu_count() or 1) // count)
 
 
 def _automatic(present: tuple[Gpu, ...]) -> EngineName:

@@ -1,12 +1,12 @@
-"""Several samplers that act as one.
+"""Several samplers that act as one: replicas of this server, vLLM servers that run already, or others.
 
-`Routes` chooses the sampler of a call. Every adapter is loaded on all of them.
+A member is a `SupervisedSampler`. `Routes` chooses the member of a call. Every adapter is loaded on all of them.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -48,6 +48,18 @@ class SamplerPool:
     def restarts(self) -> int:
         """How often members were restarted."""
         return sum(member.restarts for member in self.members)
+
+    async def started(self) -> None:
+        """Wait until one member answers calls, and all that this server starts. Raises EngineError as soon as one of these
+        failed."""
+        own = [asyncio.create_task(member.ready()) for member in self.members if member.must_start]
+        if own:
+            done, waiting = await asyncio.wait(own, return_when=asyncio.FIRST_EXCEPTION)
+            for task in waiting:
+                task.cancel()
+            if reasons := [str(error) for task in own if task in done and (error := task.exception()) is not None]:
+                raise EngineError("\n".join(reasons))
+        await self.ready()
 
     def present(self) -> list[SupervisedSampler]:
         """The members that answer calls now."""
@@ -127,11 +139,14 @@ class PoolCalls:
 
     @asynccontextmanager
     async def asleep(self, *, keep_weights: bool = False) -> AsyncGenerator[None]:
-        """All members sleep inside the block."""
-        async with AsyncExitStack() as stack:
-            for member in self._pool.members:
-                await stack.enter_async_context(member.calls.asleep(keep_weights=keep_weights))
+        """The members that share a GPU with the learner fall asleep together, and wake together at the block's end."""
+        members = [member for member in self._pool.members if member.shares_gpu]
+        sleeps = [AsyncExitStack() for _ in members]
+        try:
+            await _all(_sleep(*pair, keep_weights=keep_weights) for pair in zip(members, sleeps, strict=True))
             yield
+        finally:
+            await _all(sleep.aclose() for sleep in sleeps)
 
     async def queue_seconds(self) -> float | None:
         """The mean over the members that report a queue time; None if none does."""
@@ -160,9 +175,11 @@ class PoolAdapters:
     async def load(self, adapter: str, folder: Path) -> None:
         """Load an adapter on all members that answer; the others load it when they start. Raises EngineError."""
         await self._pool.ready()
-        await asyncio.gather(*(member.adapters.load(adapter, folder) for member in self._pool.present()))
+        present = self._pool.present()
         for member in self._pool.members:
-            member.adapters.remember(adapter, folder)
+            if member not in present:
+                member.adapters.remember(adapter, folder)
+        await _all(_load(member, adapter, folder) for member in present)
         self._folders[adapter] = folder
 
     async def unload(self, adapter: str) -> None:
@@ -172,4 +189,34 @@ class PoolAdapters:
         for member in self._pool.members:
             if member not in present:
                 member.adapters.forget(adapter)
-        await asyncio.gather(*(member.adapters.unload(adapter) for member in present))
+        await _all(member.adapters.unload(adapter) for member in present)
+
+
+async def _all(tasks: Iterable[Coroutine[None, None, None]]) -> None:
+    """Wait for all tasks, whatever becomes of the others. Raises the first error."""
+    for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+        if outcome is not None:
+            raise outcome
+
+
+async def _sleep(member: SupervisedSampler, sleep: AsyncExitStack, *, keep_weights: bool) -> None:
+    """Put a member to sleep until `sleep` is closed. One that is starting is waited for; one that failed, or is stopped, holds
+    no memory. Raises EngineError if it answers and does not sleep."""
+    while member.state in ("ok", "starting"):
+        try:
+            await sleep.enter_async_context(member.calls.asleep(keep_weights=keep_weights))
+        except EngineError:
+            if member.state == "ok":
+                raise
+        else:
+            return
+
+
+async def _load(member: SupervisedSampler, adapter: str, folder: Path) -> None:
+    """Load an adapter on a member. One that dies meanwhile loads it at its next start. Raises EngineError."""
+    try:
+        await member.adapters.load(adapter, folder)
+    except EngineError:
+        if member.state == "ok":
+            raise
+        member.adapters.remember(adapter, folder)

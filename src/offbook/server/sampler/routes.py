@@ -21,7 +21,7 @@ MAX_TRAJECTORIES = 20_000
 class Routes:
     """Which member answers a call.
 
-    A trajectory stays on its member while that answers calls. A new trajectory, and a call without one, goes by rendezvous
+    A trajectory stays on its member while that answers calls; one that sleeps has dropped its cache. A new trajectory, and a call without one, goes by rendezvous
     hashing of its opening (Thaler and Ravishankar 1998): rollouts of one scenario meet on one member, and a member that is
     gone moves only its own. A member with more than SLACK times its share gets no new ones.
     """
@@ -31,9 +31,10 @@ class Routes:
         self._known: OrderedDict[str, int] = OrderedDict()
 
     def member(self, payload: Mapping[str, Json], trajectory: str | None) -> SupervisedSampler:
-        """The member for a call of a trajectory, or of none. If no member answers calls, one that does not."""
+        """The member for a call of a trajectory, or of none. If no member answers calls now, one that sleeps, else any."""
         members = self._members
         present = [index for index, member in enumerate(members) if member.state == "ok"] or list(range(len(members)))
+        present = [index for index in present if members[index].calls.awake] or present
         if trajectory is None:
             return members[self._by_opening(payload, present)]
         index = self._known.get(trajectory)

@@ -43,6 +43,7 @@ class RunningSampler(SupervisedSampler):
     """
 
     max_starts = 1
+    must_start = False
 
     def __init__(self, url: str) -> None:
         super().__init__()

@@ -128,6 +128,13 @@ class Sampler(Protocol):
         """Wait until calls are answered. Raises EngineError with the reason if it cannot be started or reached."""
         ...
 
+    async def started(self) -> None:
+        """Wait until the server may go on with its start. Raises EngineError with the reasons if it may not.
+
+        As `ready`, but a pool waits for all members that this server starts.
+        """
+        ...
+
     async def stop(self, deadline: float = 10.0) -> None:
         """Stop the sampler within `deadline` seconds; a vLLM that this process did not start keeps running."""
         ...

@@ -57,6 +57,11 @@ class SamplerClient:
         """Number of calls that have not been answered completely."""
         return self._in_flight
 
+    @property
+    def awake(self) -> bool:
+        """False from when the sampler is asked to sleep until it has woken. Calls that arrive meanwhile wait."""
+        return self._awake
+
     async def post(self, payload: Mapping[str, Json], limit: int = MAX_ANSWER, trajectory: str | None = None) -> Reply:
         """Send a call and return the whole answer; see `SamplerCalls.post`."""
         del trajectory
@@ -233,14 +238,18 @@ class LoadedAdapters:
             raise EngineError(f"The sampler could not unload {adapter}: {reason_of(response)}")
 
     async def reload(self, control: httpx.AsyncClient) -> None:
-        """Load every adapter into a sampler that has just started. Drops and logs those that it rejects.
+        """Load every adapter into a sampler that has just started, also those that are remembered meanwhile. Drops and logs
+        those that it rejects.
 
         Raises httpx.TransportError.
         """
-        for adapter, folder in list(self._folders.items()):
+        reloaded: set[str] = set()
+        while missing := [adapter for adapter in self._folders if adapter not in reloaded]:
+            adapter, folder = missing[0], self._folders[missing[0]]
+            reloaded.add(adapter)
             response = await control.post(LOAD, json=_lora(adapter, folder))
             if _rejected(response):
-                del self._folders[adapter]
+                self.forget(adapter)
                 logger.error(
                     "The restarted sampler rejected adapter %s at %s: %s", adapter, folder, reason_of(response)
                 )
@@ -260,8 +269,10 @@ RETRY_SECONDS = 15.0
 
 
 class SupervisedSampler:
-    """A supervised sampler. Subclasses start it (`_launch`) and watch it (`_until_dead`): `child_sampler.py`, `running_sampler.py`.
+    """A supervised sampler, alone or a member of a pool.
 
+    Subclasses start it (`_launch`) and watch it (`_until_dead`): `child_sampler.py`, `running_sampler.py`. Those that own a
+    process also end it (`stop`, `kill`, `restart`) and tell a dead one from a broken connection (`explain`).
     A request waits for the sampler and is sent again once if the connection breaks.
     """
 
@@ -272,6 +283,10 @@ class SupervisedSampler:
     sent without them."""
     has_others = False
     """Set by a pool with other samplers: when this one is gone, requests fail at once, and the pool resends them."""
+    must_start = True
+    """A server does not start without it. False for one that is started elsewhere, as long as the pool has another."""
+    shares_gpu = True
+    """Whether it sleeps while a train step needs the GPU. False for a member of a pool with GPUs of its own."""
 
     max_starts = 3
     """Failed starts in a row after which waiting calls get the error."""
@@ -318,6 +333,10 @@ class SupervisedSampler:
                 await self._changed.wait_for(lambda: self._state != "starting")
         if self._state != "ok":
             raise EngineError(self._detail or "The sampler is stopped: the server is shutting down")
+
+    async def started(self) -> None:
+        """Wait for the first start; see `Sampler.started`."""
+        await self.ready()
 
     async def stop(self, deadline: float = 10.0) -> None:
         """Stop the supervisor and close the connection; subclasses stop their process within `deadline` seconds."""
@@ -378,8 +397,8 @@ class SupervisedSampler:
             await self.connection.close()
 
     async def _become(self, state: SamplerState) -> None:
+        self._state = state  # at once: whoever sees "starting" may still add an adapter for the reload
         async with self._changed:
-            self._state = state
             self._changed.notify_all()
 
     async def _supervise(self) -> None:

@@ -16,6 +16,7 @@ import psutil
 from pydantic import ValidationError
 
 from offbook.base.config import EngineOptions
+from offbook.base.devices import visible_to
 from offbook.base.errors import EngineError
 from offbook.base.torch_allocator import learner_settings
 
@@ -230,8 +231,8 @@ class LearnerClient:
     def _env(self) -> dict[str, str]:
         """Environment of the learner: it sees only its own GPUs, torch pins host memory without rounding it up, and
         Unsloth writes generated code beside the logs."""
-        gpus = ",".join(map(str, self._options.train_gpus))
-        order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": gpus} if gpus else {}
+        gpus = self._options.train_gpus
+        order = visible_to(gpus) if gpus else {}
         compiled = str(self._log_path.parent / "unsloth_compiled_cache")
         return {"UNSLOTH_COMPILE_LOCATION": compiled, **learner_settings(), **order}
 

@@ -30,6 +30,7 @@ from offbook.base.devices import (
     automatic_dtype,
     chosen,
     gpus,
+    visible_to,
 )
 from offbook.base.errors import ConfigError, MissingExtraError, OffbookError
 from offbook.base.torch_allocator import sampler_settings
@@ -71,6 +72,7 @@ OURS = {
     "port": "--port of the server",
     "uds": "--host and --port of the server",
     "api-key": "--api-key of the server",
+    "tensor-parallel-size": "--tensor-parallel",
     "enable-lora": "always on, because LoRA adapters are trained",
     "max-loras": "--max-loras",
     "max-cpu-loras": "--max-loras (twice that)",
@@ -152,9 +154,7 @@ def environment(place: Place, threads: int | None) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",  # the base is a local folder
     }
     if place.gpus:
-        shown = ",".join(str(index) for index in place.gpus)
-        variables |= {"CUDA_VISIBLE_DEVICES": shown, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # nvidia-smi's order
-        return variables | sampler_settings()
+        return variables | visible_to(place.gpus) | sampler_settings()
     # Run the engine inside the server's process. As two processes they would busy-wait for each other on both cores. vLLM
     # advises against it on a CPU because it cannot set up OpenMP then; these variables do.
     variables |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
@@ -198,11 +198,12 @@ def _cache_bytes(options: argparse.Namespace, dtype: str) -> int:
     per_token = 2 * int(config["num_hidden_layers"]) * int(config.get("num_key_value_heads") or heads) * width
     length = options.max_model_len or int(config.get("max_position_embeddings") or 2048)
     call = -(-length // BLOCK) * BLOCK * per_token * BYTES[dtype]
-    free = int(psutil.virtual_memory().available * CPU_SHARE)
+    free = int(psutil.virtual_memory().available * CPU_SHARE / options.replicas)
     if call > free:
         raise ConfigError(
             f"--max-model-len: one call of {length} tokens takes {call / 2**30:.1f} GiB of key-value cache, and a quarter "
-            f"of this machine's free memory is {free / 2**30:.1f} GiB: use a shorter --max-model-len"
+            f"of this machine's free memory{', shared by the replicas,' if options.replicas > 1 else ''} is "
+            f"{free / 2**30:.1f} GiB: use a shorter --max-model-len"
         )
     return min(free, ((options.max_batch or CPU_CALLS) + 1) * call)
 
@@ -270,6 +271,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--max-loras", type=int, default=3, help="adapters that calls can use at once")
     parser.add_argument("--max-lora-rank", type=int, default=16, help="largest rank of an adapter")
     parser.add_argument("--threads", type=int, help="CPU threads of the model")
+    parser.add_argument("--replicas", type=int, default=1, help="vLLMs that share this machine's memory on a CPU")
     parser.add_argument("--tool-call-parser", help="default: by the model's family")
     parser.add_argument("--reasoning-parser", help="default: by the model's family")
     parser.add_argument("--shares-gpu", action="store_true", help="the learner uses the same GPU: allow sleep")

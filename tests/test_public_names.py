@@ -24,6 +24,7 @@ NAMES = [
     "LoraOptions",
     "Model",
     "OffbookError",
+    "RayRunner",
     "RemoteBackend",
     "RewardResult",
     "Ruler",

@@ -6,11 +6,12 @@ The `id` of an event is deterministic: rebuilding the event from the server's re
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol, TypeAlias, get_args, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeAlias, get_args, runtime_checkable
 
-from .base.types import Json, TrajectoryGroup
+from .base.types import Json, Trajectory, TrajectoryGroup
+from .base.types import RecordedError as RecordedError
 from .base.types import ToolRun as ToolRun
 from .base.wire import RolloutTrace
 
@@ -194,6 +195,36 @@ class Judge(Protocol):
     Returning None drops the group too."""
 
     def __call__(self, group: TrajectoryGroup) -> Awaitable[TrajectoryGroup | None]: ...
+
+
+class RolloutRunner(Protocol):
+    """Runs a Trainer's rollouts in other processes; without one they run in the Trainer's own.
+
+    `rollout(model, scenario)` returns the trajectory; `model` is a tuple if the Trainer has several. A TrainableModel can be
+    pickled: in another process it uses the same server. What the rollout raises is raised, an error of another process as
+    `RecordedError`.
+    """
+
+    async def slots(self) -> int:
+        """How many rollouts can run at once: no more are started, so that their time limit starts when they do."""
+        ...
+
+    async def run(self, rollout: Callable[[Any, Any], Awaitable[Trajectory]], model: Any, scenario: Any) -> Trajectory:
+        """Run one rollout and return its trajectory."""
+        ...
+
+
+@runtime_checkable
+class RolloutState(Protocol):
+    """A rollout that counts something in the Trainer's process: a runner returns it from the process that ran the rollout."""
+
+    def collected(self) -> object:
+        """Called after the rollout, in a process of its own. The value must be picklable."""
+        ...
+
+    def collect(self, collected: Any) -> None:
+        """Called in the Trainer's process, with what `collected` returned."""
+        ...
 
 
 def digest(*parts: str) -> str:

@@ -30,6 +30,11 @@ class OriginCounts:
         self._counts: Counter[tuple[str, str]] = Counter()
         self._lock = threading.Lock()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the counts without their lock."""
+        with self._lock:
+            return restored_counts, (dict(self._counts),)
+
     def add(self, target: str, origin: CallOrigin) -> None:
         """Count a call that goes to `target`: a model's name, OWN_MODEL or EXCLUDED."""
         with self._lock:
@@ -64,6 +69,13 @@ class OriginCounts:
         ]
         more = [f"  and {len(lines) - SHOWN} more origins"] if len(lines) > SHOWN else []
         return "\n".join([*lines[:SHOWN], *more])
+
+
+def restored_counts(counts: Mapping[tuple[str, str], int]) -> OriginCounts:
+    """The counts that were pickled."""
+    restored = OriginCounts()
+    restored._counts.update(counts)  # pyright: ignore[reportPrivateUsage]  # the same module
+    return restored
 
 
 def described(origin: CallOrigin) -> str:

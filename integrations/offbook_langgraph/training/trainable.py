@@ -123,6 +123,32 @@ class AgentTrainer(Trainer):
         return f"{calls} to {OWN_MODEL}:\n{self._counts.lines(OWN_MODEL)}"
 
 
+@dataclass(frozen=True)
+class AppRollout:
+    """The rollout function of a wrapped app. The origins of its calls are added to `counts`."""
+
+    options: TrainableOptions
+    agent: Agent
+    judged: bool
+    counts: OriginCounts
+
+    async def __call__(self, _: object, scenario: object) -> Trajectory:
+        """Run the app once."""
+        return await self.options.rollout(self.agent, scenario, self.judged, self.counts)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle it for one rollout, with counts of its own."""
+        return AppRollout, (self.options, self.agent, self.judged, OriginCounts())
+
+    def collected(self) -> OriginCounts:
+        """The counts of a rollout in a process of its own."""
+        return self.counts
+
+    def collect(self, collected: OriginCounts) -> None:
+        """Add the counts of a rollout of another process."""
+        self.counts.merge(collected)
+
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -178,10 +204,7 @@ class TrainingMethods:
 
         counts = OriginCounts()
 
-        async def rollout(_: object, scenario: object) -> Trajectory:
-            return await wrapped.rollout(agent, scenario, judged, counts)
-
-        return AgentTrainer(models, rollout, options.scenarios, counts, chosen)
+        return AgentTrainer(models, AppRollout(wrapped, agent, judged, counts), options.scenarios, counts, chosen)
 
     @takes(AppTrainArguments, "train")
     def train(self, options: AppTrainArguments) -> TrainReport:

@@ -26,7 +26,7 @@ OWNERS = {
     "{}=... in TrainableModel()": "name project base_model backend lora",
     "{}=... in Trainer(), MCPTrainer() or app.train()": "scenarios reward judge eval eval_every group_size "
     "scenarios_per_step concurrency timeout retries max_completion_tokens config patience target_reward max_cost seed run "
-    "sinks alert_limits on_alert progress",
+    "sinks alert_limits on_alert runner progress",
     "{}=... in train()": "steps",
     "{}=... in model.train()": "groups request_id on_event pbar_desc",
     "{}=... in evaluate()": "rollouts",

@@ -433,6 +433,17 @@ class TrajectoryGroup(BaseModel):
         return len(self.trajectories)
 
 
+class RecordedError(Exception):
+    """An exception of another process, by its record there, which has its type, message and traceback."""
+
+    def __init__(self, record: RolloutException) -> None:
+        super().__init__(record)
+        self.record = record
+
+    def __str__(self) -> str:
+        return f"{self.record.type}: {self.record.message}"
+
+
 CUT = "cut at the length limit: "
 """Begins the note on the exception of a rollout whose model calls were truncated."""
 
@@ -441,6 +452,8 @@ def as_rollout_exception(error: BaseException) -> RolloutException:
     """The serialisable record of an exception, with its traceback and the current time, without keys.
 
     Its message ends with the exception's notes that begin with `CUT`: they explain a message such as `None`."""
+    if isinstance(error, RecordedError):
+        return error.record
     printed = traceback.TracebackException.from_exception(error)  # also of an exception whose own str() raises
     try:
         message = plain_text(error)

@@ -119,6 +119,10 @@ class RemoteBackend(Backend):
         """Return the address of the run's page."""
         return f"{self.url}/runs/{run}"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle it with its key, for this user's own processes."""
+        return type(self), (self.url, self._api.key)
+
     def __repr__(self) -> str:
         return f"RemoteBackend({self.url!r})"
 

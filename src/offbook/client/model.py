@@ -424,6 +424,12 @@ class TrainableModel(Model[ConfigT]):
         request = RegisterRequest(name=self.name, project=self.project, base_model=self.base_model, lora=self.lora)
         return Registration(backend, request)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle a registered model: in another process it uses the same server. Raises ConfigError for another one."""
+        api = self._known_api()
+        backend = RemoteBackend(api.url, api.key)
+        return type(self), (self.name, self.project, self.base_model, backend, self.lora, self.config)
+
     def _server(self) -> Api | None:
         """The server on which it is registered; None before its first use."""
         return self._registration.server if self._registration is not None else None

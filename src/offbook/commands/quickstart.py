@@ -22,9 +22,15 @@ def quickstart(
     output: Annotated[Path, typer.Option(help="folder for all files that it writes")] = Path("offbook-quickstart"),
     engine: Annotated[str, typer.Option(help="inference engine: auto, embedded or vllm")] = "auto",
     loader: Annotated[str, typer.Option(help="loader of the base for training: auto, peft or unsloth")] = "auto",
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            help="run the rollouts on a Ray cluster: auto (the one on this machine), local (start one), or its address"
+        ),
+    ] = None,
 ) -> None:
     """Train a LangGraph agent on this machine, in minutes.
 
     The agent answers questions from a SQLite database. Its success rate is printed before and after training."""
     engines = EngineOptions.parse(engine=engine, loader=loader)
-    imported("offbook.quickstart.run", "quickstart").main(seed, steps, output, results, engines)
+    imported("offbook.quickstart.run", "quickstart").main(seed, steps, output, results, engines, ray)

@@ -10,13 +10,14 @@ import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, cast
 
 from langchain.agents import create_agent
 from langchain_core.messages import BaseMessage
 from langchain_openai import ChatOpenAI
+from langgraph.graph.state import CompiledStateGraph  # pyright: ignore[reportMissingTypeStubs]
 from pydantic import SecretStr
 from rich.console import Console
 from rich.text import Text
@@ -28,11 +29,11 @@ from offbook.base.terminal import Terminal
 from offbook.base.types import Json, Message
 from offbook.client.local import LocalBackend, shell_command
 from offbook.client.model import TrainableModel
-from offbook.contracts import GroupsFinished, TraceSink
+from offbook.contracts import GroupsFinished, RolloutRunner, TraceSink
 from offbook.tracing.rollout_reader import conversations
+from offbook.trainer.ray_runner import RayRunner
 from offbook.trainer.report import TrainReport
 from offbook_langgraph import trainable
-from offbook_langgraph.training.trainable import TrainableRunnable
 
 from .desk import Desk, Request, reward
 
@@ -46,6 +47,8 @@ except ImportError:  # packages of the extra `plot`; `require_plots` reports the
 TRAIN_REQUESTS, TEST_REQUESTS = 600, 120
 GROUP_SIZE, SCENARIOS_PER_STEP = 8, 12
 STEPS = 36
+ROLLOUT_CPUS = 0.25
+"""Processors that a rollout reserves on a Ray cluster: it mostly waits for answers."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +59,18 @@ class Rates:
     sampled: float
 
 
-def trainable_agent(desk: Desk, model: TrainableModel) -> TrainableRunnable:
-    """A LangGraph agent, made trainable by the call of `trainable`."""
-    agent = create_agent(
-        ChatOpenAI(model="gpt-4.1-mini", api_key=SecretStr("unused"), max_completion_tokens=48), desk.tools()
+@cache
+def desk_agent(database: Path) -> CompiledStateGraph[Any, Any, Any, Any]:
+    """A LangGraph agent with the order desk's tools."""
+    return create_agent(
+        ChatOpenAI(model="gpt-4.1-mini", api_key=SecretStr("unused"), max_completion_tokens=48), Desk(database).tools()
     )
+
+
+def trainable_agent(desk: Desk, model: TrainableModel, runner: RolloutRunner | None = None) -> Any:
+    """The agent, made trainable by the call of `trainable`. Other processes get the function that builds it: a graph holds
+    connections, which cannot be sent."""
+    agent = desk_agent(desk.path) if runner is None else partial(desk_agent, desk.path)
 
     def score(request: Request, state: dict[str, list[BaseMessage]]) -> dict[str, float]:
         return reward(request, state["messages"])
@@ -77,11 +87,13 @@ def schedule(step: int, steps: int) -> TrainConfig:
     return TrainConfig(learning_rate=3.3e-3 * left, kl_coef=0.3 * left, minibatches=4)
 
 
-async def evaluate(agent: TrainableRunnable, test: Sequence[Request], sink: Transcripts) -> Rates:
+async def evaluate(agent: Any, test: Sequence[Request], sink: Transcripts, runner: RolloutRunner | None) -> Rates:
     """Both success rates of the newest step."""
     rates: list[float] = []
     for temperature in (0.0, 1.0):
-        evaluation = await agent.aevaluate(test, temperature=temperature, concurrency=64, timeout=300, sinks=[sink])
+        evaluation = await agent.aevaluate(
+            test, temperature=temperature, concurrency=64, timeout=300, sinks=[sink], runner=runner
+        )
         rates.append(evaluation.success or 0.0)
     return Rates(*rates)
 
@@ -91,7 +103,9 @@ def rates_line(when: str, rates: Rates) -> str:
     return f"{when}: greedy {rates.greedy:.0%}, sampled {rates.sampled:.0%} of {TEST_REQUESTS} held-out requests right"
 
 
-async def rates_before(file: Path, agent: TrainableRunnable, test: Sequence[Request], sink: Transcripts) -> Rates:
+async def rates_before(
+    file: Path, agent: Any, test: Sequence[Request], sink: Transcripts, runner: RolloutRunner | None
+) -> Rates:
     """The rates of the untrained policy. They are kept in `file`, so that a resumed run does not measure them again."""
     if file.exists():
         try:
@@ -100,21 +114,21 @@ async def rates_before(file: Path, agent: TrainableRunnable, test: Sequence[Requ
             raise ConfigError(
                 f"{file} cannot be read ({error}): delete it to have the policy measured again"
             ) from error
-    rates = await evaluate(agent, test, sink)
+    rates = await evaluate(agent, test, sink, runner)
     file.write_text(json.dumps(asdict(rates)), encoding="utf-8")
     return rates
 
 
 async def quickstart(
-    folder: Path, seed: int, steps: int, console: Console, engines: EngineOptions
+    folder: Path, seed: int, steps: int, console: Console, engines: EngineOptions, runner: RolloutRunner | None = None
 ) -> tuple[Rates, Rates, TrainReport]:
     """Train one policy, and print its success before and after. Run again in the same folder, it resumes."""
     desk, transcripts = Desk(folder / "desk.db"), Transcripts()
     train, test = desk.requests("train", TRAIN_REQUESTS, seed), desk.requests("test", TEST_REQUESTS)
     model = TrainableModel(name=f"order-desk-{seed}", project="quickstart", base_model="tiny")
     await model.register(LocalBackend(dir=folder / "server", engine=engines.engine, loader=engines.loader))
-    agent = trainable_agent(desk, model)
-    before = await rates_before(folder / f"before-{seed}.json", agent, test, transcripts)
+    agent = trainable_agent(desk, model, runner)
+    before = await rates_before(folder / f"before-{seed}.json", agent, test, transcripts, runner)
     console.print(rates_line("before", before), highlight=False)
     report = await agent.atrain(
         train,
@@ -124,8 +138,9 @@ async def quickstart(
         concurrency=GROUP_SIZE * SCENARIOS_PER_STEP,
         config=partial(schedule, steps=steps),
         seed=seed,
+        runner=runner,
     )
-    after = await evaluate(agent, test, transcripts)
+    after = await evaluate(agent, test, transcripts, runner)
     if (learned := transcripts.learned()) is not None:
         console.print(
             "\nbefore", conversation(learned[0]), "\nafter", conversation(learned[1]), sep="\n", highlight=False
@@ -154,15 +169,22 @@ def show(report: TrainReport, folder: Path, console: Console) -> None:
 
 
 def main(
-    seed: int, steps: int | None, folder: Path, results: Path | None, engines: EngineOptions | None = None
+    seed: int,
+    steps: int | None,
+    folder: Path,
+    results: Path | None,
+    engines: EngineOptions | None = None,
+    ray: str | None = None,
 ) -> None:
-    """Run `offbook quickstart`. `results` is a file to write as JSON. Raises MissingExtraError, ConfigError and
+    """Run `offbook quickstart`. `results` is a file to write as JSON; `ray`: address of the cluster for rollouts. Raises MissingExtraError, ConfigError and
     BackendError."""
     require_plots()
     console = Terminal()
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    before, after, report = asyncio.run(quickstart(folder, seed, steps or STEPS, console, engines or EngineOptions()))
+    runner = None if ray is None else RayRunner(ray, num_cpus=ROLLOUT_CPUS)
+    running = quickstart(folder, seed, steps or STEPS, console, engines or EngineOptions(), runner)
+    before, after, report = asyncio.run(running)
     show(report, folder, console)
     if results is not None:
         written = {

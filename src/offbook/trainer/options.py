@@ -17,7 +17,7 @@ from offbook.base.types import PlaceName, Trajectory
 from offbook.base.user_values import as_list
 from offbook.client.rollouts.dataset import unpadded
 from offbook.client.rollouts.sampling import MAX_COMPLETION_TOKENS
-from offbook.contracts import Alert, Judge, TraceSink
+from offbook.contracts import Alert, Judge, RolloutRunner, TraceSink
 from offbook.llms.ledger import check_max_cost
 
 from .judging import check_judge
@@ -80,6 +80,9 @@ class TrainerOptions(RolloutOptions):
     seed: int = option(0, "random seed of the order of scenarios")
     alert_limits: AlertLimits = option(AlertLimits(), "limits of metrics that cause alerts")
     on_alert: AlertFunction | None = option(None, "called with every alert")
+    runner: RolloutRunner | None = option(
+        None, "runs the rollouts elsewhere, such as RayRunner(); None: in this process"
+    )
     progress: TrainerProgress | None = option(None, "None: a live table in a terminal, else plain lines")
 
     def __post_init__(self) -> None:

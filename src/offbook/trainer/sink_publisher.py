@@ -174,7 +174,7 @@ def _ids(groups: Sequence[TrajectoryGroup]) -> tuple[str, ...]:
 
 def settings(options: TrainerOptions, models: Models) -> dict[str, Json]:
     """The options of a run as JSON, without keys. Functions and objects are replaced by their names."""
-    left_out = ("sinks", "progress", "eval", "on_alert", "run")
+    left_out = ("sinks", "progress", "eval", "on_alert", "run", "runner")
     names = [option.name for option in fields(TrainerOptions) if option.name not in left_out]
     values: dict[str, Json] = {name: _plain(getattr(options, name)) for name in names}
     named = [{"name": model.name, "project": model.project, "base_model": model.base_model} for model in models]

@@ -113,7 +113,7 @@ class Trainer:
         self.models = checked_models(options.model)
         self.model = self.models[0]
         self.options = options
-        self._rollout = options.rollout
+        self._rollout = options.rollout if options.runner is None else partial(options.runner.run, options.rollout)
         self._rollout_argument = options.model if isinstance(options.model, TrainableModel) else self.models
         self.scenarios = checked_scenarios(options.scenarios, "scenarios")
         self._eval = checked_scenarios(options.eval, "eval") if options.eval is not None else []
@@ -323,11 +323,14 @@ class Trainer:
             copies = [partial(self._scored, rollout, scenario)] * rollouts
             return TrajectoryGroup(copies, metadata={"scenario_id": name}, place=own)
 
+        concurrency, runner = self.options.concurrency, self.options.runner
+        if runner is not None:
+            concurrency = min(concurrency, await runner.slots())
         with completions_limited(self.options.max_completion_tokens):
             groups = await gather_trajectory_groups(
                 [pending(scenario) for scenario in scenarios],
                 pbar_desc=None,
-                concurrency=self.options.concurrency,
+                concurrency=concurrency,
                 timeout=self.options.timeout,
                 retries=self.options.retries,
                 max_exceptions=len(scenarios) * rollouts,

@@ -4,7 +4,7 @@
 
 Clients roll out in every API, run programs as rollouts, train, download and keep state while one thing at a time is hurt: a
 client, a program, the server, the sampler or the learner is killed with signal 9 or stopped for a while, the disk is full, a file
-is damaged or gone, the wall clock jumps. After each, everything that was answered is looked up. One line per event; the exit code is 1 when a promise was broken.
+is damaged or gone, the wall clock jumps, a supervised training or an import is cut off. After each, everything that was answered is looked up. One line per event; the exit code is 1 when a promise was broken.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ HEAD = """# A campaign of kills and damage
 Real processes under load: a server with the embedded engine and the bundled policy, and two clients that roll out in five APIs,
 streamed and whole, run programs by `Command` and `offbook wrap`, train, download the newest LoRA and keep state. One part at a time
 was killed with signal 9 or hurt as the first column says. After each, every call that was ever answered was looked up in the records
-with its tokens or its text, every finished rollout, every train request and its step, every download, and the state. An answer with
+with its tokens or its text, every finished rollout, every train request and its step, every download, and the state. In an event `sft`
+the client, the server or the learner of a `train_sft` of 8 updates is killed in mid-epoch, and the same call has to end at step 8; in an event `import` the
+server and `offbook import` are killed, and the same command has to make a model with the same tensors that answers. An answer with
 another status than 408, 429, 502, 503 or 507 to a request that may be sent again is a broken promise too.
 "Sent again": requests that got no answer or an error, each time they were sent. "Lost" and "twice" count broken promises.
 The last row says how many events there were: a campaign that is stopped leaves the table of those until then.

@@ -17,15 +17,21 @@ from pathlib import Path
 
 import httpx
 import psutil
+from safetensors.numpy import load_file
 
 from offbook import tiny
+from offbook.engine import checkpoint_files
 from tests.server.servers import until
 
+from . import supervised
 from .damage import PARTS, Damaged, damage
 from .promises import Promises
 
-DECK = ("client", "server", "sampler", "learner", "program", "disk full", "damage", "damage", "clock", "stopped")
-"""What ten events hurt; each ten in a new order."""
+DECK = (
+    *("client", "server", "sampler", "learner", "program", "disk full"),
+    *("damage", "damage", "clock", "stopped", "sft", "import"),
+)
+"""What twelve events hurt; each twelve in a new order."""
 CLIENTS = 2
 BACK_SECONDS = 900.0
 """Generous, for machines that are shared: a server that is not back by then is not coming back."""
@@ -33,6 +39,8 @@ FULL_BYTES = 64 * 1024
 """No file of server and learner grows beyond it while the disk is full."""
 FULL_SECONDS = 2.0
 STOPPED_SECONDS = 4.0
+IMPORT_SECONDS = 8.0
+"""Within which `offbook import` is killed, at random."""
 JUMPS = (-3e7, -3e5, 3e5, 3e7)
 """Seconds by which the wall clock jumps."""
 
@@ -77,6 +85,8 @@ class Campaign:
         self._port = free_port()
         self._damages = 0
         self._stops = 0
+        self._trainings = 0
+        self._imports = 0
         self._journals: list[Path] = []
         self._clients: dict[str, subprocess.Popen[bytes]] = {}
         folder.mkdir(parents=True, exist_ok=True)
@@ -206,6 +216,72 @@ class Campaign:
         self._clock.write_text(str(self._offset))
         time.sleep(2.5)
 
+    def hurt_supervised(self, outcome: Outcome) -> None:
+        """A supervised training in mid-epoch, its server or the learner is killed; the same command ends it."""
+        self._trainings += 1
+        name, hurt = f"sft-{self._trainings}", ("client", "server", "learner")[self._trainings % 3]
+        journal = self._work / f"{name}.jsonl"
+        self._journals.append(journal)
+        words = [
+            sys.executable,
+            "-m",
+            "tests.campaign.supervised",
+            str(self._http.base_url),
+            name,
+            self._base(),
+            str(journal),
+        ]
+        at = self._chance.randrange(1, supervised.UPDATES // 2)
+        process = subprocess.Popen(words, stdout=self._log, stderr=self._log)
+        try:
+            step = until(lambda: (now := self._step(name)) >= at and now, f"step {at} of {name}", BACK_SECONDS)
+            outcome.part, outcome.how = f"sft: {hurt}", f"SIGKILL at step {step} of {supervised.UPDATES}"
+            if hurt == "client":
+                process.kill()
+            elif hurt == "learner":
+                self._child("engine.learner").kill()
+            else:
+                self._stop_server()
+                self._server = self._started()
+                self._await_healthy()
+            process.wait(BACK_SECONDS)
+        finally:
+            process.kill()
+        done = subprocess.run(words, stdout=self._log, stderr=self._log, timeout=BACK_SECONDS, check=False)
+        assert done.returncode == 0, f"the training again ended with {done.returncode}: {self._tail()}"
+        if (step := self._step(name)) != supervised.UPDATES:
+            outcome.broken.append(f"twice or lost: {name} is at step {step} after {supervised.UPDATES} updates")
+
+    def kill_import(self, outcome: Outcome) -> None:
+        """`offbook import` of an agent's newest step is killed; the directory is whole, and the same command ends it."""
+        self._imports += 1
+        name = f"imported-{self._imports}"
+        self._stop_server()
+        models = self.folder / "default" / "models"
+        newest = {path: checkpoint_files.steps(path)[:1] for path in sorted(models.glob("agent-*/checkpoints"))}
+        folder = next(path for path, steps in newest.items() if steps)
+        source = checkpoint_files.path_of(folder, newest[folder][0])
+        words = ["import", str(source), "--model", name, "--base", self._base(), "--dir", str(self.folder)]
+        process = subprocess.Popen([sys.executable, "-m", "offbook", *words], stdout=self._log, stderr=self._log)
+        seconds = self._chance.random() * IMPORT_SECONDS
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
+        ended = process.poll() is not None
+        process.kill()
+        outcome.how = "SIGKILL after its end" if ended else f"SIGKILL after {seconds:.1f} s"
+        self._verified(outcome)
+        if not (models / name).exists():
+            self._command(*words)
+        imported = checkpoint_files.path_of(models / name / "checkpoints", 1)
+        if _tensors(imported) != _tensors(source):
+            outcome.broken.append(f"lost: {name} is not the adapter that was imported")
+        self._server = self._started()
+        self._await_healthy()
+        body = {"model": name, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+        answer = self._http.post("/v1/chat/completions", json=body, timeout=BACK_SECONDS)
+        if answer.status_code != 200:
+            outcome.broken.append(f"not back: {name} answers {answer.status_code}: {answer.text[:300]}")
+
     def damage_file(self, outcome: Outcome) -> None:
         self._stop_server()
         kept = self._work / "records.kept"
@@ -238,9 +314,20 @@ class Campaign:
 
     # ---- processes
 
+    def _base(self) -> str:
+        return str(self._work / "base")
+
+    def _step(self, name: str) -> int:
+        """The step of a model; 0 where there is none yet or no server."""
+        try:
+            answer = self._http.get(f"/api/models/{name}")
+        except httpx.HTTPError:
+            return 0
+        return answer.json()["step"] if answer.status_code == 200 else 0
+
     def _started(self) -> subprocess.Popen[bytes]:
         words = [sys.executable, "-m", "tests.campaign.server", str(self._clock), "--dir", str(self.folder)]
-        words += ["--model", str(self._work / "base"), "--port", str(self._port), "--threads", "1"]
+        words += ["--model", self._base(), "--port", str(self._port), "--threads", "1"]
         return subprocess.Popen(words, stdout=self._log, stderr=self._log)
 
     def _start_client(self, name: str) -> None:
@@ -353,6 +440,8 @@ EVENTS: dict[str, Callable[[Campaign, Outcome], None]] = {
     "disk full": Campaign.fill_disk,
     "damage": Campaign.damage_file,
     "clock": Campaign.jump_clock,
+    "sft": Campaign.hurt_supervised,
+    "import": Campaign.kill_import,
 }
 
 
@@ -361,6 +450,10 @@ def _ended(process: psutil.Process) -> bool:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
+
+
+def _tensors(checkpoint: Path) -> dict[str, bytes]:
+    return {name: tensor.tobytes() for name, tensor in load_file(checkpoint / checkpoint_files.ADAPTER).items()}
 
 
 def _limit_files(pids: list[int], size: int) -> None:

@@ -35,10 +35,12 @@ from .calls import DOORS, Body, Wish, refusal
 from .journal import Journal
 from .server import shift_clock
 
-ROLLOUTS = 3
+ROLLOUTS = 2
 """At once."""
-AGAIN_SECONDS = 0.3
-PAUSE_SECONDS = 6.0
+REST_SECONDS = 0.5
+"""Between groups, and between writes of state."""
+AGAIN_SECONDS = 0.7
+PAUSE_SECONDS = 12.0
 """Between programs, and between downloads."""
 PROGRAM_SECONDS = 600.0
 
@@ -77,6 +79,7 @@ class Client:
                 answer = await self.sent("POST", "/api/trajectories", body)
                 self.journal.add("finished", id=trajectory, reward=float(reward), calls=answer["calls"][trajectory])
             await self.groups.put(ids)
+            await asyncio.sleep(REST_SECONDS)
 
     async def call(self, trajectory: str, turn: int) -> None:
         text = f"What is the weather in {self.random.choice(PLACES)}?"
@@ -106,7 +109,7 @@ class Client:
             body = {"value": {"count": count, "padding": "x" * self.random.randrange(20_000)}}
             await self.sent("PUT", path, body)
             self.journal.add("state", name=self.name, count=count)
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(REST_SECONDS)
 
     async def run_programs(self, base: str) -> None:
         """Programs as rollouts, by `Command` and by `offbook wrap`. One that failed is finished without a reward."""

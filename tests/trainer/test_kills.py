@@ -1,4 +1,4 @@
-"""The trainer killed with signal 9 in each phase of a step, and begun again: each step is applied once."""
+"""The trainer, or its server, killed with signal 9 in each phase of a step, and begun again: each step is applied once."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from offbook.base.types import new_id
+from tests.campaign.campaign import free_port
 from tests.paths import ROOT
 from tests.server.servers import RunningServer, until
 
@@ -72,22 +73,49 @@ class Training:
             assert entry["split"] != "val" or len(entry["trajectory_ids"]) == len(HELD_OUT), entry
 
 
+class Served:
+    """A server that is killed and started again at the same address."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._port = folder, free_port()
+        self.url = f"http://127.0.0.1:{self._port}"
+        self.server = self._started()
+
+    def restart(self) -> None:
+        self.server.kill()
+        self.server.http.close()
+        self.server = self._started()
+
+    def _started(self) -> RunningServer:
+        return RunningServer(self._folder, "--port", str(self._port))
+
+
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    with RunningServer(tmp_path_factory.mktemp("killed") / "dir") as running:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    running = Served(tmp_path_factory.mktemp("killed") / "dir")
+    try:
         yield running
+    finally:
+        running.server.__exit__(None, None, None)
 
 
 @pytest.mark.slow("kills of real servers")
+@pytest.mark.parametrize("killed", ["trainer", "server"])
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_kill_in_any_phase_of_a_run_loses_no_step_and_makes_none_twice(
-    served: RunningServer, tmp_path: Path, phase: str
+    served: Served, tmp_path: Path, phase: str, killed: str
 ) -> None:
-    """The same command again ends the run."""
+    """The same command again ends the run, also where the trainer itself went on with the server that came back."""
     training = Training(served.url, tmp_path)
     process = training.stopped_at(phase)
-    process.kill()
-    process.wait()
-    training.mark.unlink()
+    try:
+        if killed == "trainer":
+            process.kill()
+        else:
+            served.restart()
+        training.mark.unlink()
+        process.wait(SECONDS)
+    finally:
+        process.kill()
     training.finish()
     training.check()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from offbook.auto.task import Task, read_task
 from offbook.base.errors import ConfigError, LlmError
 from offbook.commands.main import run as command_line
 from offbook.llms import Llm
+from offbook.rewards import json_valid
 from offbook.scenarios.likeness import NEARLY_EQUAL, jaccard, shingles
 from offbook.testing import LlmReply, LlmRequest, fails, refuses, says, scripted_llm
 from tests.fakes.scripted_writer import DESCRIPTION, MANNERS, TOOLS, WORDINGS, writer
@@ -90,13 +92,64 @@ def test_a_second_run_asks_nothing_and_takes_edited_files_as_they_are(folder: Pa
         ("scenarios.jsonl", '{"input": "a", "split": "held-out"}', "no scenario is for training"),
         ("scenarios.jsonl", "{", "scenarios.jsonl:1"),
         ("rubric.md", "", "is empty"),
+        ("prompt.md", "caf\xe9", "prompt.md cannot be read"),
+        ("rubric.md", "caf\xe9", "rubric.md cannot be read"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_named(folder: Path, name: str, content: str, told: str) -> None:
     (folder / "out").mkdir()
-    (folder / "out" / name).write_text(content)
+    (folder / "out" / name).write_bytes(content.encode("latin-1"))
     with scripted_llm(writer()) as endpoint, pytest.raises(ConfigError, match=told):
         trainer(endpoint.url).run(until="rubric")
+
+
+BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{at}: &a{at} [*a{at - 1}, *a{at - 1}]\n" for at in range(1, 40))
+SCHEMA = "description: x\nanswer_schema: "
+HOSTILE = {
+    "aliases for 2^40 values": BOMB,
+    "such aliases in a field": f"{BOMB}description: x\nexamples: *a39\n",
+    "lists in lists": "[" * 20_000,
+    "objects in objects": "{a: " * 5_000,
+    "an alias in itself": "description: &a [*a]",
+    "a schema in itself": f"{SCHEMA}&a {{a: *a}}",
+    "many digits": f"description: {'9' * 5_000}",
+    "many hexadecimal digits": f"{SCHEMA}{{a: 0x{'f' * 6_000}}}",
+    "no date": "description: 2001-13-45",
+    "no time": "description: !!timestamp x",
+    "no truth value": "description: !!bool x",
+    "half a character": 'description: "\\uD800"',
+    "an object of Python": "description: !!python/object/apply:os.system [id]",
+    "a set": "description: x\ndimensions: !!set {a, b}",
+    "names that are no text": "description: x\n1: 2\n? \n: x",
+    "no number of JSON": f"{SCHEMA}{{maximum: .nan}}",
+    "a schema elsewhere": f"{SCHEMA}{{$ref: 'http://127.0.0.1:9/x'}}",
+    "a schema that is a file": f"{SCHEMA}{{properties: {{a: {{$ref: 'file:///etc/passwd'}}}}}}",
+    "a definition that is missing": f"{SCHEMA}{{$ref: '#/$defs/a'}}",
+    "no pattern": f"{SCHEMA}{{patternProperties: {{'(?<a': {{}}}}}}",
+}
+
+
+@pytest.mark.parametrize("attack", HOSTILE)
+def test_a_hostile_task_is_refused(tmp_path: Path, attack: str) -> None:
+    file = tmp_path / "task.yaml"
+    file.write_text(HOSTILE[attack])
+    with pytest.raises(ConfigError, match=r"task\.yaml"):
+        read_task(file)
+
+
+@pytest.mark.parametrize("name", ["task.yaml", "prompt.md", "rubric.md"])
+def test_a_pipe_in_place_of_a_file_keeps_nothing_waiting(folder: Path, name: str) -> None:
+    (folder / "out").mkdir()
+    os.mkfifo(folder / "out" / name)
+    with scripted_llm(writer()) as endpoint, pytest.raises(ConfigError, match="no regular file"):
+        trainer(endpoint.url).run(until="rubric")
+
+
+@pytest.mark.parametrize("answer", ["[" * 100_000, "9" * 5_000, '{"a": "\\ud800"}', "1e999", "", "{}"])
+def test_no_answer_of_a_model_breaks_the_check_of_its_schema(answer: str) -> None:
+    for schema in ({"type": "string"}, {"$ref": "#"}, {"$defs": {"a": {"$ref": "#"}}, "items": {"$ref": "#/$defs/a"}}):
+        fault = Task(description="x", answer_schema=schema).faults(answer)
+        assert json_valid(answer, schema) == float(not fault)
 
 
 def nonsense(request: LlmRequest) -> LlmReply:

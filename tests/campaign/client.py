@@ -37,10 +37,10 @@ from .server import shift_clock
 
 ROLLOUTS = 2
 """At once."""
-REST_SECONDS = 0.5
+REST_SECONDS = 2.0
 """Between groups, and between writes of state."""
 AGAIN_SECONDS = 0.7
-PAUSE_SECONDS = 12.0
+PAUSE_SECONDS = 30.0
 """Between programs, and between downloads."""
 PROGRAM_SECONDS = 600.0
 

@@ -1,4 +1,4 @@
-"""Twelve events of a campaign: every part is hurt once or more, and no promise is broken."""
+"""Fourteen events of a campaign: every part is hurt once or more, and no promise is broken."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from .promises import Promises
 
 @pytest.mark.slow("a campaign of kills")
 def test_kills_lose_nothing_that_was_answered_and_apply_no_step_twice(tmp_path: Path) -> None:
-    outcomes = run(tmp_path / "campaign", kills=12, seed=0)
-    assert [outcome.broken for outcome in outcomes] == [[]] * 13
+    outcomes = run(tmp_path / "campaign", kills=14, seed=0)
+    assert [outcome.broken for outcome in outcomes] == [[]] * 15
     assert {outcome.part.partition(":")[0] for outcome in outcomes} == {*DECK, "the end"}
     assert all(outcome.calls > 0 for outcome in outcomes[:-1])
-    assert "| **all** | 13 |" in table(outcomes, "a command")
+    assert "| **all** | 15 |" in table(outcomes, "a command")
 
 
 def test_what_the_campaign_damages_is_named_by_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -50,9 +50,9 @@ def test_what_the_campaign_damages_is_named_by_verify(tmp_path: Path, capsys: py
         assert done.named in capsys.readouterr().out, done
 
 
-def test_each_twelve_events_hurt_every_part_in_an_order_of_their_seed() -> None:
-    assert sorted(decks(24, random.Random(1))) == sorted(DECK * 2)
-    assert decks(24, random.Random(1)) == decks(24, random.Random(1)) != decks(24, random.Random(2))
+def test_each_fourteen_events_hurt_every_part_in_an_order_of_their_seed() -> None:
+    assert sorted(decks(28, random.Random(1))) == sorted(DECK * 2)
+    assert decks(28, random.Random(1)) == decks(28, random.Random(1)) != decks(28, random.Random(2))
 
 
 async def _one_call(tmp_path: Path) -> None:

@@ -12,7 +12,10 @@ from pydantic import Field, field_validator
 
 from offbook.base.config import Options
 from offbook.base.errors import ConfigError, MissingExtraError
+from offbook.base.json_files import read_text
 from offbook.base.types import Json, Tool
+from offbook.rewards.json_schemas import answer_fault, schema_validator
+from offbook.scenarios.file_rows import row_of
 
 try:
     import jsonschema
@@ -20,11 +23,13 @@ try:
 except ImportError:  # packages of the extra `judge`; `require_packages` reports them
     jsonschema = yaml = None
 
-_schemas: Any = jsonschema
 _yaml: Any = yaml
 
 DESCRIBED = 80
 """Characters of a description in messages."""
+DEEPEST = 100
+MOST_VALUES = 100_000
+"""Of a task.yaml, each alias counted as what it stands for."""
 
 
 class Example(Options):
@@ -56,10 +61,7 @@ class Task(Options):
     @classmethod
     def _valid_schema(cls, schema: dict[str, Json] | None) -> dict[str, Json] | None:
         if schema is not None:
-            try:
-                _validator(schema).check_schema(schema)
-            except _schemas.exceptions.SchemaError as error:
-                raise ValueError(f"no JSON schema: {error.message}") from error
+            schema_validator(schema, "no JSON schema")
         return schema
 
     @field_validator("tools")
@@ -74,12 +76,7 @@ class Task(Options):
         """Why an answer does not fit `answer_schema`; "" if it fits, or if there is none."""
         if self.answer_schema is None:
             return ""
-        try:
-            value: Json = json.loads(answer)
-        except ValueError as error:
-            return f"no JSON: {error}"
-        fault = _schemas.exceptions.best_match(_validator(self.answer_schema).iter_errors(value))
-        return "" if fault is None else f"{fault.json_path}: {fault.message}"
+        return answer_fault(answer, schema_validator(self.answer_schema, "answer_schema"))
 
     def brief(self) -> dict[str, Json]:
         """What a writer or judge is told of the task: the fields that are set."""
@@ -94,23 +91,54 @@ def tool_name(tool: Mapping[str, Any]) -> str:
 
 def require_packages() -> None:
     """Raise MissingExtraError if PyYAML or jsonschema are not installed."""
-    if _yaml is None:
+    if _yaml is None or jsonschema is None:
         raise MissingExtraError("PyYAML or jsonschema", "judge")
 
 
 def read_task(file: Path) -> Task:
     """Read task.yaml. Raises ConfigError, which names the line or the field."""
     require_packages()
+    text = read_text(file)
     try:
-        loaded: object = _yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, _yaml.YAMLError) as error:
+        _check_size(text)
+        loaded: object = _yaml.safe_load(text)
+        json.dumps(loaded, default=str)
+    except Exception as error:  # PyYAML's constructors of numbers, dates and truth values raise what their parsers do
         raise ConfigError(f"{file} cannot be read: {error}") from error
     if not isinstance(loaded, dict):
         raise ConfigError(f"{file}: fields such as `description: ...` are needed, got {loaded!r:.100}")
+    named = {str(name): value for name, value in cast(dict[object, Any], loaded).items()}
+    row = row_of(1, named, "field")
+    if row.values is None:
+        raise ConfigError(f"{file}: {row.fault}")
     try:
-        return Task.parse(**{str(name): value for name, value in cast(dict[object, Any], loaded).items()})
+        return Task.parse(**row.values)
     except ConfigError as error:
         raise ConfigError(f"{file}: {error}") from error
+
+
+def _check_size(text: str) -> None:
+    """Raise ValueError for YAML that nests too deep or whose aliases stand for very many values, before it is loaded."""
+    sizes: dict[str, int] = {}
+    open_: list[tuple[str | None, int]] = [(None, 0)]  # anchor and values of each open collection
+    for event in _yaml.parse(text, Loader=_yaml.SafeLoader):
+        anchor, size = getattr(event, "anchor", None), 0
+        if isinstance(event, _yaml.CollectionStartEvent):
+            open_.append((anchor, 1))
+        elif isinstance(event, _yaml.CollectionEndEvent):
+            anchor, size = open_.pop()
+        elif isinstance(event, _yaml.ScalarEvent):
+            size = 1
+        elif isinstance(event, _yaml.AliasEvent) and anchor not in sizes:
+            raise ValueError(f"the alias *{anchor} stands for nothing before it")
+        else:
+            size, anchor = sizes.get(anchor or "", 0), None
+        if anchor is not None and size:
+            sizes[anchor] = size
+        outer, so_far = open_[-1]
+        open_[-1] = outer, so_far + size
+        if len(open_) > DEEPEST or so_far + size > MOST_VALUES:
+            raise ValueError(f"nested deeper than {DEEPEST}, or more than {MOST_VALUES:,} values")
 
 
 def write_task(task: Task, file: Path) -> None:
@@ -145,8 +173,3 @@ def as_examples(values: Sequence[object]) -> list[Example]:
             given["output"] = json.dumps(output, ensure_ascii=False)
         examples.append(Example.parse(**{name: given[name] for name in ("input", "output") if name in given}))
     return examples
-
-
-def _validator(schema: dict[str, Json]) -> Any:
-    require_packages()
-    return _schemas.validators.validator_for(schema)(schema)

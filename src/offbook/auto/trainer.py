@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from offbook.base.errors import BudgetExceeded, ConfigError
+from offbook.base.json_files import read_text
 from offbook.base.options import option, takes
 from offbook.base.sync_calls import run_sync
 from offbook.base.terminal import echo
@@ -180,7 +181,7 @@ class AutoTrainer:
         file = self.folder / "prompt.md"
         if not file.exists():
             write_whole(file, await written_prompt(self.llm, progress.task, file.name) + "\n")
-        progress.prompt = file.read_text(encoding="utf-8").strip()
+        progress.prompt = read_text(file).strip()
         echo(f"prompt ({file}):\n{progress.prompt}")
 
     async def _rubric(self, progress: AutoProgress) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +13,7 @@ from offbook.auto.task import read_task
 from offbook.auto.trainer import AutoTrainer, Stage
 from offbook.base.config import TrainConfig
 from offbook.base.errors import ConfigError
+from offbook.base.json_files import read_json
 from offbook.base.terminal import echo
 from offbook.base.types import Json
 from offbook.client.model import TrainableModel
@@ -78,7 +78,7 @@ def auto(
 def json_file(file: Path, where: str, kind: type) -> Json:
     """The JSON value of a file. Raises ConfigError for another kind of value."""
     try:
-        value: Json = json.loads(file.read_text(encoding="utf-8"))
+        value: Json = read_json(file)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{where}: {file} cannot be read: {error}") from error
     if not isinstance(value, kind):

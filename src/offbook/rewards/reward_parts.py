@@ -3,8 +3,6 @@ that combine parts to a reward. Every part is logged as the metric `part/{name}`
 
 from __future__ import annotations
 
-import importlib
-import json
 import math
 import re
 import unicodedata
@@ -12,9 +10,10 @@ from collections.abc import Mapping
 from difflib import SequenceMatcher
 from typing import Any, cast
 
-from offbook.base.errors import ConfigError, MissingExtraError
+from offbook.base.errors import ConfigError
 from offbook.base.types import History, Json
 
+from .json_schemas import answer_fault, schema_validator
 from .reward_result import RewardResult, as_reward
 
 PART = "part/"
@@ -119,24 +118,7 @@ def fuzzy_match(answer: str, expected: str, *, ignore_case: bool = True) -> floa
 def json_valid(answer: str, schema: Mapping[str, Any] | None = None) -> float:
     """1 if the answer is JSON and, if `schema` is set, validates against that JSON Schema; else 0. Raises ConfigError
     for an invalid schema, MissingExtraError without `jsonschema`."""
-    try:
-        value: object = json.loads(answer)
-    except ValueError:
-        return 0.0
-    return 1.0 if schema is None else float(_validator(schema).is_valid(value))
-
-
-def _validator(schema: Mapping[str, Any]) -> Any:
-    try:
-        jsonschema: Any = importlib.import_module("jsonschema")
-    except ImportError as error:
-        raise MissingExtraError("jsonschema", "judge") from error
-    kind = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
-    try:
-        kind.check_schema(schema)
-    except jsonschema.SchemaError as error:
-        raise ConfigError(f"json_valid: schema: {error.message}") from error
-    return kind(schema)
+    return float(not answer_fault(answer, None if schema is None else schema_validator(schema, "json_valid: schema")))
 
 
 def _plain(text: str, ignore_case: bool) -> str:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field
 
 from offbook.base.config import default_dir
 from offbook.base.errors import ConfigError
+from offbook.base.json_files import read_text
 from offbook.base.terminal import Terminal
 from offbook.llms import Llm
 
@@ -52,10 +53,7 @@ async def write_rubric(
         path.parent.mkdir(parents=True, exist_ok=True)
         lines = (" ".join(criterion.split()) for criterion in answer.value.criteria)
         path.write_text("".join(f"- {line}\n" for line in lines), encoding="utf-8")
-    try:
-        rubric = path.read_text(encoding="utf-8").strip("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"write_rubric: {path} cannot be read: {error}") from error
+    rubric = read_text(path).strip("\n")
     if not rubric.strip():
         raise ConfigError(f"write_rubric: {path} is empty: delete it to have one written, or write one")
     Terminal().print(f"rubric ({path}):\n{rubric}", markup=False, highlight=False, soft_wrap=True)

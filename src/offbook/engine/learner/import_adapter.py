@@ -10,6 +10,7 @@ import argparse
 import sys
 import time
 from pathlib import Path
+from typing import cast
 
 import torch
 from safetensors import SafetensorError
@@ -24,20 +25,15 @@ from .__main__ import original_stdout
 from .checkpoints import Draft, OptimizerState, rng_states
 from .model.policy import Policy
 
-_PLAIN: dict[str, tuple[Json, ...]] = {
-    "use_dora": (False,),
-    "use_rslora": (False,),
-    "bias": ("none",),
-    "lora_bias": (False,),
-    "modules_to_save": ([],),
-    "rank_pattern": ({},),
-    "alpha_pattern": ({},),
-    "layers_to_transform": ([],),
-    "layer_replication": ([],),
-    "trainable_token_indices": ([],),
-    "target_parameters": ([],),
+_READ = {"peft_type", "r", "lora_alpha", "lora_dropout", "target_modules"}
+_WITHOUT_EFFECT = {
+    *("base_model_name_or_path", "task_type", "inference_mode", "revision", "peft_version", "auto_mapping"),
+    *("exclude_modules", "layers_pattern", "megatron_core", "qalora_group_size", "ensure_weight_tying", "eva_config"),
 }
-"""Fields of adapter_config.json -> the values beside null with which the adapter is a plain LoRA."""
+"""Fields of adapter_config.json that change nothing in what the saved tensors compute."""
+_PLAIN: dict[str, tuple[Json, ...]] = {"bias": ("none",), "init_lora_weights": (True, "gaussian", "eva", "orthogonal")}
+"""Fields -> the values, beside none and false, with which the adapter is a plain LoRA. Every other field makes another
+kind of adapter: those that start from changed base weights (PiSSA, OLoRA) too."""
 
 
 def lora_of(adapter: Path) -> LoraOptions:
@@ -45,12 +41,15 @@ def lora_of(adapter: Path) -> LoraOptions:
     missing = [name for name in (ADAPTER_CONFIG, ADAPTER) if not is_file(adapter / name)]
     if missing:
         raise ConfigError(f"{adapter} has no {' and no '.join(missing)}: give the folder of a PEFT LoRA")
-    config: dict[str, Json] = read_json(adapter / ADAPTER_CONFIG)
-    faults = [] if config.get("peft_type") == "LORA" else [f"peft_type is {config.get('peft_type')!r}, not 'LORA'"]
+    loaded: Json = read_json(adapter / ADAPTER_CONFIG)
+    if not isinstance(loaded, dict):
+        raise ConfigError(f"{adapter / ADAPTER_CONFIG}: an object is needed, got {loaded!r:.100}")
+    config = cast(dict[str, Json], loaded)
+    faults = [] if config.get("peft_type") == "LORA" else [f"peft_type is {config.get('peft_type')!a:.100}, not 'LORA'"]
     faults += [
-        f"{name} is {config[name]!r}"
-        for name, plain in _PLAIN.items()
-        if config.get(name) is not None and config[name] not in plain
+        f"{name if name.isidentifier() else ascii(name)} is {value!a:.100}"
+        for name, value in config.items()
+        if value and name not in _READ | _WITHOUT_EFFECT and value not in _PLAIN.get(name, ())
     ]
     if faults:
         raise ConfigError(f"{adapter} is no LoRA that a step can go on from: {', '.join(faults)}")

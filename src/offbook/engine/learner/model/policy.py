@@ -365,7 +365,14 @@ def _mismatches(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -
     shapes = {
         name: (tuple(weights[name].shape), tuple(value.shape)) for name, value in expected.items() if name in weights
     }
-    return faults + [f"{name} is {got}, not {wanted}" for name, (got, wanted) in shapes.items() if got != wanted]
+    faults += [f"{name} is {got}, not {wanted}" for name, (got, wanted) in shapes.items() if got != wanted]
+    fitting = {name: (weights[name], expected[name].dtype) for name, (got, wanted) in shapes.items() if got == wanted}
+    faults += [f"{name} holds {value.dtype}" for name, (value, _) in fitting.items() if not value.is_floating_point()]
+    return faults + [
+        f"{name} holds values that are not finite"
+        for name, (value, dtype) in fitting.items()
+        if value.is_floating_point() and not value.to(dtype).isfinite().all()
+    ]
 
 
 def _with_adapter(model: PreTrainedModel, lora: LoraOptions, loader: Loader) -> PeftModel:

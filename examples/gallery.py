@@ -13,10 +13,12 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from gpu_forms import table as gpu_table
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs/examples.md"
 BEGIN, END = "<!-- figures: python gallery.py -->", "<!-- end of figures -->"
+GPU = "<!-- GPU forms: python gallery.py -->", "<!-- end of GPU forms -->"
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,18 @@ EXAMPLES = (
     ),
     Example("typescript_agent", "seed-*.json", "which tool answers, by an agent on Node", "the right answer"),
     Example("temporal_clue", "look-up-seed-*.json", "which tool looks up what", "the right guest named"),
+    Example(
+        "customer_service", "seed-*.json", "a rule, over several turns, with SQLite", "1 by the rule, -1 against it"
+    ),
+    Example(
+        "supervisor_agent", "seed-*.json", "whom to ask, and which tool; three models", "1 answered, 0.3 right worker"
+    ),
+    Example("existing_server", "seed-*.json", "which desk answers an e-mail", "the right desk"),
+    Example("observe_and_improve", "seed-*.json", "what a paid model does, then more", "the right answer, greedy"),
+    Example("auto_rl", "seed-*.json", "what a judge likes, from a description", "the judge's, greedy"),
+    Example("mcp_rl", "seed-*.json", "which tool of an MCP server answers", "the right answer"),
+    Example("langgraph_email_agent", "seed-*.json", "to search, read and answer", "reward of the inbox"),
+    Example("langgraph_email_agent", "ruler-seed-*.json", "the same, scored by a judge", "right answers"),
 )
 
 
@@ -54,7 +68,14 @@ def draw(example: Example, seeds: Sequence[dict[str, Any]]) -> None:
         axes.plot(range(1, len(seed["rewards"]) + 1), seed["rewards"], color=f"C{number}", label=f"seed {seed['seed']}")
         ends = [0, len(seed["rewards"])]
         axes.plot(ends, [seed["before"], seed["after"]], "o", color=f"C{number}", markersize=5)
-    axes.set(xlabel="iteration", ylabel=example.score, title=f"{example.folder}: rollouts (lines), held out (dots)")
+    for seed in seeds:
+        if "stages" in seed:
+            axes.set_xticks(range(1, len(seed["stages"]) + 1), seed["stages"])
+    axes.set(
+        xlabel="stage" if "stages" in seeds[0] else "iteration",
+        ylabel=example.score,
+        title=f"{example.folder}: rollouts (lines), held out (dots)",
+    )
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
     figure.savefig(HERE / example.folder / "curve.png", dpi=110, metadata={"Software": None})
@@ -81,8 +102,10 @@ def main() -> None:
             draw(example, seeds)
             rows.append(row(example, seeds))
     text = PAGE.read_text()
-    before, after = text.split(BEGIN)[0], text.split(END)[1]
-    PAGE.write_text(f"{before}{BEGIN}\n" + "\n".join(rows) + f"\n{END}{after}")
+    for (begin, end), lines in (((BEGIN, END), rows), (GPU, gpu_table())):
+        before, after = text.split(begin)[0], text.split(end)[1]
+        text = f"{before}{begin}\n" + "\n".join(lines) + f"\n{end}{after}"
+    PAGE.write_text(text)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ from typing import Any
 from openai import AsyncOpenAI
 
 import offbook
+from offbook.trainer.evaluate import Evaluation
+from offbook.trainer.report import TrainReport
 from offbook.trainer.statistics import paired_difference
 
 Play = Callable[[AsyncOpenAI, str, Any], Awaitable[float]]
@@ -55,12 +57,26 @@ def train_measured(
 ) -> None:
     """Sample the held-out scenarios, train, sample them again, and say what changed. `results`: the file in which
     `--write` keeps the figures, with `about`, for the gallery."""
-    before = trainer.evaluate(held_out, temperature=1.0, rollouts=2)
+    chosen = trainer.options
+    about["rollouts_per_step"] = chosen.group_size * chosen.scenarios_per_step
+    measure(lambda: trainer.evaluate(held_out, temperature=1.0, rollouts=2), trainer.train, options, results, **about)
+
+
+def measure(
+    evaluate: Callable[[], Evaluation],
+    train: Callable[[int], TrainReport],
+    options: argparse.Namespace,
+    results: Path,
+    rollouts_per_step: int,
+    **about: Any,
+) -> None:
+    """`train_measured` of anything that can be evaluated and trained."""
+    before = evaluate()
     print(f"before: {before}")
     started = time.monotonic()
-    report = trainer.train(options.steps)
+    report = train(options.steps)
     minutes = (time.monotonic() - started) / 60
-    after = trainer.evaluate(held_out, temperature=1.0, rollouts=2)
+    after = evaluate()
     gain = paired_difference(after.rewards(), before.rewards())
     print(f"after: {after}\ngain: {gain.text()} in {minutes:.1f} minutes; LoRA: {report.checkpoint}")
     if not options.write:
@@ -77,7 +93,11 @@ def train_measured(
         "steps": report.step,
         "minutes": round(minutes, 1),
         "rewards": [each.reward for each in report.iterations],
-        "rollouts": len(report.iterations) * trainer.options.group_size * trainer.options.scenarios_per_step,
+        "rollouts": len(report.iterations) * rollouts_per_step,
     }
+    write_figures(figures, results)
+
+
+def write_figures(figures: dict[str, Any], results: Path) -> None:
     results.parent.mkdir(exist_ok=True)
     results.write_text(json.dumps(figures, indent=1) + "\n")

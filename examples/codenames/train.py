@@ -45,7 +45,7 @@ if __name__ == "__main__":
         matches(1_000 * options.seed, 1_000, options.form),
         scenarios_per_step=4,
         group_size=24,
-        config=offbook.TrainConfig(learning_rate=options.rate, kl_coef=0.05),
+        config=offbook.TrainConfig(learning_rate=options.rate, kl_coef=0.2),
         seed=options.seed,
     )
     held_out = matches(10_000_000, 100, options.form)

@@ -1,0 +1,52 @@
+"""Train from a description, with an LLM by script over HTTP: `python -m auto_rl.train`, in the folder `examples`."""
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+
+from auto_rl.writer import DESCRIPTION, TOOLS, reply
+from measured_training import model_of, parser, write_figures
+
+import offbook
+from offbook.llms import Llm
+from offbook.testing import scripted_llm
+
+HERE = Path(__file__).parent
+
+
+def main(options: argparse.Namespace) -> None:
+    def config(step: int) -> offbook.TrainConfig:
+        left = 1 - (step - 1) / options.steps
+        return offbook.TrainConfig(learning_rate=options.rate * left, kl_coef=0.3 * left, minibatches=2)
+
+    folder = options.dir / f"auto-{options.seed}"
+    with scripted_llm(reply) as endpoint:
+        trainer = offbook.AutoTrainer(
+            DESCRIPTION,
+            llm=Llm("openai/writer", api_base=endpoint.url, api_key="unused", cache=options.dir / "llms.sqlite"),
+            tools=TOOLS,
+            model=model_of("trains", options),
+            steps=options.steps,
+            train_inputs=90,
+            held_out=45,
+            scenarios_per_step=8,
+            max_completion_tokens=48,
+            config=config,
+            seed=options.seed,
+            output=folder,
+        )
+        report = trainer.run()
+    if not options.write or report.comparison is None or report.training is None:
+        return
+    before, after = report.comparison.candidates
+    if before.value is None or after.value is None or after.difference is None:
+        raise SystemExit("no figures: the judge scored no held-out input")
+    figures = {"seed": options.seed, "base": options.base_model, "before": before.value.mean, "after": after.value.mean}
+    figures |= {"gain": asdict(after.difference), "steps": report.training.step}
+    figures |= {"rewards": [each.reward for each in report.training.iterations]}
+    figures |= {"rollouts": 64 * len(report.training.iterations)}
+    write_figures(figures, HERE / f"results/seed-{options.seed}.json")
+
+
+if __name__ == "__main__":
+    main(parser(__doc__, steps=20).parse_args())

@@ -1,0 +1,61 @@
+"""Put a trained model in the teacher's place: `python -m observe_and_improve.train`, in the folder `examples`.
+
+`offbook improve` does the same with an app of yours; here the teacher is a script, and other paintings measure the result."""
+
+import argparse
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import cast
+
+from measured_training import model_of, parser, write_figures
+from observe_and_improve.teacher import teacher
+from observe_and_improve.visitors import PAINTINGS, make_guide, scenarios
+
+import offbook
+from offbook.auto.improvable_app import AppWithScenarios, WrappedApp
+from offbook.auto.improve import Improver
+from offbook.auto.improve_options import ImproveOptions
+from offbook.testing import scripted_llm
+
+HERE = Path(__file__).parent
+PARTS = slice(0, 24), slice(24, 32), slice(32, 40)
+"""Paintings to train on, to choose the best step by, and to measure it on."""
+
+
+def main(options: argparse.Namespace) -> None:
+    model, folder = model_of("guide", options), options.dir / f"improve-guide-{options.seed}"
+    train, held_out, others = (scenarios([*PAINTINGS][part]) for part in PARTS)
+    config = offbook.TrainConfig(learning_rate=options.rate, kl_coef=0.1, minibatches=2)
+    sft = offbook.SFTConfig(epochs=6, batch_size=4, learning_rate=options.rate, skip_bad=True)
+    with scripted_llm(teacher) as endpoint:
+        os.environ["OPENAI_BASE_URL"] = endpoint.url
+        guide = make_guide(model)
+        app = AppWithScenarios(
+            cast(WrappedApp, guide), train, held_out, options={"config": config, "seed": options.seed}
+        )
+        report = Improver(app, ImproveOptions(sft=sft, round_steps=options.steps, rounds=2, output=folder)).run()
+        best = f"step:{report.best.step}" if report.best else "step:newest"
+        compared = offbook.compare(
+            guide,
+            others,
+            [*dict.fromkeys(("step:0", best)), "as-is"],
+            model=model,
+            output=folder / "others",
+            run=f"others-{model.name}",
+        )
+    before, after = compared.of("step:0"), compared.of(best)
+    print(f"other paintings: {before.value} before, {after.value} at {best}, gain {after.difference}")
+    if options.write and before.value and after.value and after.difference:
+        figures = {"seed": options.seed, "base": options.base_model, "chosen": best, "rollouts": len(train)}
+        figures |= {"before": before.value.mean, "after": after.value.mean, "gain": asdict(after.difference)}
+        figures |= {
+            "stages": [point.stage for point in report.curve],
+            "rewards": [point.mean for point in report.curve],
+        }
+        figures |= {"minutes": round(sum(report.seconds.values()) / 60, 1)}
+        write_figures(figures, HERE / f"results/seed-{options.seed}.json")
+
+
+if __name__ == "__main__":
+    main(parser(__doc__, steps=8).parse_args())

@@ -36,14 +36,8 @@ def main(options: argparse.Namespace) -> None:
         )
         report = Improver(app, ImproveOptions(sft=sft, round_steps=options.steps, rounds=2, output=folder)).run()
         best = f"step:{report.best.step}" if report.best else "step:newest"
-        compared = offbook.compare(
-            guide,
-            others,
-            [*dict.fromkeys(("step:0", best)), "as-is"],
-            model=model,
-            output=folder / "others",
-            run=f"others-{model.name}",
-        )
+        steps = dict.fromkeys(("step:0", best))
+        compared = offbook.compare(guide, others, [*steps, "as-is"], output=folder / "others")
     before, after = compared.of("step:0"), compared.of(best)
     print(f"other paintings: {before.value} before, {after.value} at {best}, gain {after.difference}")
     if options.write and before.value and after.value and after.difference:

@@ -77,7 +77,7 @@ async def rollout(model: art.Model, scenario: McpScenario, number: int) -> art.T
                     content = str(arguments.get("summary"))
                 else:
                     result = await session.call_tool(call.function.name, arguments)
-                    content = str(result.content[0].text) if result.content else ""
+                    content = str(getattr(result.content[0], "text", "")) if result.content else ""
                 traj.messages_and_choices.append({"role": "tool", "tool_call_id": call.id, "content": content})
             if traj.metrics["task_completed"] or not choice.message.tool_calls:
                 break

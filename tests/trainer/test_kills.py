@@ -18,7 +18,7 @@ from tests.server.servers import RunningServer, until
 
 from .stopped_trainer import HELD_OUT, PHASES, STEPS
 
-SECONDS = 300.0
+SECONDS = 900.0
 """Generous, for machines that are shared."""
 
 

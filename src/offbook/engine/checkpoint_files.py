@@ -70,11 +70,20 @@ def path_of(folder: Path, step: int) -> Path:
     return folder / f"{step:04d}"
 
 
+def is_step(name: str) -> bool:
+    """Whether this is the name of a checkpoint's folder, as `path_of` makes it.
+
+    >>> is_step("0012"), is_step("00012"), is_step("12")
+    (True, False, False)
+    """
+    return re.fullmatch(r"[0-9]{4}|[1-9][0-9]{4,15}", name) is not None
+
+
 def steps(folder: Path) -> list[int]:
     """The steps with a folder, newest first. Raises StoreError if the folder cannot be read."""
     try:
         children = list(folder.iterdir())
-        named = (int(child.name) for child in children if re.fullmatch(r"[0-9]{4,}", child.name) and child.is_dir())
+        named = (int(child.name) for child in children if is_step(child.name) and child.is_dir())
         return sorted(named, reverse=True)
     except (FileNotFoundError, NotADirectoryError):
         return []
@@ -177,6 +186,9 @@ def _fault(path: Path, note: CheckpointNote, *, contents: bool) -> str | None:
     """What is wrong with the files of a note; None when they are whole. Raises OSError, SafetensorError."""
     if note.step != int(path.name):
         return f"{NOTE} says that it is step {note.step}"
+    for name in (*note.sizes, *note.digests):
+        if Path(name).name != name or not is_file(path / name):
+            return f"{NOTE} names {name!r}, which is no file of it"
     for name, size in note.sizes.items():
         if (now := (path / name).stat().st_size) != size:
             return f"{name} has {now} bytes, {size} were written"

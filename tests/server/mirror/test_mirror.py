@@ -6,6 +6,7 @@ import asyncio
 import filecmp
 import json
 import logging
+import os
 import shutil
 import subprocess
 import sys
@@ -186,6 +187,60 @@ async def test_a_damaged_copy_is_passed_over_for_the_one_before(
     assert path.name == "0001" and "Step 2 of agent" in caplog.text and "are not those that were written" in caplog.text
     assert [each.name for each in path.parent.iterdir()] == ["0001"]
     assert await copies.push(folder, place.url, "agent") == [2]  # or the step 2 of a training that went on from 1
+
+
+def _note(model: Path, **fields: object) -> None:
+    note = model / "checkpoints/0002" / NOTE
+    note.write_text(json.dumps(json.loads(note.read_text()) | fields))
+
+
+def _facts(model: Path, **fields: object) -> None:
+    facts = model / "model.json"
+    facts.write_text(json.dumps(json.loads(facts.read_text()) | fields))
+
+
+def _write(path: Path, content: bytes, size: int = 0) -> None:
+    """A file of at least `size` bytes, of which the disk holds none."""
+    path.write_bytes(content)
+    os.truncate(path, max(size, len(content)))
+
+
+HOSTILE: dict[str, tuple[int, Callable[[Path], object]]] = {
+    "a state of other bytes": (2, lambda model: _write(model / "state.json", b"\xff\xfe")),
+    "a state that is no JSON": (2, lambda model: _write(model / "state.json", b"[" * 100_000)),
+    "a state of 20 GiB": (2, lambda model: _write(model / "state.json", b"{}", 20 * 2**30)),
+    "facts of other bytes": (2, lambda model: _write(model / "model.json", b"\xff")),
+    "facts of 20 GiB": (2, lambda model: _write(model / "model.json", b"{}", 20 * 2**30)),
+    "facts of another model": (2, lambda model: _facts(model, name="other")),
+    "facts of another project": (2, lambda model: _facts(model, project="other")),
+    "a step with a name of its own": (2, lambda at: shutil.copytree(at / "checkpoints/0002", at / "checkpoints/00003")),
+    "a step of 200 digits": (2, lambda at: shutil.copytree(at / "checkpoints/0002", at / f"checkpoints/{'9' * 200}")),
+    "a note that is no JSON": (1, lambda model: _write(model / "checkpoints/0002" / NOTE, b"[" * 100_000)),
+    "a note of 20 GiB": (1, lambda model: _write(model / "checkpoints/0002" / NOTE, b"{}", 20 * 2**30)),
+    "a note with a digest of a file outside": (1, lambda model: _note(model, digests={"../../../../passwd": "a"})),
+    "a note with the size of a file outside": (1, lambda model: _note(model, sizes={"/etc/passwd": 1})),
+    "a file of 20 GiB": (1, lambda model: _write(model / "checkpoints/0002/rng.safetensors", b"", 20 * 2**30)),
+    "a file beside it": (2, lambda model: _write(model / "checkpoints/0002/%2e%2e%2fevil.sh", b"x")),
+}
+"""What stands at a place -> the step that is taken, and how it is made."""
+
+
+@pytest.mark.parametrize("attack", HOSTILE)
+async def test_a_hostile_place_gives_a_whole_step_and_writes_nothing_else(
+    folder: Path, place: MirrorPlace, tmp_path: Path, attack: str
+) -> None:
+    await copies.push(folder, place.url, "agent")
+    step, make = HOSTILE[attack]
+    make(tmp_path / "mirror" / AGENT)
+    new = tmp_path / "new"
+    [pulled] = await copies.pull_model(new, place.url, "agent")
+    assert pulled == new / AGENT / f"checkpoints/{step:04d}" and same(
+        pulled, folder / AGENT / f"checkpoints/{step:04d}"
+    )
+    [model] = registry(new).models()
+    assert (model.facts.project, model.facts.name, model.step) == ("desk", "agent", step)
+    written = {path.name for path in new.rglob("*") if path.is_file()}
+    assert written <= {*FILES, "model.json", "state.json", "records.db", "server.lock"}, written
 
 
 async def test_a_damaged_newest_step_of_the_directory_is_replaced(folder: Path, place: MirrorPlace) -> None:

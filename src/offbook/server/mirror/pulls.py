@@ -11,6 +11,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from offbook.base.errors import ConfigError, EngineError, OffbookError, StoreError
+from offbook.base.wire import UserState
 
 from ...engine import checkpoint_files
 from ...engine.checkpoint_files import NOTE, make_folder, put_aside, sync
@@ -66,11 +67,21 @@ async def _pull_model(root: Path, place: MirrorPlace, model: RemoteModel) -> Pat
             continue
         if facts is not None and not (folder / FACTS).exists():
             write_facts(folder, facts)
-        state = await place.read(f"{model.folder}/{STATE}") if STATE in model.own else None
-        if state is not None and not (folder / STATE).exists():
-            write_text(folder / STATE, state.decode("utf-8"))
+        if STATE in model.own and not (folder / STATE).exists():
+            await _pull_state(folder, place, model)
         return path
     return None
+
+
+async def _pull_state(folder: Path, place: MirrorPlace, model: RemoteModel) -> None:
+    content = await place.read(f"{model.folder}/{STATE}")
+    if content is None:
+        return
+    try:
+        UserState.model_validate_json(content)
+        write_text(folder / STATE, content.decode("utf-8"))
+    except ValueError as error:
+        logger.warning("%s of %s at %s is damaged and not taken: %s", STATE, model.name, place.url, error)
 
 
 async def _pull_step(root: Path, place: MirrorPlace, model: RemoteModel, step: int) -> Path:
@@ -84,9 +95,11 @@ async def _pull_step(root: Path, place: MirrorPlace, model: RemoteModel, step: i
     shutil.rmtree(scratch, ignore_errors=True)
     make_folder(scratch / target.name)
     try:
-        for name, size in files.items():
-            await place.download(model.path(step, name), size, scratch / target.name / name)
+        for name in sorted(files, key=lambda name: name != NOTE):
+            await place.download(model.path(step, name), files[name], scratch / target.name / name)
             sync(scratch / target.name / name)
+            if name == NOTE:
+                _check_sizes(scratch / target.name, files)
         checkpoint_files.read(scratch / target.name)
         sync(scratch / target.name)
         if target.exists():  # not whole, or it would have been the newest
@@ -98,6 +111,16 @@ async def _pull_step(root: Path, place: MirrorPlace, model: RemoteModel, step: i
     return target
 
 
+def _check_sizes(path: Path, files: dict[str, int]) -> None:
+    """Raise EngineError if the place has files of other sizes than the downloaded note says, before they are downloaded."""
+    try:
+        sizes = checkpoint_files.read_note(path).sizes
+    except ValueError as error:
+        raise EngineError(f"its {NOTE} cannot be read: {error}") from error
+    if other := [name for name, size in files.items() if sizes.get(name, size) != size]:
+        raise EngineError(f"{other[0]} has {files[other[0]]} bytes, {sizes[other[0]]} were written")
+
+
 def _begin_records(root: Path) -> None:
     """Create empty records in a directory that was lost as a whole: the server starts none beside checkpoints, since a
     training whose records alone are lost might repeat a step. Raises StoreError, OSError."""
@@ -107,13 +130,17 @@ def _begin_records(root: Path) -> None:
 
 
 async def _facts(place: MirrorPlace, model: RemoteModel) -> ModelFacts | None:
-    """The place's `model.json`; None if it is missing or damaged, since the server recovers it from a checkpoint."""
+    """The place's `model.json`; None if it is missing, damaged or another model's, since the server recovers it from a
+    checkpoint."""
     text = await place.read(f"{model.folder}/{FACTS}") if FACTS in model.own else None
     try:
-        return ModelFacts.model_validate_json(text) if text is not None else None
+        facts = ModelFacts.model_validate_json(text) if text is not None else None
     except ValidationError:
-        logger.warning("%s of %s at %s is damaged", FACTS, model.name, place.url)
+        facts = None
+    if text is not None and (facts is None or f"{facts.project}/models/{facts.name}" != model.folder):
+        logger.warning("%s of %s at %s is damaged or of another model", FACTS, model.name, place.url)
         return None
+    return facts
 
 
 def _check_same(folder: Path, facts: ModelFacts | None, place: MirrorPlace) -> None:

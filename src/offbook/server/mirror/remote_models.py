@@ -6,18 +6,23 @@ upload, and is ignored.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from offbook.base.errors import StoreError
 
-from ...engine.checkpoint_files import FILES, NOTE, Checkpoint
+from ...engine.checkpoint_files import FILES, NOTE, Checkpoint, is_step
 from ..models.checkpoints import FACTS
 from .place import MirrorPlace
 
+logger = logging.getLogger(__name__)
+
 STATE = "state.json"
 """The user's object of a model: see UserState."""
+LARGEST = 2**26
+"""Bytes of an object that is read whole: model.json, state.json, offbook.json."""
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 _PATH = re.compile(
     rf"(?P<folder>{_NAME}/models/{_NAME})/(?:(?P<own>{FACTS}|{STATE})|checkpoints/(?P<step>[0-9]{{4,}})/(?P<file>[^/]+))"
@@ -65,7 +70,11 @@ def parsed(objects: Iterable[tuple[str, int]]) -> dict[str, RemoteModel]:
     """
     models: dict[str, RemoteModel] = {}
     for path, size in objects:
-        if (match := _PATH.fullmatch(path)) is None:
+        match = _PATH.fullmatch(path)
+        if match is None or not (match["own"] or is_step(match["step"])):
+            continue
+        if size > LARGEST and (match["own"] or match["file"] == NOTE):
+            logger.warning("%s at the mirror is ignored: it has %d bytes, more than %d", path, size, LARGEST)
             continue
         model = models.setdefault(match["folder"], RemoteModel(match["folder"]))
         if match["own"]:

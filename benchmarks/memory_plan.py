@@ -9,12 +9,14 @@ from pathlib import Path
 from offbook.base.errors import ConfigError
 from offbook.memory_plan.base_shape import BaseShape
 from offbook.memory_plan.card import GIB, parse_card
+from offbook.memory_plan.cards_plan import cards_remedy, plan_cards
 from offbook.memory_plan.host import PROCESSES, host_bytes, learner_tensors
 from offbook.memory_plan.parts import CALL_TOKENS, CUDA_GRAPHS, LEAST_CALLS, Workload
 from offbook.memory_plan.plan import make_plan, remedy
 from offbook.memory_plan.published import find_shape, published
 
 CARDS = ("16GB", "24GB", "48GB", "80GB")
+TEAM_CARDS, COUNTS = ("24GB", "80GB"), (1, 2, 4, 8)
 OPTIONS = {
     "the defaults": Workload(),
     "`--load-in-4bit`": Workload(four_bit=True),
@@ -41,6 +43,30 @@ def table(title: str, work: Workload) -> list[str]:
         shape = find_shape(base.name)
         cells = [cell(base.name, shape, card, work) for card in CARDS]
         lines.append(f"| {base.name} | {' | '.join(cells)} |")
+    return [*lines, ""]
+
+
+def cards_cell(base: str, shape: BaseShape, count: int, card: str) -> str:
+    """Replicas, learners and what each holds; or the change. One card is shared."""
+    work = Workload()
+    if count == 1:
+        return cell(base, shape, card, work)
+    try:
+        plan = plan_cards(base, shape, parse_card(card), count, work)
+    except ConfigError as refused:
+        shard = "without `--shard`: " if "--shard" in str(refused) else ""
+        return f"no: {shard}{cards_remedy(shape, parse_card(card), count, work)}"
+    split = f" of {plan.tensor_parallel}" if plan.tensor_parallel > 1 else ""
+    return f"{plan.replicas}{split} + {plan.learners}, {plan.row_tokens:,}, {plan.cache_calls:,}"
+
+
+def cards_table(card: str) -> list[str]:
+    """One table: a row per base, a column per number of cards."""
+    heads = [f"{count}x{card}" for count in COUNTS]
+    lines = [f"## Cards of {card}", "", f"| base | {' | '.join(heads)} |", "|---|" + "---|" * len(heads)]
+    for base in published():
+        shape = find_shape(base.name)
+        lines.append(f"| {base.name} | {' | '.join(cards_cell(base.name, shape, count, card) for count in COUNTS)} |")
     return [*lines, ""]
 
 
@@ -84,6 +110,16 @@ def page() -> str:
     ]
     for title, work in OPTIONS.items():
         lines += table(title, work)
+    lines += [
+        "# Several cards",
+        "",
+        "A cell with several cards is replicas + learners (`3 of 2 + 2`: three replicas on two cards each, two learners), the largest row "
+        "of a learner, and how many calls of 2,048 tokens the cache of a replica holds; with one card, as above. A learner holds the whole "
+        "base; `--shard`, which would split it, is not built yet. The division is what `--gpus auto` takes.",
+        "",
+    ]
+    for card in TEAM_CARDS:
+        lines += cards_table(card)
     lines += host_table()
     lines += ["## Where the numbers come from", "", "| base | parameters | configuration |", "|---|---|---|"]
     lines += [f"| {base.name} | {base.parameters:,} | {base.source} |" for base in published()]

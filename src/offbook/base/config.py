@@ -381,7 +381,15 @@ ViewerKeys = Annotated[
     tuple[Annotated[str, AfterValidator(_viewer_key)], ...], AfterValidator(_different), BeforeValidator(_from_list)
 ]
 
-OF_VLLM = ("tensor_parallel", "max_loras", "max_lora_rank", "tool_call_parser", "reasoning_parser", "engine_args")
+OF_VLLM = (
+    "gpus",
+    "tensor_parallel",
+    "max_loras",
+    "max_lora_rank",
+    "tool_call_parser",
+    "reasoning_parser",
+    "engine_args",
+)
 """Options of vLLM only."""
 OF_EMBEDDED = ("max_string", "max_items")
 """Options of the embedded engine only."""
@@ -391,6 +399,7 @@ OF_OUR_VLLM = (
     "reasoning_parser",
     "engine_args",
     "inference_gpus",
+    "gpus",
     "tensor_parallel",
     "replicas",
     "max_model_len",
@@ -413,6 +422,10 @@ class EngineOptions(Options):
     )
     inference_gpus: Gpus = Field(
         default=(), description="GPUs of the sampler, such as 0,1: a replica on each; none: the learner's"
+    )
+    gpus: Literal["first", "auto"] = Field(
+        default="first",
+        description="where no GPU is named: first: both sides on the first; auto: all, divided by the memory plan",
     )
     tensor_parallel: int = Field(default=1, ge=1, le=64, description="GPUs that a replica of vLLM is split over")
     replicas: int | None = Field(
@@ -493,6 +506,17 @@ class EngineOptions(Options):
 
     def _check_gpus(self) -> None:
         sampling, training = set(self.inference_gpus), set(self.train_gpus)
+        if self.gpus == "auto":
+            divided = (
+                "inference_gpus",
+                "train_gpus",
+                "tensor_parallel",
+                "replicas",
+                "learners",
+                "card",
+                "memory_layout",
+            )
+            self._refuse(divided, "gpus='auto' divides the GPUs: leave one of them out")
         for name, gpus in (("inference_gpus", self.inference_gpus), ("train_gpus", self.train_gpus)):
             if len(set(gpus)) < len(gpus):
                 raise ValueError(f"{name}: a GPU is named twice (got {gpus})")

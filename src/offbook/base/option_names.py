@@ -20,7 +20,7 @@ OWNERS = {
     "warmup_updates betas "
     "weight_decay min_group_size layout row_tokens logits_chunk overlap max_staleness kl_warn rendered_warn seed",
     "lora=LoraOptions({}=...) in TrainableModel()": "r alpha dropout target_modules seed",
-    "{}=... in LocalBackend()": "dir start_timeout engine loader device inference_gpus tensor_parallel replicas train_gpus dtype load_in_4bit "
+    "{}=... in LocalBackend()": "dir start_timeout engine loader device gpus inference_gpus tensor_parallel replicas train_gpus dtype load_in_4bit "
     "max_model_len max_batch max_string max_items max_loras max_lora_rank tool_call_parser reasoning_parser engine_args "
     "vllm_url memory_layout card threads deterministic keep_tokens learners",
     "{}=... in TrainableModel()": "name project base_model backend lora",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -19,10 +20,11 @@ from offbook.base.types import Json
 from offbook.doctor.examine import Report, examine
 from offbook.doctor.packages import Check, Status
 from offbook.memory_plan.card import Card, parse_card
+from offbook.memory_plan.cards_plan import CardsPlan, parse_cards, plan_cards
 from offbook.memory_plan.layout import LAYOUTS
 from offbook.memory_plan.parts import Workload
 from offbook.memory_plan.plan import MemoryPlan, make_plan
-from offbook.memory_plan.plan_text import headline, plan_json, plan_lines
+from offbook.memory_plan.plan_text import cards_json, cards_lines, headline, plan_json, plan_lines
 from offbook.memory_plan.published import find_shape
 
 from .options import Dir
@@ -36,36 +38,67 @@ class Planned:
     """The plan for a card. `plan` is None where the base does not fit; `refused` then names the setting to change."""
 
     card: Card
-    plan: MemoryPlan | None
+    plan: MemoryPlan | CardsPlan | None
     refused: str = ""
 
     def lines(self) -> list[str]:
         """The plan as text."""
-        return plan_lines(self.plan) if self.plan is not None else [self.refused]
+        if self.plan is None:
+            return [self.refused]
+        return cards_lines(self.plan) if isinstance(self.plan, CardsPlan) else plan_lines(self.plan)
 
     def as_json(self) -> dict[str, Json]:
         """The plan as JSON."""
-        return plan_json(self.plan) if self.plan is not None else {"card": self.card.name, "refused": self.refused}
+        if self.plan is None:
+            return {"card": self.card.name, "refused": self.refused}
+        return cards_json(self.plan) if isinstance(self.plan, CardsPlan) else plan_json(self.plan)
 
 
 def plans(
-    model: str | None, card: str | None, options: EngineOptions, row_tokens: int | None, layout: str = "auto"
+    model: str | None,
+    card: str | None,
+    options: EngineOptions,
+    row_tokens: int | None,
+    layout: str = "auto",
+    cards: str | None = None,
 ) -> list[Planned]:
-    """A plan per card. Raises ConfigError for a base that cannot be read or planned, and for an unknown layout."""
+    """A plan per card, or the one for several `cards`. Raises ConfigError for a base that cannot be read or planned, and for an unknown layout."""
     known: dict[str, MemoryLayout | Literal["auto"]] = {"auto": "auto", **{name: name for name in LAYOUTS}}
     if layout not in known:
         raise ConfigError(f"--memory-layout {layout!r} is unknown: use one of auto, {', '.join(LAYOUTS)}")
+    if card is not None and cards is not None:
+        raise ConfigError("--card is for one GPU, --cards for several: give one of them")
     if model is None:
-        raise ConfigError("--card needs --model, the base to run on it, as in --model Qwen/Qwen2.5-7B-Instruct")
+        option = "--card" if cards is None else "--cards"
+        raise ConfigError(f"{option} needs --model, the base to run, as in --model Qwen/Qwen2.5-7B-Instruct")
+    several = _of_cards(model, cards, options, row_tokens, layout) if cards is not None else None
+    if isinstance(several, Planned):
+        return [several]
     shape, work = find_shape(model), Workload.of(options, row_tokens)
-    cards = [parse_card(card)] if card is not None else [Card(gpu.name, gpu.total) for gpu in gpus()[:1]]
+    one = several or (parse_card(card) if card is not None else None)
     planned: list[Planned] = []
-    for gpu in cards or map(parse_card, COMMON):
+    for gpu in (
+        [one] if one is not None else [Card(gpu.name, gpu.total) for gpu in gpus()[:1]] or map(parse_card, COMMON)
+    ):
         try:
             planned.append(Planned(gpu, make_plan(model, shape, gpu, work, known[layout])))
         except ConfigError as error:
             planned.append(Planned(gpu, None, str(error)))
     return planned
+
+
+def _of_cards(model: str, cards: str, options: EngineOptions, row_tokens: int | None, layout: str) -> Planned | Card:
+    """The plan for several equal cards; the card itself where there is one. Raises ConfigError."""
+    count, card = parse_cards(cards)
+    if count == 1:
+        return card
+    if layout != "auto":
+        raise ConfigError(f"--memory-layout {layout}: with several cards, sampler and learner share none; leave it out")
+    shape = find_shape(model)
+    try:
+        return Planned(card, plan_cards(model, shape, card, count, Workload.of(options, row_tokens)))
+    except ConfigError as error:
+        return Planned(card, None, str(error))
 
 
 def plan_checks(planned: list[Planned]) -> list[Check]:
@@ -75,7 +108,9 @@ def plan_checks(planned: list[Planned]) -> list[Check]:
         if result.plan is None:
             checks.append(Check("memory", result.card.name, "warn", result.refused))
         else:
-            shown = result.lines() if len(planned) == 1 else [headline(result.plan)]
+            shown = (
+                [headline(result.plan)] if len(planned) > 1 and isinstance(result.plan, MemoryPlan) else result.lines()
+            )
             checks.append(Check("memory", result.card.name, "ok", "\n".join(shown)))
     return checks
 
@@ -158,6 +193,9 @@ def doctor_command(
     card: Annotated[
         str | None, typer.Option(help="plan for a GPU with this memory, such as 24GB, and check nothing else")
     ] = None,
+    cards: Annotated[
+        str | None, typer.Option(help="the same for several equal GPUs, such as 8x80GB: replicas and learners")
+    ] = None,
     memory_layout: Annotated[
         str, typer.Option(help="how sampler and learner share the GPU: auto, side_by_side, free_cache or offload")
     ] = "auto",
@@ -172,21 +210,24 @@ def doctor_command(
     """Check this machine, and name a fix for each fault.
 
     Checks hardware, packages, engine, server and services. With --model, also plan the GPU memory of that base. With
-    --card, show only that plan. Exits with code 1 if the engine cannot run, or if the base does not fit on the card."""
+    --card or --cards, show only that plan. Exits with code 1 if the engine cannot run, or if the base does not fit."""
     options = EngineOptions.parse(engine=engine, loader=loader)
     planned: list[Planned] = []
-    if model is not None or card is not None:
+    if model is not None or card is not None or cards is not None:
         wanted = EngineOptions.parse(
             max_batch=max_batch,
             max_model_len=max_model_len,
             max_lora_rank=max_lora_rank,
             load_in_4bit=load_in_4bit,
         )
-        planned = plans(model, card, wanted, row_tokens, memory_layout)
-    if card is not None:
+        planned = plans(model, card, wanted, row_tokens, memory_layout, cards)
+    if card is not None or cards is not None:
         _show_plans(planned, as_data)
-        return
-    folder = server_folder(dir)
+    else:
+        _examine(options, server_folder(dir), planned, as_data)
+
+
+def _examine(options: EngineOptions, folder: Path, planned: list[Planned], as_data: bool) -> None:
     with Terminal(stderr=True).status("Asking torch and the engines ..."):
         report = examine(options, folder, more=plan_checks(planned))
     if as_data:

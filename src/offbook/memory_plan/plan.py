@@ -160,11 +160,19 @@ def _cache_tokens(shape: BaseShape, card: Card, work: Workload, layout: MemoryLa
 def _largest_rows(shape: BaseShape, card: Card, work: Workload, layout: MemoryLayout) -> int | None:
     """The wanted row size, or the largest multiple of ROW_UNIT below it that fits. None if not even the smallest row
     fits."""
-    below = range(work.row_tokens // ROW_UNIT * ROW_UNIT, min(LEAST_ROW, work.row_tokens) - 1, -ROW_UNIT)
-    for rows in (work.row_tokens, *below):
+    for rows in row_sizes(work.row_tokens):
         if peak_bytes(layout, parts(shape, card, work, rows)) <= card.usable:
             return rows
     return None
+
+
+def row_sizes(wanted: int) -> tuple[int, ...]:
+    """Row sizes to try, in tokens, the largest first: the wanted one, and the multiples of ROW_UNIT below it down to LEAST_ROW.
+
+    >>> row_sizes(3500)
+    (3500, 3072, 2048)
+    """
+    return wanted, *range((wanted - 1) // ROW_UNIT * ROW_UNIT, min(LEAST_ROW, wanted) - 1, -ROW_UNIT)
 
 
 def _changes(

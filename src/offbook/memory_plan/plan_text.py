@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from offbook.base.text import counted
 from offbook.base.types import Json
 
 from .card import GIB
+from .cards_plan import LEARNER_SHARE, CardsPlan
 from .host import PROCESSES
 from .layout import sampling_parts, step_parts
 from .parts import CALL_TOKENS
@@ -24,6 +26,8 @@ LABELS = {
     "contexts": "CUDA contexts, reserve (assumed)",
 }
 """Part -> its name in the text. `assumed` parts are constants, the others are counted."""
+REPLICA, LEARNER = "replica", "learner"
+"""Headings of a card that samples, and of one that trains."""
 MEANING = {
     "side_by_side": "sampler and learner stay on the GPU; calls are answered during a step",
     "free_cache": "vLLM frees its key-value cache for a step and keeps its weights",
@@ -77,6 +81,49 @@ def plan_json(plan: MemoryPlan) -> dict[str, Json]:
         "sampling": sampling_parts(plan.layout, plan.parts),
         "step": step_parts(plan.layout, plan.parts),
         "host": plan.host,
+    }
+
+
+def cards_lines(plan: CardsPlan) -> list[str]:
+    """The plan for several cards as lines: the options that divide them so, why, and the parts of both sides in GiB a card."""
+    split, cards = plan.tensor_parallel, f"{counted(plan.count, 'card')} of {plan.card.described}"
+    why = "as few as hold the wanted calls" if split > 1 else "the base and its cache fit"
+    lines = [
+        f"Memory plan: {plan.base} on {cards}",
+        f"  offbook serve --model {plan.base} {plan.options()}",
+        f"  {counted(plan.replicas, 'replica')}, each on {counted(split, 'card')} ({why}): cache for {plan.cache_tokens:,} "
+        f"tokens, {plan.cache_calls:,} calls of {CALL_TOKENS:,}",
+    ]
+    if plan.learners:
+        lines.append(
+            f"  {counted(plan.learners, 'learner')}, each with the whole base: rows of at most {plan.row_tokens:,} tokens"
+        )
+        lines.append(
+            f"  one card in {LEARNER_SHARE} trains, at least one, and those that make no whole replica (a rule of thumb)"
+        )
+    lines.append(f"  {'GiB on each card':<{_WIDTH}}  {REPLICA:>8}{LEARNER:>8}")
+    for name, label in LABELS.items():
+        lines.append(f"  {label:<{_WIDTH}}  {_gib(plan.replica.get(name))}{_gib(plan.learner.get(name))}")
+    sums = [sum(side.values()) for side in (plan.replica, plan.learner)]
+    lines.append(f"  {'sum':<{_WIDTH}}  {_gib(sums[0])}{_gib(sums[1])}")
+    return lines
+
+
+def cards_json(plan: CardsPlan) -> dict[str, Json]:
+    """The plan for several cards as JSON, sizes in bytes on each card."""
+    return {
+        "base": plan.base,
+        "card": plan.card.name,
+        "memory": plan.card.memory,
+        "cards": plan.count,
+        "replicas": plan.replicas,
+        "tensor_parallel": plan.tensor_parallel,
+        "learners": plan.learners,
+        "row_tokens": plan.row_tokens,
+        "cache_tokens": plan.cache_tokens,
+        "options": plan.options(),
+        REPLICA: plan.replica,
+        LEARNER: plan.learner,
     }
 
 

@@ -20,7 +20,7 @@ from offbook.base.extras import install_command
 from ...engine.protocol import SAMPLER_MODULES
 from ..models.registration import MAX_RANK
 from .child_sampler import ChildSampler
-from .gpu_sharing import FORCING, GpuSharing, share_gpu
+from .gpu_sharing import FORCING, GpuSharing, divide_gpus, share_gpu
 from .pool import SamplerPool
 from .running_sampler import RunningSampler, key
 from .sampler import Quirks, Sampler, SamplerCalls
@@ -201,19 +201,9 @@ def choose(options: EngineOptions, model: str, *, trains: bool) -> EngineChoice:
         key()  # raises now, not at the first call, for an unusable key
         return EngineChoice("vllm", options, quirks=_VLLM_QUIRKS)
     present = () if options.device == "cpu" else gpus()
-    if present and options.samplers > 1 and not options.inference_gpus:
-        raise ConfigError(f"--replicas {options.samplers}: name a GPU for each, such as --inference-gpus 0,1")
-    sampling = options.inference_gpus or options.train_gpus
-    training = options.train_gpus or sampling[:1]
-    for option, indices in (("inference-gpus", options.inference_gpus), ("train-gpus", options.train_gpus)):
-        if indices:
-            chosen(indices, present, option)
     name = options.engine if options.engine != "auto" else _automatic(present)
-    if name == "vllm" and present and not sampling and options.device in ("auto", "cuda"):
-        sampling = training = (present[0].index,)  # explicit on both sides, since CUDA may order GPUs differently
-    # A GPU was chosen: neither process may fall back to the CPU because its torch cannot use it.
-    device = "cuda" if present and training and options.device == "auto" else options.device
-    options = options.model_copy(update={"inference_gpus": sampling, "train_gpus": training, "device": device})
+    options = _placed(name, options, model, present, trains=trains)
+    sampling, training = options.inference_gpus, options.train_gpus
     sharing = None
     if trains and set(training) <= set(sampling):
         shared = next((r.gpus for r in EngineChoice(name, options).replicas if r.shares_gpu), ())
@@ -231,6 +221,26 @@ def choose(options: EngineOptions, model: str, *, trains: bool) -> EngineChoice:
     return EngineChoice(
         name, options, sharing, replace(_VLLM_QUIRKS, no_seed=not present, stream_blocks=not options.reasoning_parser)
     )
+
+
+def _placed(
+    name: EngineName, options: EngineOptions, model: str, present: tuple[Gpu, ...], *, trains: bool
+) -> EngineOptions:
+    """The options with the GPUs of both sides and the device. Raises ConfigError as `choose`."""
+    if options.gpus == "auto" and name == "vllm":
+        options = divide_gpus(options, model, present, trains=trains)
+    if present and options.samplers > 1 and not options.inference_gpus:
+        raise ConfigError(f"--replicas {options.samplers}: name a GPU for each, such as --inference-gpus 0,1")
+    sampling = options.inference_gpus or options.train_gpus
+    training = options.train_gpus or sampling[:1]
+    for option, indices in (("inference-gpus", options.inference_gpus), ("train-gpus", options.train_gpus)):
+        if indices:
+            chosen(indices, present, option)
+    if name == "vllm" and present and not sampling and options.device in ("auto", "cuda"):
+        sampling = training = (present[0].index,)  # explicit on both sides, since CUDA may order GPUs differently
+    # A GPU was chosen: neither process may fall back to the CPU because its torch cannot use it.
+    device = "cuda" if present and training and options.device == "auto" else options.device
+    return options.model_copy(update={"inference_gpus": sampling, "train_gpus": training, "device": device})
 
 
 def _sampling_gpus(

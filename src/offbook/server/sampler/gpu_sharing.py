@@ -1,4 +1,4 @@
-"""How sampler and learner share one GPU.
+"""How sampler and learner share one GPU, or divide several.
 
 The memory plan decides, before anything is loaded. `--memory-layout` overrides it.
 """
@@ -14,7 +14,8 @@ import psutil
 from offbook.base.config import EngineName, EngineOptions, MemoryLayout
 from offbook.base.devices import Gpu
 from offbook.base.errors import ConfigError
-from offbook.memory_plan.plan_text import plan_lines
+from offbook.memory_plan.cards_plan import plan_cards
+from offbook.memory_plan.plan_text import cards_lines, plan_lines
 
 from ...memory_plan.base_shape import UnknownShapeError
 from ...memory_plan.card import GIB, Card, parse_card
@@ -124,6 +125,21 @@ def share_gpu(engine: EngineName, options: EngineOptions, model: str, gpus: tupl
         plan.decoded_calls,
     )
     return sharing
+
+
+def divide_gpus(options: EngineOptions, model: str, gpus: tuple[Gpu, ...], *, trains: bool) -> EngineOptions:
+    """The options with all of `gpus` given to replicas and learners as the plan for that many cards of the smallest size
+    says, which is logged. One GPU, or none, is left as it is. Raises ConfigError if the plan cannot be made or does not fit."""
+    if len(gpus) < 2:
+        return options
+    smallest = min(map(_card, gpus), key=lambda card: card.usable)
+    shape = find_shape(model)
+    plan = plan_cards(model, shape, smallest, len(gpus), Workload.of(options), trains=trains)
+    sampling, training = plan.gpus(tuple(gpu.index for gpu in gpus))
+    logger.info("--gpus auto\n%s", "\n".join(cards_lines(plan)))
+    return options.model_copy(
+        update={"inference_gpus": sampling, "train_gpus": training, "tensor_parallel": plan.tensor_parallel}
+    )
 
 
 def _plan(options: EngineOptions, model: str, gpus: tuple[Gpu, ...]) -> MemoryPlan | None:

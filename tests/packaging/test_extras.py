@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -87,3 +89,11 @@ def test_the_dashboard_of_a_directory_needs_no_torch(resolve: Callable[..., dict
     found = resolve("ui", platform=LINUX)
     assert {"fastapi", "sqlalchemy", "tokenizers"} <= set(found)
     assert not {"torch", "transformers", "peft"} & set(found)
+
+
+def test_what_serves_http_has_a_floor_for_starlette() -> None:
+    """Without one, a version is kept whose forms and ranges strangers can make slow."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    for extra in ("ui", "mcp"):
+        assert any(re.match(r"starlette>=[1-9]", needed) for needed in extras[extra]), extra
+    assert "offbook[ui]" in extras["server"]

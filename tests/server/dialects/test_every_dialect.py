@@ -242,8 +242,9 @@ def mutated(value: Any, dice: Random) -> None:
 
 
 async def mutations(gateway: Gateway, api: Api, count: int, seed: int) -> set[int]:
-    """The statuses of so many mutated requests, whole and streamed. None may be of the server."""
-    dice, statuses = Random(seed), set[int]()
+    """The statuses of so many mutated requests, whole and streamed. None may be of the server, and every call that was
+    answered is in the records, once."""
+    dice, statuses, answered = Random(seed), set[int](), list[str]()
     for number in range(count):
         path, _ = api.request(stream=bool(number % 2))
         body = json.loads(json.dumps(LONG[api.name]))
@@ -258,6 +259,11 @@ async def mutations(gateway: Gateway, api: Api, count: int, seed: int) -> set[in
         assert answer.status_code == 200 or refused(api, answer.json())
         assert answer.status_code != 200 or api.failed not in answer.text, (sent, answer.text)
         statuses.add(answer.status_code)
+        if answer.status_code == 200:
+            answered.append(answer.headers["x-offbook-call"])
+    recorded = {call.id: call for call in await gateway.calls("t1")}
+    assert len(set(answered)) == len(answered) and set(answered) <= recorded.keys()
+    assert all(recorded[name].status is CallStatus.COMPLETE for name in answered)
     return statuses
 
 

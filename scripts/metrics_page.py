@@ -23,19 +23,22 @@ def page() -> str:
     step, evaluation = tables(SOURCES["trainer"])
     return f"""# Metrics
 
-For anyone who reads a run's numbers: every metric of a step and of an evaluation, and its meaning.
+This page is for you if you read a run's numbers. It gives you the name and the meaning of every metric.
 
-Every trace sink shows the metrics of a step and of an evaluation under these names. `a/b, c` stands for `a/b` and `a/c`.
-W&B and TensorBoard put `train/` before the metrics of steps, and `val/` or `val-sampled/` before those of evaluations.
-Langfuse has a few of them as scores of a [session](langfuse.md#what-you-see), and all in the metadata of its first score.
+A **step** is one update of the model. An **evaluation** measures the model without changing it.
 
-This page is made from the code: `python scripts/metrics_page.py`.
+Every trace sink (a service or file that shows a run) uses these names. `a/b, c` means `a/b` and `a/c`.
+
+- **W&B and TensorBoard** put `train/` before the metrics of steps. They put `val/` or `val-sampled/` before those of evaluations.
+- **Langfuse** shows a few of them as scores of a [session](langfuse.md#what-you-see). All are in the metadata of the session's first score.
+
+`python scripts/metrics_page.py` generates this page from the code.
 
 ## Of a step: the learner
 
 {learner}
 
-[Reading a step](reading_steps.md#reading-the-metrics) says which to look at first.
+[Reading a step](reading_steps.md#reading-the-metrics) says which of them to look at first.
 
 ## Of a step: the trainer
 

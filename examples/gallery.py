@@ -52,8 +52,6 @@ EXAMPLES = (
     Example("observe_and_improve", "seed-*.json", "what a paid model does, then more", "the right answer, greedy"),
     Example("auto_rl", "seed-*.json", "what a judge likes, from a description", "the judge's, greedy"),
     Example("mcp_rl", "seed-*.json", "which tool of an MCP server answers", "the right answer"),
-    Example("langgraph_email_agent", "seed-*.json", "to search, read and answer", "reward of the inbox"),
-    Example("langgraph_email_agent", "ruler-seed-*.json", "the same, scored by a judge", "right answers"),
 )
 
 

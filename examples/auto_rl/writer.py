@@ -11,17 +11,22 @@ from offbook.testing import LlmReply, LlmRequest, ShownConversation, attempts_sh
 
 DESCRIPTION = "answer a question about a train with the one call that looks it up"
 TOOLS_OF = {
-    "track": ("train_track", ("where does {} leave?", "to which side do I go for {}?", "I am looking for {}")),
-    "delay": ("train_delay", ("is {} on time?", "how late is {}?", "may I still get a coffee before {}?")),
-    "length": ("train_length", ("how long is {}?", "is there room in {}?", "at which end do I board {}?")),
+    "track": ("train_track", ("where does {} leave?", "where do I find {}?")),
+    "delay": ("train_delay", ("is {} on time?", "how late is {}?")),
+    "length": ("train_length", ("how many cars has {}?", "who can sit in {}?")),
 }
 """What is asked -> the tool that answers, and questions. None names a tool."""
 MANNERS = {
     "plain": "{}",
     "polite": "please, {}",
-    "hasty": "quick, {}",
-    "lost": "I am new here, {}",
+    "greeting": "hello, {}",
     "thankful": "{} thanks",
+    "asking": "can you say, {}",
+    "needing": "{} I need to know",
+    "hasty": "quick question, {}",
+    "urgent": "{} it is urgent",
+    "again": "we ask again, {}",
+    "lost": "I am new here, {}",
 }
 TOOLS: list[dict[str, Any]] = [
     {
@@ -34,6 +39,12 @@ TOOLS: list[dict[str, Any]] = [
     }
     for asked, (name, _) in TOOLS_OF.items()
 ]
+RUBRIC = (
+    "The answer is one call.",
+    "The call names the tool that looks up what is asked.",
+    "Its argument is the number of the train.",
+    "It has no other argument.",
+)
 _LINE = re.compile(r"^(\d+)\. difficulty \d; (.*)$", re.MULTILINE)
 
 
@@ -48,7 +59,7 @@ def reply(request: LlmRequest) -> LlmReply:
         return says(json.dumps({"inputs": inputs(asked)}))
     if "Write the system prompt" in asked:
         return says(json.dumps({"prompt": "Answer with one call."}))
-    return says(json.dumps({"criteria": ["The call is the one that looks up what is asked, with the train's number."]}))
+    return says(json.dumps({"criteria": RUBRIC}))
 
 
 def inputs(asked: str) -> list[dict[str, Any]]:

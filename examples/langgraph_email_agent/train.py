@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 from agent import make_agent
 from inbox import Inbox, make_mail
+from judge import reply
 from questions import HELD_OUT_QUESTIONS, TRAIN_QUESTIONS, make_questions, reward
 
 import offbook
+from offbook.testing import scripted_llm
 from offbook.trainer.evaluate import Evaluation
 from offbook_langgraph import trainable
 from offbook_langgraph.training.trainable import TrainableRunnable
@@ -47,18 +49,18 @@ tiny_email_agent = make_trainable(
 )
 
 
-def main(options: argparse.Namespace) -> None:
-    """Evaluates, trains, evaluates, and asks the trained agent."""
+def main(options: argparse.Namespace, judge: offbook.Ruler | None = None) -> None:
+    """Evaluates by the reward, trains by it or by the judge, evaluates, and asks the trained agent."""
     form = TINY if options.tiny else FULL
     steps = options.steps or form.steps
     model = offbook.TrainableModel(
-        name=f"email-agent-{'tiny-' if options.tiny else ''}{options.seed}",
+        name=f"email-agent-{'tiny-' if options.tiny else ''}{'ruler-' if judge else ''}{options.seed}",
         project="examples",
         base_model=options.base_model or form.base_model,
         backend=offbook.RemoteBackend(options.url) if options.url else None,
     )
-    agent = make_trainable(form, model)
-    mails = make_mail(brief=form.brief)
+    agent, mails = make_trainable(form, model), make_mail(brief=form.brief)
+    judged = agent if judge is None else trainable(make_agent(Inbox(mails), form.max_tokens), model=model, judge=judge)
     questions = make_questions(mails, TRAIN_QUESTIONS, options.seed, brief=form.brief)
     held_out = make_questions(mails, HELD_OUT_QUESTIONS, held_out=True, brief=form.brief)
 
@@ -67,7 +69,7 @@ def main(options: argparse.Namespace) -> None:
         return offbook.TrainConfig(learning_rate=form.learning_rate * left, kl_coef=form.kl_coef * left, minibatches=4)
 
     print(line("before", agent.evaluate(held_out)))
-    report = agent.train(
+    report = judged.train(
         questions, steps=steps, group_size=8, scenarios_per_step=8, concurrency=64, config=config, seed=options.seed
     )
     print(line("after", agent.evaluate(held_out)))
@@ -92,4 +94,10 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=0, help="of the training questions and their order")
     parser.add_argument("--url", help="a server elsewhere; none: OFFBOOK_URL, or a server on this machine")
     parser.add_argument("--base-model", help=f"none: {FULL.base_model}, or tiny with --tiny")
-    main(parser.parse_args())
+    parser.add_argument("--judge", help="train by RULER with this LLM, such as openai/o3, or scripted: judge.py")
+    given = parser.parse_args()
+    if given.judge == "scripted":
+        with scripted_llm(reply) as endpoint:
+            main(given, offbook.Ruler("openai/judge", api_base=endpoint.url, api_key="unused", cache=None))
+    else:
+        main(given, offbook.Ruler(given.judge) if given.judge else None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from orders import ORDERS
+from mcp_rl.orders import ORDERS
 
 from offbook_mcp.scenarios.scenario import CheckKind, McpScenario, ReferenceCall
 

@@ -1,31 +1,37 @@
-"""Train the bundled policy on a server of one's own, in this process: `python train.py`."""
-
-from __future__ import annotations
+"""Train the bundled policy on a server of one's own, in this process: `python -m mcp_rl.train`, in `examples`."""
 
 import argparse
 from pathlib import Path
 
-from customers import scenarios
-from orders import server
+from mcp_rl.customers import scenarios
+from mcp_rl.orders import server
+from measured_training import measure, model_of, parser
 
-from offbook import LocalBackend, TrainableModel
 from offbook_mcp import MCPTrainer
+from offbook_mcp.training.defaults import TINY_RATES, default_config
+
+HERE = Path(__file__).parent
 
 
-def main() -> None:
-    """Run again with the same seed, it goes on where it was."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=12, help="steps in all")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--dir", type=Path, default=Path("mcp-rl"), help="folder for everything it makes")
-    options = parser.parse_args()
-    model = TrainableModel(f"orders-{options.seed}", base_model="tiny", backend=LocalBackend(options.dir))
-    trainer = MCPTrainer(server, model, scenarios(options.seed), scenarios_per_step=12, seed=options.seed)
-    report = trainer.train(options.steps)
+def main(options: argparse.Namespace) -> None:
+    trainer = MCPTrainer(
+        server,
+        model_of("orders", options),
+        scenarios(options.seed),
+        scenarios_per_step=12,
+        config=default_config(options.base_model, options.steps, options.rate),
+        seed=options.seed,
+    )
+    measure(
+        lambda: trainer.evaluate(temperature=1.0, rollouts=2),
+        trainer.train,
+        options,
+        HERE / f"results/seed-{options.seed}.json",
+        rollouts_per_step=12 * trainer.options.group_size,
+    )
     if trainer.comparison is not None:
         print("\n".join(trainer.comparison.lines()))
-    print(f"LoRA: {report.checkpoint}")
 
 
 if __name__ == "__main__":
-    main()
+    main(parser(__doc__, steps=12, rate=TINY_RATES["tiny"]).parse_args())

@@ -15,6 +15,7 @@ import pytest
 from openai.types.chat import ChatCompletionMessage
 
 import offbook
+from offbook.llms import Llm
 from offbook.testing import LlmReply, LlmRequest, calls_tool, says, scripted_llm
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -104,6 +105,17 @@ def test_the_teacher_answers_nine_of_ten_visitors(monkeypatch: pytest.MonkeyPatc
         said = [agent.invoke({"messages": [("user", each["question"])]})["messages"][-1].text for each in asked]
     right = [each["answer"] == text for each, text in zip(asked, said, strict=True)]
     assert 0.8 < sum(right) / len(right) < 1
+
+
+def test_the_writer_writes_all_that_a_training_asks_for(litellm: Any, tmp_path: Path) -> None:
+    from auto_rl.writer import DESCRIPTION, TOOLS, reply
+
+    with scripted_llm(reply) as endpoint:
+        llm = Llm("openai/writer", api_base=endpoint.url, api_key="unused", cache=tmp_path / "llms.sqlite")
+        trainer = offbook.AutoTrainer(
+            DESCRIPTION, llm=llm, tools=TOOLS, train_inputs=60, held_out=24, output=tmp_path / "out"
+        )
+        assert len(trainer.run(until="rubric").inputs) == 84
 
 
 def _trained(example: str, folder: Path, *more: str) -> None:

@@ -8,14 +8,17 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from agent import make_agent
 from inbox import Inbox, make_mail
+from judge import score
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 from questions import LONGEST_ANSWER, Question, make_questions, reward
 
 import offbook
+from offbook.testing import ShownConversation
 from tests.fakes.scripted_api import Asked, Reply, scripted_api
 
 ASKED = Question("1", "How much does Greta Quist ask for the boiler at Heron?", "412.50", "m-7")
@@ -107,6 +110,36 @@ def run(words: list[str | Path], folder: Path, **environment: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("calls", "answer", "earned"),
+    [
+        ([SEARCH, READ], "Greta Quist", 1.0),
+        ([SEARCH, ("read_message", {"message": "m-7"}, '{"from": "Greta Quist", "body": "412.50"}')], "412,50", 1.0),
+        ([SEARCH, ("read_message", {"message": "m-7"}, '{"from": "Greta Quist", "body": "412.50"}')], "413.50", 0.3),
+        ([SEARCH, OTHER], "It comes to 950.00 euros.", 0.1),
+        ([SEARCH], "m-7", 0.1),
+        ([], "412.50", 0.0),
+    ],
+)
+def test_the_scripted_judge_asks_whether_an_answer_was_read(
+    calls: list[tuple[str, dict[str, str], str]], answer: str, earned: float
+) -> None:
+    messages: list[Any] = [{"role": "user", "content": ASKED.question}]
+    for number, (name, arguments, result) in enumerate(calls):
+        call = {"id": str(number), "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
+        messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+        messages.append({"role": "tool", "tool_call_id": str(number), "content": result})
+    messages.append({"role": "assistant", "content": answer})
+    assert score([ShownConversation(messages)]) == pytest.approx(earned)
+
+
+@pytest.mark.slow("whole trainings")
+def test_a_step_of_the_tiny_form_is_judged(example: Path, tmp_path: Path, litellm: Any) -> None:
+    words = [example / "train.py", "--tiny", "--steps", "1", "--judge", "scripted"]
+    printed = run(words, tmp_path, OMP_NUM_THREADS="1")
+    assert re.search(r"^after: step 1, 60 held-out questions: ", printed, re.MULTILINE), printed
 
 
 @pytest.mark.slow("whole trainings")

@@ -17,10 +17,10 @@ from tests.paths import ROOT
 
 @pytest.fixture
 def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Any]]:
-    """The modules `orders` and `customers`."""
-    monkeypatch.syspath_prepend(str(ROOT / "examples/mcp_rl"))
-    yield importlib.import_module("orders"), importlib.import_module("customers")
-    for name in ("orders", "customers"):
+    """The modules `mcp_rl.orders` and `mcp_rl.customers`."""
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    yield importlib.import_module("mcp_rl.orders"), importlib.import_module("mcp_rl.customers")
+    for name in ("mcp_rl.orders", "mcp_rl.customers"):
         sys.modules.pop(name, None)
 
 

@@ -125,7 +125,8 @@ async def test_replicas_that_share_the_gpu_sleep_and_wake_together_and_one_that_
                 [note for note in notes(tmp_path, number) if note[1:6] in ("sleep", "wake_")] for number in range(3)
             ]
             assert asleep == [["/sleep"], ["/sleep"], []]
-            answers = [await pool.calls.post(call(n), trajectory=f"t{n}") for n in range(8)]  # by the one that is awake
+            async with asyncio.timeout(SECONDS):  # by the one that is awake
+                answers = [await pool.calls.post(call(n), trajectory=f"t{n}") for n in range(8)]
             assert {reply.status for reply in answers} == {200} and count_of(tmp_path, "call", of=2) == 8
             os.kill(children_of(0)[0], signal.SIGKILL)
         assert [notes(tmp_path, number).count("/wake_up") for number in (1, 2)] == [1, 0]

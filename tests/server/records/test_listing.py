@@ -72,6 +72,12 @@ async def test_pages_neither_repeat_nor_lose_a_trajectory_while_others_are_finis
     assert (await listed(store))[:4] == ["new3", "new2", "new1", "new0"]
 
 
+async def test_the_newest_trajectory_can_be_finished_again_together_with_new_ones(store: Store) -> None:
+    await store.finish([a_record("old"), a_record("newest")])
+    await store.finish([a_record("new"), a_record("newest", reward=0.5)])
+    assert await listed(store) == ["new", "newest", "old"]
+
+
 async def test_a_trajectory_is_listed_under_every_model_that_it_called_or_was_finished_for(store: Store) -> None:
     for trajectory, model in (("whole", "writer"), ("whole", "critic"), ("open", "writer"), ("open", "critic")):
         await store.add_call(a_call(trajectory).model_copy(update={"model": model}))

@@ -201,13 +201,13 @@ def _claim(connection: Connection, records: Finish, claims: dict[CallRef, str]) 
 def _save(connection: Connection, records: Finish) -> None:
     """Write the trajectories, replacing earlier versions. A replaced trajectory keeps its position in lists."""
     seqs: dict[str, int] = {}
+    last = connection.scalar(select(func.max(trajectories.c.seq))) or 0  # before the newest may be deleted
     for chunk in chunks([record.id for record in records]):
         own = trajectories.c.id.in_(chunk)
         seqs |= {
             name: seq for name, seq in connection.execute(select(trajectories.c.id, trajectories.c.seq).where(own))
         }
         connection.execute(delete(trajectories).where(own))
-    last = connection.scalar(select(func.max(trajectories.c.seq))) or 0
     for record in records:
         seqs.setdefault(record.id, last := last + 1)
     connection.execute(insert(trajectories), [trajectory_row(record, seqs[record.id]) for record in records])

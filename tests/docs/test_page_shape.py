@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from statistics import mean
 
 import pytest
 
 from tests.paths import ROOT
 
 WORD_LIMIT = 1500
+LONGEST_SENTENCE = 35
 UNLIMITED = {"architecture.md"}
 PAGES = sorted(page.name for page in (ROOT / "docs").glob("*.md"))
 
@@ -40,10 +42,20 @@ def test_a_page_has_at_most_1500_words_outside_tables_and_code(page: str) -> Non
     assert count <= WORD_LIMIT, f"docs/{page} has {count} words, at most {WORD_LIMIT}: shorten or split it"
 
 
+def test_sentences_are_short() -> None:
+    lengths = {page: [words(sentence) for sentence in sentences(page)] for page in ("../README.md", *PAGES)}
+    long = [s for page in lengths for s in sentences(page) if words(s) > LONGEST_SENTENCE]
+    assert not long, f"above {LONGEST_SENTENCE} words: {long}"
+    every = [length for of_page in lengths.values() for length in of_page]
+    assert len(every) > 1000 and mean(every) < 14, (
+        f"sentences have {mean(every):.1f} words on average, below 14 is the goal"
+    )
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_says_first_whom_it_is_for_and_what_it_gives(page: str) -> None:
     title, first = prose(page).split("\n\n")[:2]
     assert title.startswith("# "), f"docs/{page} does not begin with a title"
-    assert re.match(r"For [^:]+: \S", first) or re.search(r"\byour?\b", first), (
+    assert re.search(r"\byour?\b", first), (
         f"docs/{page}: the first paragraph must say what you, the reader, get from it, and reads {first[:80]!r}"
     )

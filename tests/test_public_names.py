@@ -30,6 +30,7 @@ NAMES = [
     "Ruler",
     "SFTConfig",
     "Scenario",
+    "SkyPilotBackend",
     "TeacherKL",
     "TraceSink",
     "TrainConfig",

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     )
     from .client.rollouts.dataset import iterate_dataset
     from .client.rollouts.gather import gather_trajectories, gather_trajectory_groups, trajectory_group_batches
+    from .client.skypilot import SkyPilotBackend
     from .comparison.compare import acompare, compare
     from .contracts import TraceSink
     from .processes.command import Command
@@ -55,6 +56,7 @@ __all__ = [
     "Ruler",
     "SFTConfig",
     "Scenario",
+    "SkyPilotBackend",
     "TeacherKL",
     "TraceSink",
     "TrainConfig",
@@ -95,6 +97,7 @@ _MODULE_OF = {
     "Ruler": "rewards.ruler_judge",
     "SFTConfig": "base.config",
     "Scenario": "base.types",
+    "SkyPilotBackend": "client.skypilot",
     "TeacherKL": "base.config",
     "TraceSink": "contracts",
     "TrainConfig": "base.config",

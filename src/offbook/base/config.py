@@ -580,6 +580,11 @@ class ServerOptions(Options):
     step_timeout: float = Field(
         default=3600.0, gt=0, description="seconds without progress after which a step fails and its learner is ended"
     )
+    idle_exit: float | None = Field(
+        default=None,
+        gt=0,
+        description="minutes without calls, changes or training after which the server ends; None: never",
+    )
     parent_pid: int | None = Field(default=None, ge=1, description="end when this process ends (set by LocalBackend)")
 
 

@@ -39,6 +39,7 @@ OWN: Final = {
     "checkpoints": "checkpoints:checkpoints",
     "export": "checkpoints:export",
     "import": "import_adapter:import_command",
+    "cloud": "cloud:app",
     "push": "mirror:push",
     "pull": "mirror:pull",
     "verify": "maintenance:verify",

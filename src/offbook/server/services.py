@@ -13,6 +13,7 @@ from fastapi import Depends, Request
 from offbook.base.config import ServerOptions
 
 from .calls.recorder import Recorder
+from .idle_exit import Activity
 from .models.base_model import BaseModelPath
 from .models.checkpoint_swaps import ModelServices
 from .records.store import Store
@@ -69,6 +70,7 @@ class Services:
     archives: Archives
     mirror: MirrorUploads | None = None
     lag: LoopLag = field(default_factory=LoopLag)
+    activity: Activity = field(default_factory=Activity)
 
 
 async def _services_of(request: Request) -> Services:

@@ -32,6 +32,7 @@ from .calls.sampled_answer import CALL_MARKS
 from .directory_lock import DirectoryLock, make_private, sweep
 from .http import app
 from .http.auth import Guard, Key, KeyFile, key_for
+from .idle_exit import wait_idle
 from .listening import listen, local_url, url_of
 from .logprob_check import check_logprobs, write_adapter
 from .models.base_model import BaseModelPath, find
@@ -257,6 +258,8 @@ async def _serve(
         asyncio.create_task(_expire_calls(services)),
         asyncio.create_task(services.lag.watch()),
     ]
+    if options.idle_exit is not None:
+        tasks.append(asyncio.create_task(_end_idle(services, options.idle_exit, shutdown)))
     if options.parent_pid is not None:
         tasks.append(asyncio.create_task(_follow(options.parent_pid, shutdown)))
     try:
@@ -333,6 +336,17 @@ async def _expire_calls(services: Services) -> None:
             await store.expire_unclaimed(running.ago(ttl), tuple(services.recorder.in_flight))
         except StoreError as error:
             logger.error("Expired calls were not deleted: %s", error)
+
+
+async def _end_idle(services: Services, minutes: float, shutdown: Shutdown) -> None:
+    """Shut down after `minutes` without work (--idle-exit)."""
+
+    def works() -> bool:
+        return services.sampler.state == "starting" or services.training.running is not None
+
+    await wait_idle(services.activity, 60 * minutes, works)
+    echo(f"Nothing to do for {minutes:g} minutes (--idle-exit): the server ends")
+    shutdown.begin(END_SECONDS)
 
 
 async def _follow(pid: int, shutdown: Shutdown) -> None:

@@ -68,7 +68,6 @@ _CHARTS = "use offbook.compare or `offbook compare`, and `offbook ui` for curves
 ELSEWHERE = {
     "LoRAConfig": "use LoraOptions(r=..., alpha=...)",
     "PydanticException": "use offbook.base.types.RolloutException",
-    "SkyPilotBackend": _REMOTE,
     "TinkerBackend": "use LocalBackend, or RemoteBackend(url, api_key)",
     "TrajectoryGroupResult": "use TrainResult",
     "UnslothBackend": "use LocalBackend(loader='unsloth')",
@@ -118,7 +117,7 @@ MODULES = {
     "rewards.ruler": "the judge's answer is not a class here",
     "server": "start one with `offbook serve --model MODEL`, and use RemoteBackend(url, api_key)",
     "serverless": _REMOTE,
-    "skypilot": _REMOTE,
+    "skypilot": "use SkyPilotBackend.initialize_cluster(...)",
     "test": "use offbook.testing",
     "tinker": "use LocalBackend, or RemoteBackend(url, api_key)",
     "tinker_native": "use LocalBackend, or RemoteBackend(url, api_key)",

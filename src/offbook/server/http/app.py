@@ -24,6 +24,7 @@ from offbook.http_listener.access_checks import AccessChecks
 from offbook.server.views.dashboard_source import DashboardSource, EngineState
 
 from ..errors import ApiError, internal_error, refusal_of, shortened
+from ..idle_exit import CountedRequests
 from ..pages.site import add_pages
 from ..services import Services, ServicesDep
 from . import openai_api, resampling, training_api, trajectory_api
@@ -50,6 +51,8 @@ def build(services: Services, guard: Guard) -> FastAPI:
     add_openapi(app)
     add_error_answers(app)
     app.add_middleware(openai_api.ModelCalls, services=services)
+    if services.options.idle_exit is not None:
+        app.add_middleware(CountedRequests, activity=services.activity)
     origins = services.options.allow_origin
     add_access_checks(app, guard, services.options.max_body, frozenset(origins))
     if origins:

@@ -136,6 +136,24 @@ async def test_a_client_that_dies_during_a_step_has_logged_what_its_rollouts_cos
     assert len({log["trajectory_ids"][0] for log in server.logs}) == len(server.logs) == len(server.requests)
 
 
+async def test_a_judging_that_ends_halfway_has_logged_what_its_answers_cost(server: ScriptedTraining) -> None:
+    with scripted_llm([says('{"scale": 1}')]) as endpoint:
+        judge, paid = ScriptedJudge(endpoint), asyncio.Event()
+
+        async def halfway(group: TrajectoryGroup) -> TrajectoryGroup:
+            await judge(group)
+            paid.set()
+            return await asyncio.Future[TrajectoryGroup]()
+
+        run = asyncio.create_task(trained(server, 1, judge=halfway))
+        await asyncio.wait_for(paid.wait(), 60)
+        run.cancel()
+        await asyncio.gather(run, return_exceptions=True)
+        assert [log["metrics"]["costs/judge"] for log in server.logs] == [1.0]
+        await trained(server, 1, judge=judge)
+    assert sum(log["metrics"]["costs/judge"] for log in server.logs) == len(endpoint.requests) == 2
+
+
 async def test_an_unknown_price_is_said_and_with_a_budget_refused(
     server: ScriptedTraining, endpoint: ScriptedLlm
 ) -> None:

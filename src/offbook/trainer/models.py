@@ -257,6 +257,20 @@ async def log_spent(
     )
 
 
+async def log_spent_after(
+    error: BaseException,
+    model: TrainableModel,
+    groups: Sequence[TrajectoryGroup],
+    step: int,
+    spent: Mapping[str, float],
+) -> None:
+    """`log_spent` for rollouts whose judging ended with `error`. If that fails, `error` gets a note."""
+    try:
+        await log_spent(model, groups, step, spent)
+    except OffbookError as failure:
+        error.add_note(f"What other LLMs cost could not be logged: {type(failure).__name__}: {failure}")
+
+
 def _choices(trajectory: Trajectory) -> Iterator[Choice]:
     for history in (trajectory, *trajectory.additional_histories):
         yield from (item for item in history.entries() if isinstance(item, Choice))

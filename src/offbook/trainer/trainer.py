@@ -48,6 +48,7 @@ from .models import (
     check_choices,
     checked_models,
     log_spent,
+    log_spent_after,
     log_to_each,
     save_rollouts,
     save_rollouts_after,
@@ -274,7 +275,12 @@ class Trainer:
                 run.progress.say(line)
             if self.options.judge is not None:
                 with run.doing("judging"):
-                    groups = await self._judged(groups, self.options.judge)
+                    try:
+                        groups = await self._judged(groups, self.options.judge)
+                    except BaseException as error:  # also Ctrl-C: what earlier answers cost is known all the same
+                        spent = run.spending.metrics(spent_before)
+                        await log_spent_after(error, self.model, groups, first[self.model.name], spent)
+                        raise
         if not any(trajectory.reward is not None for group in groups for trajectory in group):
             unscored = RolloutError(
                 f"after {steps_line(first)}: no rollout was scored, so nothing can be trained: {unscored_causes(groups)}"

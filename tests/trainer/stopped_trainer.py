@@ -33,6 +33,8 @@ class Stops:
     async def at(self, phase: str) -> None:
         if phase != self._phase or self._mark.exists() or await self._model.get_step() < 1:
             return
+        if phase != self._phase:  # another group stood still while this one asked for the step
+            return
         self._phase = "none"
         self._mark.touch()
         while self._mark.exists():

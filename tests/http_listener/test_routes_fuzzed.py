@@ -27,7 +27,7 @@ from offbook.comparison import gateway as comparison
 from offbook.http_listener.access_checks import AccessChecks
 from offbook.llms import Llm
 from offbook.llms.answer import ChatAnswer, Tokens
-from offbook.server.http import app, openai_api
+from offbook.server.http import app, model_paths
 from offbook.server.http.auth import Guard
 from offbook.testing import scripted_sampler
 from offbook.testing.asgi import serving
@@ -174,7 +174,7 @@ def doors_of(served: Any) -> list[tuple[str, str, Any]]:
 
 
 def test_every_api_before_the_routes_is_attacked() -> None:
-    patterns = [vars(openai_api)["_CHATS"], *(pattern for pattern, _ in openai_api.DIALECTS)]
+    patterns = [model_paths.CHATS, *(pattern for pattern, _ in model_paths.DIALECTS)]
     for pattern in patterns:
         assert any(pattern.fullmatch(path) for path in APIS), f"{pattern.pattern} needs a path and a body in APIS"
     assert all(any(pattern.fullmatch(path) for pattern in patterns) for path in APIS)

@@ -585,6 +585,20 @@ class ServerOptions(Options):
         gt=0,
         description="minutes without calls, changes or training after which the server ends; None: never",
     )
+    upstream: str | None = Field(
+        default=None,
+        min_length=1,
+        description="paid model that answers the calls of an app below /r/ROUTE, such as openai/gpt-4.1",
+    )
+    route: Name = Field(default="app", description="name of that app's calls")
+    record_share: float = Field(
+        default=0.0, ge=0, le=1, description="share of the app's threads whose calls are recorded; 0: only counts"
+    )
+    record_days: float = Field(default=30.0, gt=0, description="days that recorded threads of the app are kept")
+    record_mb: float = Field(default=1024.0, gt=0, description="megabytes of them at most; the oldest go first")
+    keep_personal: bool = Field(
+        default=False, description="record e-mail addresses, phone, card and account numbers as they are"
+    )
     parent_pid: int | None = Field(default=None, ge=1, description="end when this process ends (set by LocalBackend)")
 
 

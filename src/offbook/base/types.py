@@ -192,6 +192,14 @@ class CallTrace(CallFields):
     outputs: tuple[OutputTrace, ...]
     cost: FiniteFloat | None = None  # USD; None: unknown
 
+    def without_tokens(self) -> Call:
+        """The same as a Call whose token arrays are empty: for what reads conversations."""
+        outputs = tuple(
+            CallOutput(token_ids=(), logprobs=(), **{name: getattr(output, name) for name in OutputFields.model_fields})
+            for output in self.outputs
+        )
+        return Call(prompt_ids=(), outputs=outputs, **{name: getattr(self, name) for name in CallFields.model_fields})
+
 
 class CallRef(Frozen):
     """A reference to one choice of one recorded call. A trajectory claims its calls by these."""

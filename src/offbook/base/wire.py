@@ -55,6 +55,8 @@ from .types import (
 TRAJECTORY_HEADER = "x-offbook-trajectory"
 CALL_HEADER = "x-offbook-call"
 """Response header: the id of the recorded call."""
+THREAD_HEADER = "x-offbook-thread"
+"""Request header below /r/ROUTE: the app's own name of the thread that a call belongs to."""
 RECORD_HEADER = "x-offbook-record"
 OPEN = "open"
 """Id prefix of calls recorded outside a capture. The trajectory that holds one of their choices claims them later."""
@@ -372,11 +374,39 @@ class TrajectoryPage(Wire):
     next: str | None = None
 
 
+class RouteState(Wire):
+    """An app whose calls pass through to a paid model, and sums over them. Latencies are in seconds, exact to 25 %; `cost` is
+    in USD. `uncounted`: calls without token counts, such as streams that do not say them; `unpriced`: with, and no known price."""
+
+    name: str
+    upstream: str
+    record_share: float
+    calls: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    uncounted: int = 0
+    unpriced: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    cost: float = 0.0
+    recorded: int = 0
+    not_recorded: dict[str, int] = Field(default_factory=dict)  # calls of recorded threads, by reason
+    seconds_p50: float | None = None
+    seconds_p99: float | None = None
+
+
 class TrajectoryWithCalls(Wire):
     """A trajectory and its recorded calls, with their token arrays."""
 
     trajectory: TrajectoryRecord | None  # None: not finished yet
     calls: tuple[Call, ...]
+
+    def all_calls(self) -> tuple[Call, ...]:
+        """The recorded calls and those that other LLMs answered, which have no tokens, in order of start."""
+        outside = () if self.trajectory is None else self.trajectory.outside_calls
+        calls = (*self.calls, *(call.without_tokens() for call in outside))
+        return tuple(sorted(calls, key=lambda call: call.started_at)) if outside else self.calls
 
 
 class RolloutTrace(Wire):

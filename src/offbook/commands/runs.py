@@ -272,8 +272,9 @@ def _trajectory(name: str, trajectory: TrajectoryWithCalls) -> Group:
             error = record.exception
             cause = Text(printable(error.traceback or error.message))
             parts.append(Panel(cause, title=Text(printable(error.type)), border_style="red"))
-    for position, call in enumerate(trajectory.calls, start=1):
-        parts += _call(position, call, trajectory.calls[position - 2] if position > 1 else None)
+    calls = trajectory.all_calls()
+    for position, call in enumerate(calls, start=1):
+        parts += _call(position, call, calls[position - 2] if position > 1 else None)
     return Group(*parts)
 
 

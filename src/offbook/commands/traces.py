@@ -1,13 +1,21 @@
-"""Send recorded runs to trace sinks."""
+"""Send recorded runs to trace sinks, or write their conversations."""
 
 from __future__ import annotations
 
+import asyncio
+import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from offbook.base.errors import ConfigError
 from offbook.base.terminal import echo
+from offbook.base.text import counted
+from offbook.base.wire import TrajectoryQuery
+from offbook.client.connection.http import Api
 from offbook.tracing.export import export_run
+from offbook.tracing.rollout_reader import StoredRecords, conversations, pages
 from offbook.tracing.sink_registry import named_sinks, resolve_sinks
 
 from .directory import records_at
@@ -20,7 +28,7 @@ traces = typer.Typer(
 
 @traces.callback()
 def traces_commands() -> None:
-    """Send recorded runs to trace sinks."""
+    """Send recorded runs to trace sinks, or write their conversations."""
 
 
 @traces.command("export")
@@ -37,3 +45,43 @@ def export_run_traces(
     A sink that has the run already keeps one copy."""
     sinks = resolve_sinks(named_sinks(to, "--to"))
     export_run(records_at(url, dir), run, sinks, say=echo)
+
+
+@traces.command("conversations")
+def write_conversations_of_run(
+    run: Annotated[str, typer.Option(help="id of the run; the threads of an app behind --route desk are route/desk")],
+    output: Annotated[Path, typer.Option(help="file to write, such as good.jsonl; it must not exist")],
+    min_reward: Annotated[
+        float | None, typer.Option(help="smallest reward of a rollout; None: any, and those without one")
+    ] = None,
+    url: Server = None,
+    dir: Dir = None,
+) -> None:
+    """Write the longest conversation of each rollout of a run, as `offbook sft` and `offbook improve` read them."""
+    lines = asyncio.run(_lines(records_at(url, dir), run, min_reward))
+    if not lines:
+        least = "" if min_reward is None else f" with a reward of at least {min_reward:g}"
+        raise ConfigError(f"--run {run}: there is no rollout{least} with a conversation")
+    try:
+        with output.open("x", encoding="utf-8") as file:
+            file.write("".join(f"{line}\n" for line in lines))
+    except FileExistsError as error:
+        raise ConfigError(f"--output {output}: it exists; name another file, or delete it") from error
+    echo(f"{counted(len(lines), 'conversation')} in {output}")
+
+
+async def _lines(records: Api | StoredRecords, run: str, min_reward: float | None) -> list[str]:
+    query = TrajectoryQuery(run=run)
+    rollouts = pages(records, query) if isinstance(records, Api) else records.rollouts(query)
+    lines: list[str] = []
+    async for rollout in rollouts:
+        reward = rollout.record.reward
+        told = conversations(rollout)
+        if (
+            rollout.record.exception is None
+            and told
+            and (min_reward is None or (reward is not None and reward >= min_reward))
+        ):
+            row = {"messages": told[0].messages} | ({"tools": told[0].tools} if told[0].tools else {})
+            lines.append(json.dumps(row, ensure_ascii=False))
+    return list(dict.fromkeys(lines))

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import importlib.util
+import json
 import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from offbook.base.errors import ConfigError, MissingExtraError
@@ -21,7 +24,7 @@ from offbook.base.redaction import guard_logs
 from .answer import Tokens
 from .options import LlmOptions
 from .outcome import Outcome, of_exception, of_response
-from .prices import cost_of, price_of, table_name
+from .prices import Table, cost_of, price_of, table_name
 
 logger = logging.getLogger("offbook")
 
@@ -37,6 +40,16 @@ KEY_OF = {"openai": "OPENAI_API_KEY", "hosted_vllm": "HOSTED_VLLM_API_KEY"}
 
 ResponseReader = Callable[[Any, Tokens | None, float | None], Outcome]
 """(litellm's response, tokens, cost in USD) -> the outcome of the request."""
+
+
+@cache
+def installed_prices() -> Table:
+    """litellm's price table, read from its file without importing it; empty where it is not installed."""
+    spec = importlib.util.find_spec("litellm")
+    if spec is None or spec.origin is None:
+        return {}
+    file = Path(spec.origin).parent / "model_prices_and_context_window_backup.json"
+    return json.loads(file.read_text("utf-8")) if file.exists() else {}
 
 
 @cache

@@ -24,8 +24,9 @@ from .training.history import TrainHistory
 from .training.learner_client import LearnerClient
 from .training.queue import TrainQueue
 
-if TYPE_CHECKING:  # needs the extra `mirror`
+if TYPE_CHECKING:  # the first needs the extra `mirror`, the second imports the routes' paths
     from .mirror.uploads import MirrorUploads
+    from .upstream.passing import UpstreamGateway
 
 TICK_SECONDS = 0.25
 """Interval of the measurements. Each wakes an idle server, which costs some 0.1 ms of a processor: at 20 a second, 4 % of a call that comes alone."""
@@ -55,7 +56,7 @@ class LoopLag:
 
 @dataclass(frozen=True)
 class Services:
-    """All services of one server. `learner` is None with --inference-only, `mirror` without --mirror. `lag`: see LoopLag."""
+    """All services of one server. `learner` is None with --inference-only, `mirror` without --mirror, `upstream` without --upstream. `lag`: see LoopLag."""
 
     options: ServerOptions
     engine: EngineChoice
@@ -69,6 +70,7 @@ class Services:
     train_history: TrainHistory
     archives: Archives
     mirror: MirrorUploads | None = None
+    upstream: UpstreamGateway | None = None
     lag: LoopLag = field(default_factory=LoopLag)
     activity: Activity = field(default_factory=Activity)
 

@@ -47,6 +47,9 @@ from .training.jobs import JobFolders
 from .training.learner_client import LearnerClient
 from .training.queue import TrainQueue
 from .training.runner import MemoryCheck, TrainRunner
+from .upstream.address import upstream_model
+from .upstream.passing import UpstreamGateway
+from .upstream.traffic import RecordingPolicy, RouteTraffic
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +119,7 @@ async def open_services(options: ServerOptions, engine: EngineChoice, base: Base
     logs = options.dir / "logs"
     url = options.store_url or f"sqlite:///{options.dir / 'records.db'}"
     store = await Store.open(url, durable=options.durable, may_begin=options.inference_only)
-    learner = runner = mirror = None
+    learner = runner = mirror = upstream = None
     recorder = Recorder(store, base.special_tokens(CALL_MARKS))
     try:
         sampler = engine.sampler(base.path, logs / "sampler.log")
@@ -145,6 +148,7 @@ async def open_services(options: ServerOptions, engine: EngineChoice, base: Base
             )
         training = TrainQueue(history, jobs, runner, max_staleness=engine.max_staleness)
         await training.open()
+        upstream = await _upstream(options, store, recorder)
     except BaseException:
         await store.close()
         if mirror is not None:
@@ -152,8 +156,26 @@ async def open_services(options: ServerOptions, engine: EngineChoice, base: Base
         raise
     archives = Archives(options.dir / "exports")
     return Services(
-        options, engine, base, store, models, sampler, learner, recorder, training, history, archives, mirror
+        options, engine, base, store, models, sampler, learner, recorder, training, history, archives, mirror, upstream
     )
+
+
+async def _upstream(options: ServerOptions, store: Store, recorder: Recorder) -> UpstreamGateway | None:
+    """The gateway before the paid model; None without one. Raises ConfigError, StoreError."""
+    if options.upstream is None:
+        return None
+    model = upstream_model(options.upstream)
+    if model.key is None and (options.api_key is not None or not is_loopback(options.host)):
+        raise ConfigError(
+            f"--upstream {options.upstream}: clients send this server's key, so it needs the provider's: set "
+            "OPENAI_API_KEY or the like, or name a variable with ?api_key_variable=NAME"
+        )
+    policy = RecordingPolicy(
+        options.record_share, options.record_days, options.record_mb * 1e6, keep_personal=options.keep_personal
+    )
+    traffic = RouteTraffic(options.route, model, policy, store, recorder.sampled)
+    await traffic.open()
+    return UpstreamGateway(traffic)
 
 
 def _learner(options: ServerOptions, engine: EngineChoice, base: BaseModelPath) -> LearnerClient:
@@ -175,6 +197,8 @@ async def close_services(services: Services, deadline: float) -> None:
     records."""
     await services.training.drain(deadline)
     await services.recorder.drain(deadline)
+    if services.upstream is not None:
+        await services.upstream.close()
     ending = [services.sampler.stop()]
     if services.learner is not None:
         ending.append(services.learner.stop())
@@ -308,6 +332,11 @@ async def _start(
     try:
         await services.sampler.started()
     except EngineError as error:
+        if services.upstream is not None:
+            logger.error(
+                "No model of this server answers: %s. Calls below /r/ pass to the upstream all the same", error
+            )
+            return
         failure.append(error)
         shutdown.begin(ORPHAN_SECONDS)
         return
@@ -389,6 +418,9 @@ def ready_message(services: Services, url: str, key: Key | None, dashboard: str)
         ("logs", str(options.dir / "logs")),
         ("training", "off (--inference-only)" if services.learner is None else "on"),
     ]
+    if services.upstream is not None:
+        traffic = services.upstream.traffic
+        rows.append(("route", f"{url}/r/{traffic.name} -> {traffic.upstream.text}, {_recorded(traffic.policy.share)}"))
     if key is not None and key.kept is not None:
         shown = f"{key.text} (shown once; stored in {key.kept})" if key.is_new else f"stored in {key.kept}"
         rows.append(("key", shown))
@@ -398,6 +430,10 @@ def ready_message(services: Services, url: str, key: Key | None, dashboard: str)
     rows.append(("dashboard", dashboard + once))
     lines = [f"Offbook is ready at {url}", *(f"  {name:<11}{value}" for name, value in rows)]
     return "\n".join([*lines, *_client_line(url, key)])
+
+
+def _recorded(share: float) -> str:
+    return f"{share:.4g} of its threads are recorded" if share else "counted, nothing recorded"
 
 
 def _client_line(url: str, key: Key | None) -> list[str]:

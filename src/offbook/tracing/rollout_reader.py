@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
-from offbook.base.types import (
-    Call,
-    CallFields,
-    CallOutput,
-    CallTrace,
-    Message,
-    OutputFields,
-    RenderedHistory,
-)
+from offbook.base.types import Message, RenderedHistory
 from offbook.base.wire import ModelRecords, RolloutTrace, TrajectoryQuery
 from offbook.client.connection.http import Api
 from offbook.client.rollouts.capture import histories_of
@@ -88,7 +80,7 @@ def merged(several: Sequence[Sequence[RolloutTrace]]) -> list[RolloutTrace]:
 
 def conversations(rollout: RolloutTrace) -> list[RenderedHistory]:
     """The conversations of a rollout, the longest first: from its recorded calls, else its histories without calls."""
-    called = [_without_tokens(call) for call in rollout.calls if call.outputs]
+    called = [call.without_tokens() for call in rollout.calls if call.outputs]
     if not called:
         return list(rollout.record.histories)
     histories = histories_of(called, marked=False)
@@ -113,11 +105,3 @@ def question_and_answer(rollout: RolloutTrace) -> tuple[tuple[Message, ...], Mes
         first_target = min(history.targets, default=len(history.messages))
         return history.messages[:first_target], history.messages[max(history.targets)] if history.targets else None
     return (), None
-
-
-def _without_tokens(call: CallTrace) -> Call:
-    outputs = tuple(
-        CallOutput(token_ids=(), logprobs=(), **{name: getattr(output, name) for name in OutputFields.model_fields})
-        for output in call.outputs
-    )
-    return Call(prompt_ids=(), outputs=outputs, **{name: getattr(call, name) for name in CallFields.model_fields})

@@ -73,7 +73,7 @@ class ChatExchange(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         serving = self._recorder.run(self._serve(scope, receive, send))
-        disconnected = asyncio.create_task(_until_disconnected(receive))
+        disconnected = asyncio.create_task(until_disconnected(receive))
         try:
             await asyncio.wait({serving, disconnected}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -277,7 +277,7 @@ def _call_headers(call_id: str, trajectory_id: str) -> list[tuple[bytes, bytes]]
     return [(CALL_HEADER.encode(), call_id.encode()), (TRAJECTORY_HEADER.encode(), name.encode())]
 
 
-async def _until_disconnected(receive: Receive) -> None:
+async def until_disconnected(receive: Receive) -> None:
     """Return when the client has closed the connection."""
     while (await receive())["type"] != "http.disconnect":
         continue

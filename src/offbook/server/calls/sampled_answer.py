@@ -188,11 +188,16 @@ class Sampled:
 
     def _add_tokens(self, index: int, item: dict[str, Json]) -> SampledChoice:
         """Add the item's tokens to the choice of this index, which is created if it is new."""
+        choice = self.choice(index)
+        choice.add_tokens(item)
+        self.limits.check_length(index, len(choice.token_ids))
+        return choice
+
+    def choice(self, index: int) -> SampledChoice:
+        """The choice of this index, which is created if it is new."""
         choice = self.choices.get(index)
         if choice is None:
             choice = self.choices[index] = SampledChoice(index)
-        choice.add_tokens(item)
-        self.limits.check_length(index, len(choice.token_ids))
         return choice
 
     def begun(self) -> bool:

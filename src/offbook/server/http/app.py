@@ -27,8 +27,10 @@ from ..errors import ApiError, internal_error, refusal_of, shortened
 from ..idle_exit import CountedRequests
 from ..pages.site import add_pages
 from ..services import Services, ServicesDep
-from . import openai_api, resampling, training_api, trajectory_api
+from ..upstream.passing import UpstreamCalls
+from . import openai_api, resampling, route_api, training_api, trajectory_api
 from .auth import Guard
+from .model_paths import refusal_body
 from .openapi import add_openapi
 from .sign_in import FORMS, add_sign_in, to_sign_in
 
@@ -43,7 +45,7 @@ def build(services: Services, guard: Guard) -> FastAPI:
     app = FastAPI(title="Offbook", version=offbook.__version__, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.services = services
     routers = (openai_api.router, trajectory_api.router, trajectory_api.traces, training_api.router, resampling.router)
-    for router in routers:
+    for router in (*routers, route_api.router):
         app.include_router(router)
     add_pages(app, DashboardSource(services.store, services.options.dir, lambda: engine_state(services)))
     app.add_api_route("/health", health, methods=["GET"])
@@ -51,6 +53,8 @@ def build(services: Services, guard: Guard) -> FastAPI:
     add_openapi(app)
     add_error_answers(app)
     app.add_middleware(openai_api.ModelCalls, services=services)
+    if services.upstream is not None:
+        app.add_middleware(UpstreamCalls, gateway=services.upstream)
     if services.options.idle_exit is not None:
         app.add_middleware(CountedRequests, activity=services.activity)
     origins = services.options.allow_origin
@@ -78,7 +82,7 @@ def add_access_checks(app: FastAPI, guard: Guard, max_body: int, origins: frozen
 def _written(path: str, refusal: Refusal) -> object:
     """The body of a rejection, in the form of the API at the path."""
     status, code, message = refusal
-    return openai_api.refusal_body(path, ApiError(status, message, code=code))
+    return refusal_body(path, ApiError(status, message, code=code))
 
 
 def add_error_answers(app: FastAPI) -> None:
@@ -165,7 +169,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 def _answer(request: Request, error: ApiError, headers: Mapping[str, str] | None = None) -> Response:
     """The error, in the form of the API at the request's path."""
-    return JSONResponse(openai_api.refusal_body(request.url.path, error), error.status, headers)
+    return JSONResponse(refusal_body(request.url.path, error), error.status, headers)
 
 
 async def _refuse_body(request: Request, error: Exception) -> Response:

@@ -33,7 +33,7 @@ from offbook.base.http_access import (
     trajectory_key,
 )
 
-from .openai_api import trajectory_of
+from .model_paths import trajectory_of
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,6 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from offbook.base.errors import OffbookError
-from offbook.base.types import Json
 from offbook.base.wire import LENGTH_HEADER, TRAJECTORY_HEADER
 from offbook.openai_dialect.chat_answer import Answer
 from offbook.openai_dialect.model_list import ModelCard, ModelCards
@@ -18,68 +17,19 @@ from offbook.openai_dialect.model_list import ModelCard, ModelCards
 from ..calls.chat_exchange import ChatExchange
 from ..calls.chat_request import ChatRequest, json_body
 from ..calls.sampled_calls import SampledCalls
-from ..dialects.completions import Completions
 from ..dialects.dialect import Dialect, DialectRequest
-from ..dialects.gemini import Gemini
 from ..dialects.gemini_fields import GeminiModel, GeminiModels
 from ..dialects.json_fields import unsupported
-from ..dialects.messages import Messages
-from ..dialects.responses import SEALED, Responses
+from ..dialects.responses import SEALED
 from ..dialects.stored_responses import stored_input, stored_response
 from ..errors import ApiError, refusal_of
 from ..services import Services, ServicesDep
+from .model_paths import found_path
 
 router = APIRouter()
 
-_WHERE = r"(?:/m/(?P<model>[^/]+(?:/(?!v1|t/)[^/]+)?))?(?:/t/(?P<trajectory>[^/]+)(?:/at/(?P<temperature>[^/]+))?)?(?:/v1(?=/v1))?"
-"""Before a path: the model that answers, whatever the client asks for, the trajectory that the calls belong to, and the
-temperature at which they are sampled, whatever the client asks for. A second version is that of a base URL to which the client
-adds another."""
-_BELOW = re.compile(r"(?:/m/[^/]+(?:/(?!v1|t/)[^/]+)?)?/t/(?P<trajectory>[^/]+)/")
 _AT = re.compile("(/t/[^/]+)/at/[^/]+(?=/)")
 """Before the path of something that samples nothing: the temperature has no effect."""
-_CHATS = re.compile(_WHERE + "/v1/chat/completions/?")
-DIALECTS: tuple[tuple[re.Pattern[str], Dialect], ...] = (
-    (re.compile(_WHERE + "/messages/?"), Messages()),  # Vercel's provider: its base URL has the version
-    (re.compile(_WHERE + "/v1/completions/?"), Completions()),
-    (re.compile(_WHERE + "/v1/messages(?P<count>/count_tokens)?/?"), Messages()),
-    (
-        re.compile(
-            _WHERE + r"/v1(?:alpha|beta)?/models/(?P<named>.+):(?P<action>(?:streamG|g)enerateContent|countTokens)"
-        ),
-        Gemini(),
-    ),
-    (re.compile(_WHERE + "/v1/responses(?P<count>/input_tokens)?/?"), Responses()),
-)
-"""The other APIs. The groups of a pattern besides those of `_WHERE` are a dialect's own."""
-_SHAPES: tuple[tuple[re.Pattern[str], Dialect], ...] = (
-    (re.compile(_WHERE + "/v1/messages/.*"), Messages()),
-    (re.compile(_WHERE + "/v1(?:alpha|beta)/.*"), Gemini()),
-    (re.compile(_WHERE + "/v1/models/.+:[a-zA-Z]+"), Gemini()),
-)
-"""The APIs whose form errors of their other paths have."""
-
-
-def _found(path: str) -> tuple[re.Match[str], Dialect | None] | None:
-    if (match := _CHATS.fullmatch(path)) is not None:
-        return match, None
-    for pattern, dialect in DIALECTS:
-        if (match := pattern.fullmatch(path)) is not None:
-            return match, dialect
-    return None
-
-
-def trajectory_of(path: str) -> str | None:
-    """The trajectory below which a path is; None for every other path."""
-    match = _BELOW.match(path)
-    return None if match is None else match["trajectory"]
-
-
-def refusal_body(path: str, error: ApiError) -> dict[str, Json]:
-    """The body of an error, in the form of the API at the path."""
-    found = _found(path)
-    dialect = next((it for pattern, it in _SHAPES if pattern.fullmatch(path)), None) if found is None else found[1]
-    return error.body() if dialect is None else dialect.refusal(error)
 
 
 class ModelCalls:
@@ -90,7 +40,7 @@ class ModelCalls:
         self._services = services
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        found = _found(scope["path"]) if scope["type"] == "http" else None
+        found = found_path(scope["path"]) if scope["type"] == "http" else None
         if found is None:
             return await self._app(_without_temperature(scope), receive, send)
         match, dialect = found

@@ -55,7 +55,7 @@ from .overview import model_logs
 from .ownership import RecordsOwnership
 from .sqlite_file import APPLICATION_ID, check_file
 from .tables import SCHEMA, calls, expired, logs, meta, outputs, prepare, trains, trajectories
-from .writer import Writer, store_error
+from .writer import Apply, Writer, store_error
 
 logger = logging.getLogger(__name__)
 
@@ -146,6 +146,7 @@ def _count_expired(connection: Connection, counts: Counter[str]) -> None:
         connection.execute(insert(expired), rows)
 
 
+A = TypeVar("A")
 R = TypeVar("R")
 
 _READERS = 4
@@ -323,6 +324,10 @@ class Store:
 
     async def _rows(self, query: Select[Json]) -> Sequence[Row[Json]]:
         return await self.read(lambda connection: connection.execute(query).all())
+
+    async def write(self, apply: Apply[A, R], argument: A) -> R:
+        """See `Writer.write`: for the records of a room of its own. Raises StoreError."""
+        return await self._writer.write(apply, argument)
 
     async def read(self, read: Callable[[Connection], R]) -> R:
         """Call `read` with a connection in a reader thread, and return its result. Raises StoreError."""

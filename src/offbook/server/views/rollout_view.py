@@ -135,9 +135,8 @@ async def rollout_view(source: DashboardSource, trajectory_id: str, colour: str 
         update = await source.update_of(place.run, trajectory_id)
         if place.group is not None:
             siblings = await source.group(place.run, place.group)
-    return await asyncio.to_thread(
-        _joined, source, trajectory_id, record, trajectory.calls, tuple(siblings), update, colour
-    )
+    calls = trajectory.all_calls()
+    return await asyncio.to_thread(_joined, source, trajectory_id, record, calls, tuple(siblings), update, colour)
 
 
 def _joined(

@@ -1,0 +1,65 @@
+"""The paths of model calls in every API, and the form that errors have there."""
+
+from __future__ import annotations
+
+import re
+
+from offbook.base.types import Json
+
+from ..dialects.completions import Completions
+from ..dialects.dialect import Dialect
+from ..dialects.gemini import Gemini
+from ..dialects.messages import Messages
+from ..dialects.responses import Responses
+from ..errors import ApiError
+
+_WHERE = r"(?:/m/(?P<model>[^/]+(?:/(?!v1|t/)[^/]+)?))?(?:/t/(?P<trajectory>[^/]+)(?:/at/(?P<temperature>[^/]+))?)?(?:/v1(?=/v1))?"
+"""Before a path: the model that answers, whatever the client asks for, the trajectory that the calls belong to, and the
+temperature at which they are sampled, whatever the client asks for. A second version is that of a base URL to which the client
+adds another."""
+_BELOW = re.compile(r"(?:/m/[^/]+(?:/(?!v1|t/)[^/]+)?)?/t/(?P<trajectory>[^/]+)/")
+_ROUTE = re.compile("/r/[^/]+(?=/)")
+CHATS = re.compile(_WHERE + "/v1/chat/completions/?")
+DIALECTS: tuple[tuple[re.Pattern[str], Dialect], ...] = (
+    (re.compile(_WHERE + "/messages/?"), Messages()),  # Vercel's provider: its base URL has the version
+    (re.compile(_WHERE + "/v1/completions/?"), Completions()),
+    (re.compile(_WHERE + "/v1/messages(?P<count>/count_tokens)?/?"), Messages()),
+    (
+        re.compile(
+            _WHERE + r"/v1(?:alpha|beta)?/models/(?P<named>.+):(?P<action>(?:streamG|g)enerateContent|countTokens)"
+        ),
+        Gemini(),
+    ),
+    (re.compile(_WHERE + "/v1/responses(?P<count>/input_tokens)?/?"), Responses()),
+)
+"""The other APIs. The groups of a pattern besides those of `_WHERE` are a dialect's own."""
+_SHAPES: tuple[tuple[re.Pattern[str], Dialect], ...] = (
+    (re.compile(_WHERE + "/v1/messages/.*"), Messages()),
+    (re.compile(_WHERE + "/v1(?:alpha|beta)/.*"), Gemini()),
+    (re.compile(_WHERE + "/v1/models/.+:[a-zA-Z]+"), Gemini()),
+)
+"""The APIs whose form errors of their other paths have."""
+
+
+def found_path(path: str) -> tuple[re.Match[str], Dialect | None] | None:
+    """How a path of a model call matches, and its API: None for chat completions; None for every other path."""
+    if (match := CHATS.fullmatch(path)) is not None:
+        return match, None
+    for pattern, dialect in DIALECTS:
+        if (match := pattern.fullmatch(path)) is not None:
+            return match, dialect
+    return None
+
+
+def trajectory_of(path: str) -> str | None:
+    """The trajectory below which a path is; None for every other path."""
+    match = _BELOW.match(path)
+    return None if match is None else match["trajectory"]
+
+
+def refusal_body(path: str, error: ApiError) -> dict[str, Json]:
+    """The body of an error, in the form of the API at the path."""
+    path = _ROUTE.sub("", path)
+    found = found_path(path)
+    dialect = next((it for pattern, it in _SHAPES if pattern.fullmatch(path)), None) if found is None else found[1]
+    return error.body() if dialect is None else dialect.refusal(error)

@@ -1,0 +1,96 @@
+"""The threads of an app on a paid model: one finished trajectory each, to which calls are added, with limits of age and size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from sqlalchemy import Connection, delete, func, insert, select, update
+
+from offbook.base.errors import OffbookError
+from offbook.base.redaction import redacted_record
+from offbook.base.types import CallTrace, RolloutPlace
+from offbook.base.wire import TrajectoryRecord
+
+from .claims import chunks, finish
+from .tables import meta, trajectories, trajectory_models
+
+
+class ThreadCall(NamedTuple):
+    """A call, the trajectory of its thread, the name of the thread, and the run that all threads of the app are in."""
+
+    call: CallTrace
+    run: str
+    thread: str | None
+
+
+class Retention(NamedTuple):
+    """What of a run is kept: trajectories that ended since a time (unix seconds), of at most so many bytes."""
+
+    run: str
+    since: float
+    max_bytes: float
+
+
+def add_thread_calls(connection: Connection, batch: Sequence[ThreadCall]) -> list[OffbookError | None]:
+    """Add each call to the trajectory of its thread, which is begun if it is new. A call that is there is not added again."""
+    for call, run, thread in batch:
+        body = connection.scalar(select(trajectories.c.body).where(trajectories.c.id == call.trajectory_id))
+        if body is None:
+            record = TrajectoryRecord(
+                id=call.trajectory_id,
+                model=call.model,
+                calls=(),
+                metadata={} if thread is None else {"thread_id": thread},
+                started_at=call.started_at,
+                ended_at=call.ended_at,
+                place=RolloutPlace(run=run, split="traffic"),
+            )
+        else:
+            record = TrajectoryRecord.model_validate_json(body)
+        if all(known.id != call.id for known in record.outside_calls):
+            added = {
+                "outside_calls": (*record.outside_calls, call),
+                "ended_at": max(record.ended_at, call.ended_at),
+            }
+            whole = TrajectoryRecord.model_validate({**dict(record), **added})
+            [failure] = finish(connection, [(redacted_record(whole),)])
+            if isinstance(failure, OffbookError):
+                raise failure
+    return [None] * len(batch)
+
+
+def apply_retention(connection: Connection, batch: Sequence[Retention]) -> list[int | OffbookError]:
+    """Delete the trajectories of each run that are too old, then the oldest until the rest is small enough. Results: numbers."""
+    return [_forget(connection, retention) for retention in batch]
+
+
+def _forget(connection: Connection, retention: Retention) -> int:
+    size = func.length(trajectories.c.body)
+    rows = connection.execute(
+        select(trajectories.c.seq, trajectories.c.ended_at, size)
+        .where(trajectories.c.run == retention.run)
+        .order_by(trajectories.c.ended_at.desc())
+    ).all()
+    kept, going = 0, list[int]()
+    for seq, ended_at, length in rows:
+        kept += length
+        if ended_at < retention.since or kept > retention.max_bytes:
+            going.append(seq)
+    for chunk in chunks(going):
+        connection.execute(delete(trajectory_models).where(trajectory_models.c.seq.in_(chunk)))
+        connection.execute(delete(trajectories).where(trajectories.c.seq.in_(chunk)))
+    return len(going)
+
+
+def save_notes(connection: Connection, batch: Sequence[tuple[str, str]]) -> list[OffbookError | None]:
+    """Store a text under each key, replacing the one before."""
+    for key, text in dict(batch).items():
+        if not connection.execute(update(meta).where(meta.c.key == key).values(value=text)).rowcount:
+            connection.execute(insert(meta).values(key=key, value=text))
+    return [None] * len(batch)
+
+
+def read_note(connection: Connection, key: str) -> str | None:
+    """The text that `save_notes` stored under a key; None if there is none."""
+    return connection.scalar(select(meta.c.value).where(meta.c.key == key))

@@ -1,0 +1,185 @@
+"""Passes an app's calls on to its paid model: the bytes of requests and answers as they are, streams as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+import re
+from urllib.parse import urlsplit
+
+import aiohttp
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+from yarl import URL
+
+from offbook.base import clock
+from offbook.base.http_access import KEY_HEADERS, is_loopback
+from offbook.base.types import new_id
+from offbook.base.wire import CALL_HEADER, TRAJECTORY_HEADER
+
+from ..calls.chat_exchange import until_disconnected
+from ..errors import ApiError
+from ..http.model_paths import found_path, refusal_body
+from .address import AUTHORIZATION
+from .threads import position, thread_of, trajectory_id
+from .traffic import PassedCall, RouteTraffic
+
+logger = logging.getLogger(__name__)
+
+BELOW = re.compile(r"/r/(?P<route>[^/]+)(?P<path>/.*)")
+_READ = re.compile(r"/(v1|v1beta)/models(/.*)?|/v1/responses/.+")
+"""Paths that may be read. Others of a provider, such as its files, are no business of an app's model."""
+_ALSO = re.compile(r"/v1/embeddings")
+"""Paths to which an app that has one address posts too. They pass, and are not counted."""
+_HOP = frozenset(
+    {"connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding"}
+    | {"upgrade", "host", "content-length", "accept-encoding", "cookie", "expect"}
+)
+"""Headers of one connection (RFC 9110, section 7.6.1), and those that this server writes or keeps to itself."""
+KEPT_BYTES = 4 * 2**20
+"""Longest answer that is read after it was passed on."""
+CONNECTIONS = 2048
+CONNECT_SECONDS, IDLE_SECONDS = 10.0, 4.0
+"""Idle connections are closed on this side first: uvicorn, which small providers use, closes them after five seconds."""
+
+
+class UpstreamGateway:
+    """The connections to a paid model, and the traffic that went through them."""
+
+    def __init__(self, traffic: RouteTraffic) -> None:
+        """Needs a running event loop."""
+        self.traffic = traffic
+        self.session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=CONNECTIONS, keepalive_timeout=IDLE_SECONDS),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=("accept", "user-agent", "content-type"),
+            trust_env=not is_loopback(urlsplit(traffic.upstream.root).hostname or ""),
+        )
+
+    async def close(self) -> None:
+        """Close the connections, then finish reading and recording."""
+        await self.session.close()
+        await self.traffic.close()
+
+
+class UpstreamCalls:
+    """ASGI middleware: requests below /r/ROUTE/ go to the upstream. It needs neither the sampler nor the records."""
+
+    def __init__(self, app: ASGIApp, gateway: UpstreamGateway) -> None:
+        self._app = app
+        self._gateway = gateway
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        match = BELOW.fullmatch(scope["path"]) if scope["type"] == "http" else None
+        if match is None:
+            return await self._app(scope, receive, send)
+        try:
+            call = await self._opened(match, Request(scope, receive))
+        except ApiError as error:
+            return await JSONResponse(refusal_body(match["path"], error), error.status)(scope, receive, send)
+        passing = asyncio.create_task(self._pass(call, match["path"], scope, receive, send))
+        leaving = asyncio.create_task(until_disconnected(receive))
+        try:
+            await asyncio.wait({passing, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leaving.cancel()
+            if not passing.done():
+                call.cancelled = True
+                passing.cancel()
+        await asyncio.gather(passing, return_exceptions=call.cancelled)
+
+    async def _opened(self, match: re.Match[str], request: Request) -> PassedCall:
+        traffic, path, method = self._gateway.traffic, match["path"], request.method
+        if match["route"] != traffic.name:
+            raise ApiError(
+                404, f"no route {match['route']!r}: this server has {traffic.name!r} (--route)", code="unknown_route"
+            )
+        found = found_path(path) if method == "POST" else None
+        passes = found is not None or (_ALSO if method == "POST" else _READ).fullmatch(path)
+        if not passes or method not in ("GET", "POST"):
+            raise ApiError(404, f"{method} {path} is not passed on: only calls of a model are", code="not_passed_on")
+        body = await request.body()
+        call = PassedCall(new_id("call"), None, {}, body)
+        if found is None:
+            call.path = {"uncounted": path}
+            return call
+        call.path, call.dialect = found[0].groupdict(), found[1]
+        call.thread = thread_of(request.headers, body)
+        name = call.thread or call.id
+        if position("record", traffic.name, name) < traffic.policy.share:
+            call.trajectory_id = trajectory_id(traffic.name, name)
+            call.id = f"{call.trajectory_id}.{call.id.removeprefix('call-')[:16]}"
+        return call
+
+    async def _pass(self, call: PassedCall, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+        try:
+            upstream = self._gateway.traffic.upstream
+            query = scope["query_string"].decode("latin-1")
+            if upstream.key is not None:
+                query = "&".join(part for part in query.split("&") if not part.startswith("key="))
+            raw = scope.get("raw_path", b"").partition(b"?")[0].decode("latin-1")
+            where = BELOW.fullmatch(raw)  # as the client wrote it: a model's name may have an escaped slash
+            url = URL(upstream.url(where["path"] if where is not None else path, query), encoded=True)
+            async with self._gateway.session.request(
+                scope["method"],
+                url,
+                data=io.BytesIO(call.request) if call.request else None,
+                headers=self._headers(scope),
+                allow_redirects=False,
+            ) as response:
+                call.status = response.status
+                started = True
+                await self._relay(call, response, send)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            call.status = 502
+            logger.warning("route %s: the upstream failed: %r", self._gateway.traffic.name, error)
+            if started:  # the client must see that the answer is incomplete: its connection ends
+                raise ConnectionError(f"the upstream broke off in the middle of an answer: {error!r}") from error
+            refusal = ApiError(502, f"the upstream could not be reached: {error!r}", code="upstream_unreachable")
+            await JSONResponse(refusal_body(path, refusal), 502)(scope, receive, send)
+        finally:
+            call.ended_at = clock.end_of(call.started_at)
+            if "uncounted" not in call.path:
+                self._gateway.traffic.note(call)
+
+    def _headers(self, scope: Scope) -> list[tuple[str, str]]:
+        upstream = self._gateway.traffic.upstream
+        hidden = _HOP if upstream.key is None else _HOP | {AUTHORIZATION, *KEY_HEADERS}
+        headers = [
+            (name, value.decode("latin-1"))
+            for raw, value in scope["headers"]
+            if (name := raw.decode("latin-1").lower()) not in hidden and not name.startswith("x-offbook-")
+        ]
+        if upstream.key is not None:
+            headers.append((upstream.key_header, upstream.key))
+        return [*headers, ("accept-encoding", "identity")]
+
+    async def _relay(self, call: PassedCall, response: aiohttp.ClientResponse, send: Send) -> None:
+        headers = [
+            (name.lower(), value)
+            for name, value in response.raw_headers
+            if name.lower() == b"content-length" or name.decode("latin-1").lower() not in _HOP
+        ]
+        if call.trajectory_id is not None:
+            headers += [
+                (CALL_HEADER.encode(), call.id.encode()),
+                (TRAJECTORY_HEADER.encode(), call.trajectory_id.encode()),
+            ]
+        call.streamed = "content-length" not in response.headers
+        size = 0
+        await send({"type": "http.response.start", "status": response.status, "headers": headers})
+        while piece := await response.content.readany():
+            if call.first_at is None:
+                call.first_at = clock.end_of(call.started_at)
+            size += len(piece)
+            if size > KEPT_BYTES:
+                call.answer = None
+            elif call.answer is not None:
+                call.answer.append(piece)
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

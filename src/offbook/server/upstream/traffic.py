@@ -1,0 +1,258 @@
+"""Counts and records the calls that were passed on, behind the answers: nothing here can delay or fail one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import cast
+
+import orjson
+
+from offbook.base import clock
+from offbook.base.errors import OffbookError
+from offbook.base.personal_data import mask_personal
+from offbook.base.redaction import redact
+from offbook.base.types import CallStatus, CallTrace, OutputTrace
+from offbook.openai_dialect.chat_answer import Answer
+from offbook.supervised.masking import Masking
+
+from ..calls.sampled_calls import SampledCalls
+from ..dialects.dialect import Dialect
+from ..records.store import Store
+from ..records.upstream_threads import (
+    Retention,
+    ThreadCall,
+    add_thread_calls,
+    apply_retention,
+    read_note,
+    save_notes,
+)
+from .address import UpstreamModel
+from .answers import SHAPE_ERRORS, ReadCall, read_call, used_tokens, whole_answer
+from .counts import RouteCounts
+
+logger = logging.getLogger(__name__)
+
+WAITING_CALLS, WAITING_BYTES = 2_000, 64 * 2**20
+"""Calls, and bytes of their texts, that wait to be read. Beyond that they are counted, and neither read nor recorded."""
+SAVE_SECONDS = 10.0
+"""Interval at which the counts are stored."""
+RETENTION_SECONDS = 600.0
+CLOSE_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class RecordingPolicy:
+    """What is recorded of an app's calls. `share` of its threads; kept for `days`, at most `max_bytes`."""
+
+    share: float = 0.0
+    days: float = 30.0
+    max_bytes: float = 2**30
+    keep_personal: bool = False
+
+    def masking(self) -> Masking:
+        """The filter of recorded texts: secrets, and personal data unless it is kept."""
+        return Masking(redact if self.keep_personal else lambda text: mask_personal(redact(text)))
+
+
+@dataclass
+class PassedCall:
+    """A call whose answer has been sent. `trajectory_id=None`: it is not recorded. `answer=None`: too large to be read."""
+
+    id: str
+    dialect: Dialect | None
+    path: Mapping[str, str | None]
+    request: bytes
+    thread: str | None = None
+    trajectory_id: str | None = None
+    started_at: float = field(default_factory=clock.now)
+    first_at: float | None = None
+    ended_at: float = 0.0
+    status: int = 0
+    cancelled: bool = False
+    streamed: bool = False
+    answer: list[bytes] | None = field(default_factory=list[bytes])
+
+    @property
+    def size(self) -> int:
+        """Bytes of its texts."""
+        return len(self.request) + sum(map(len, self.answer or ()))
+
+
+class RouteTraffic:
+    """Counts an app's calls, and records those of chosen threads. Needs a running event loop; `close` ends it."""
+
+    def __init__(
+        self, name: str, upstream: UpstreamModel, policy: RecordingPolicy, store: Store, recorded: SampledCalls
+    ) -> None:
+        self.name = name
+        self.upstream = upstream
+        self.policy = policy
+        self.counts = RouteCounts()
+        self._store = store
+        self._recorded = recorded
+        self._queue: asyncio.Queue[PassedCall] = asyncio.Queue()
+        self._waiting = 0
+        self._key = f"route:{name}"[:64]
+        self._told = ""
+        self._tasks = [asyncio.create_task(work) for work in (self._read_all(), self._save_all(), self._retain())]
+
+    @property
+    def run(self) -> str:
+        """The run that all threads of the app are recorded in."""
+        return f"route/{self.name}"
+
+    async def open(self) -> None:
+        """Go on from the stored counts. Raises StoreError."""
+        text = await self._store.read(lambda connection: read_note(connection, self._key))
+        if text is not None:
+            self.counts = RouteCounts.model_validate_json(text)
+
+    def note(self, call: PassedCall) -> None:
+        """Count a call, and queue it to be read. Returns at once, and never raises."""
+        self.counts.add(call.status, call.ended_at - call.started_at, cancelled=call.cancelled)
+        if call.cancelled or call.status >= 400 or call.answer is None:
+            self.counts.uncounted += 1
+            if call.trajectory_id is not None:
+                self.counts.skip("failed" if call.answer is not None else "too large")
+        elif self._queue.qsize() >= WAITING_CALLS or self._waiting + call.size > WAITING_BYTES:
+            self.counts.uncounted += 1
+            if call.trajectory_id is not None:
+                self.counts.skip("overload")
+        else:
+            self._waiting += call.size
+            self._queue.put_nowait(call)
+
+    async def settled(self) -> None:
+        """Wait until all queued calls are read and recorded."""
+        await self._queue.join()
+
+    async def close(self) -> None:
+        """Read and record what is queued, for at most CLOSE_SECONDS, and store the counts."""
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self.settled()
+                await self._save()
+        except (TimeoutError, OffbookError) as error:
+            logger.error("route %s: %d calls are not recorded: %r", self.name, self._queue.qsize(), error)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _read_all(self) -> None:
+        while True:
+            call = await self._queue.get()
+            try:
+                await self._read(call)
+            except Exception as error:  # noqa: BLE001  # one call must not end the reading of all others
+                self._fail(call, error)
+            finally:
+                self._waiting -= call.size
+                self._queue.task_done()
+
+    async def _read(self, call: PassedCall) -> None:
+        try:
+            answer = whole_answer(call.dialect, b"".join(call.answer or ()))
+            used = used_tokens(answer)
+        except SHAPE_ERRORS as error:
+            self.counts.uncounted += 1
+            if call.trajectory_id is not None:
+                self._fail(call, error)
+            return
+        self.counts.uncounted += used is None
+        body: Answer = orjson.loads(call.request) if call.request else {}
+        asked = body.get("model") or call.path.get("named")
+        price = self.upstream.price if asked == self.upstream.name else None
+        cost = None if used is None else self.counts.spend(used, price)
+        if call.trajectory_id is None:
+            return
+        try:
+            read = await read_call(call.dialect, body, call.path, answer, self._recorded)
+        except SHAPE_ERRORS as error:
+            self._fail(call, error)
+            return
+        provider = self.upstream.text.partition("/")[0]
+        trace = _trace(call, f"{provider}/{asked}", self._masked(read), used, cost)
+        await self._store.write(add_thread_calls, ThreadCall(trace, self.run, call.thread))
+        self.counts.recorded += 1
+
+    def _masked(self, read: ReadCall) -> ReadCall:
+        masking = self.policy.masking()
+        answers = tuple((masking.message(message), status, reason) for message, status, reason in read.answers)
+        tools = Masking(None).tools(read.tools)
+        return ReadCall(tuple(map(masking.message, read.messages)), tools, read.sampling, answers)
+
+    def _fail(self, call: PassedCall, error: Exception) -> None:
+        """Count why a call is not recorded; log the first of a row of equal reasons, without the call's text."""
+        reason = str(getattr(error, "code", None) or type(error).__name__)
+        self.counts.skip(reason)
+        if reason != self._told:
+            self._told = reason
+            shown = error if isinstance(error, OffbookError) else type(error).__name__
+            logger.warning("route %s: call %s was answered, and is not recorded: %s", self.name, call.id, shown)
+
+    async def _save(self) -> None:
+        await self._store.write(save_notes, (self._key, self.counts.model_dump_json()))
+
+    async def _save_all(self) -> None:
+        saved = ""
+        while True:
+            await asyncio.sleep(SAVE_SECONDS)
+            if (text := self.counts.model_dump_json()) != saved:
+                try:
+                    await self._save()
+                    saved = text
+                except OffbookError as error:
+                    logger.error("route %s: its counts are not stored: %s", self.name, error)
+
+    async def retain(self) -> int:
+        """Delete the threads that are too old or beyond the size; returns their number. Raises StoreError."""
+        since = clock.now() - self.policy.days * 86_400
+        return await self._store.write(apply_retention, Retention(self.run, since, self.policy.max_bytes))
+
+    async def _retain(self) -> None:
+        while True:
+            try:
+                await self.retain()
+            except OffbookError as error:
+                logger.error("route %s: old threads are not deleted: %s", self.name, error)
+            await asyncio.sleep(RETENTION_SECONDS)
+
+
+_SPACES = re.compile(r"\s+")
+
+
+def _trace(call: PassedCall, model: str, read: ReadCall, used: object, cost: float | None) -> CallTrace:
+    """The record of a call. Tokens are the provider's numbers, and belong to the first choice."""
+    tokens = cast(tuple[int, int, int], used or (0, 0, 0))
+    outputs = tuple(
+        OutputTrace(
+            index=index,
+            message=message,
+            finish_reason=reason,
+            status=status,
+            tokens=tokens[1] if index == 0 else 0,
+            logprob_mean=None,
+            logprob_min=None,
+        )
+        for index, (message, status, reason) in enumerate(read.answers)
+    )
+    return CallTrace(
+        id=call.id,
+        trajectory_id=call.trajectory_id or "",
+        model=_SPACES.sub("-", model)[:200],
+        step=0,
+        status=outputs[0].status if outputs else CallStatus.FAILED,
+        sampling=read.sampling,
+        messages=read.messages,
+        tools=read.tools,
+        started_at=call.started_at,
+        ended_at=call.ended_at,
+        first_token_at=call.first_at if call.streamed else None,
+        prompt_tokens=tokens[0],
+        outputs=outputs,
+        cost=cost,
+    )

@@ -1,0 +1,88 @@
+"""A server before a scripted paid provider, on real sockets."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from offbook.base.wire import RolloutTrace, RouteState, TracePage
+from offbook.server.http import app
+from offbook.server.http.auth import Guard
+from offbook.server.services import Services
+from offbook.server.upstream.address import upstream_model
+from offbook.server.upstream.passing import UpstreamGateway
+from offbook.server.upstream.traffic import RecordingPolicy, RouteTraffic
+from offbook.testing import scripted_sampler
+from offbook.testing.asgi import serving
+from offbook.testing.server import services_over
+from tests.fakes.paid_api import PaidApi
+
+
+@dataclass
+class Passing:
+    """A server whose route `desk` leads to `paid`; `http` speaks to the route."""
+
+    url: str
+    http: httpx.AsyncClient
+    paid: PaidApi
+    services: Services
+    gateway: UpstreamGateway
+
+    async def chat(self, text: str = "Where is box 4821?", thread: str | None = None, **body: Any) -> httpx.Response:
+        asked = {"model": "gpt-4.1", "messages": [{"role": "user", "content": text}]} | body
+        headers = {"x-offbook-thread": thread} if thread else {}
+        return await self.http.post("/v1/chat/completions", json=asked, headers=headers)
+
+    async def state(self) -> RouteState:
+        await self.gateway.traffic.settled()
+        [state] = (await self.http.get(f"{self.url}/api/routes")).json()
+        return RouteState.model_validate(state)
+
+    async def threads(self) -> list[RolloutTrace]:
+        await self.gateway.traffic.settled()
+        answer = await self.http.get(f"{self.url}/api/traces", params={"run": "route/desk"})
+        return list(TracePage.model_validate_json(answer.content).rollouts)
+
+
+Opening = Callable[..., AbstractAsyncContextManager[Passing]]
+
+
+@pytest.fixture
+def passing(tmp_path: Path) -> Opening:
+    @asynccontextmanager
+    async def opened(
+        share: float = 1.0,
+        model: str = "openai/gpt-4.1",
+        guard: Guard | None = None,
+        environ: dict[str, str] | None = None,
+        **policy: Any,
+    ) -> AsyncIterator[Passing]:
+        paid = PaidApi()
+        version = "/v1" if model.startswith("openai/") else ""
+        async with (
+            serving(paid) as upstream,
+            scripted_sampler() as sampler,
+            services_over(sampler.url, tmp_path) as services,
+        ):
+            written = model if "?" in model else f"{model}?api_base={upstream}{version}"
+            address = upstream_model(written, environ or {})
+            traffic = RouteTraffic(
+                "desk", address, RecordingPolicy(share, **policy), services.store, services.recorder.sampled
+            )
+            await traffic.open()
+            gateway = UpstreamGateway(traffic)
+            own = replace(services, upstream=gateway)
+            async with (
+                serving(app.build(own, guard or Guard(None))) as url,
+                httpx.AsyncClient(base_url=f"{url}/r/desk", timeout=20, trust_env=False) as http,
+            ):
+                yield Passing(url, http, paid, own, gateway)
+                await gateway.close()
+
+    return opened

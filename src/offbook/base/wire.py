@@ -396,6 +396,37 @@ class RouteState(Wire):
     seconds_p99: float | None = None
 
 
+REWARDING = "score"
+"""Name of the feedback that becomes the reward of a trajectory that had none."""
+
+
+class FeedbackRequest(Wire):
+    """A score, and a comment, for exactly one call, trajectory or thread. `thread_id`: the app's own name of a thread of
+    `route`, by default the server's. `name`: what was scored; REWARDING becomes the reward too."""
+
+    thread_id: str | None = Field(default=None, min_length=1, max_length=1000)
+    route: str | None = Field(default=None, min_length=1, max_length=200)
+    trajectory_id: str | None = Field(default=None, min_length=1, max_length=200)
+    call_id: str | None = Field(default=None, min_length=1, max_length=200)
+    score: FiniteFloat = Field(ge=-1e6, le=1e6)
+    comment: str | None = Field(default=None, max_length=10_000)
+    name: str = Field(default=REWARDING, pattern=r"^[A-Za-z0-9._-]{1,60}$")
+
+    @model_validator(mode="after")
+    def _names_one(self) -> Self:
+        if sum(name is not None for name in (self.thread_id, self.trajectory_id, self.call_id)) != 1:
+            raise ValueError("name one of thread_id, trajectory_id and call_id")
+        return self
+
+
+class FeedbackResult(Wire):
+    """The trajectory that has the feedback, with its reward. `changed`: false if it had the same already."""
+
+    trajectory_id: str
+    reward: float | None
+    changed: bool
+
+
 class TrajectoryWithCalls(Wire):
     """A trajectory and its recorded calls, with their token arrays."""
 

@@ -330,13 +330,9 @@ async def _start(
             await write_adapter(services)
     services.sampler.start()
     try:
-        await services.sampler.started()
-    except EngineError as error:
-        if services.upstream is not None:
-            logger.error(
-                "No model of this server answers: %s. Calls below /r/ pass to the upstream all the same", error
-            )
+        if not await _sampler_ready(services):
             return
+    except EngineError as error:
         failure.append(error)
         shutdown.begin(ORPHAN_SECONDS)
         return
@@ -351,6 +347,19 @@ async def _start(
     except EngineError as error:
         failure.append(error)
         shutdown.begin(ORPHAN_SECONDS)
+
+
+async def _sampler_ready(services: Services) -> bool:
+    """Wait for the sampler. False if it cannot be started, and calls pass to an upstream all the same; without one, raises
+    EngineError."""
+    try:
+        await services.sampler.started()
+    except EngineError as error:
+        if services.upstream is None:
+            raise
+        logger.error("No model of this server answers: %s. Calls below /r/ pass to the upstream all the same", error)
+        return False
+    return True
 
 
 async def _expire_calls(services: Services) -> None:

@@ -1,17 +1,33 @@
-"""What is known of the app whose calls pass through: numbers of calls, tokens, latency and price."""
+"""The app whose calls pass through, in numbers; and feedback on what was recorded, of any app."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter
 
-from offbook.base.wire import RouteState
+from offbook.base import clock
+from offbook.base.personal_data import mask_personal
+from offbook.base.wire import FeedbackRequest, FeedbackResult, RouteState
 
+from ..records.feedback import Feedback, add_feedback
 from ..services import ServicesDep
+from ..upstream.threads import trajectory_id
+from .json_body import JsonRoute
 
-router = APIRouter(prefix="/api/routes")
+router = APIRouter(route_class=JsonRoute)
 
 
-@router.get("")
+@router.post("/api/feedback")
+async def feedback(request: FeedbackRequest, services: ServicesDep) -> FeedbackResult:
+    """Store a score for a finished trajectory, found by its id, by one of its calls, or by the app's name of its thread."""
+    name = request.trajectory_id
+    if request.thread_id is not None:
+        name = trajectory_id(request.route or services.options.route, request.thread_id)
+    if request.comment is not None and not services.options.keep_personal:
+        request = request.model_copy(update={"comment": mask_personal(request.comment)})
+    return await services.store.write(add_feedback, Feedback(request, name, clock.now()))
+
+
+@router.get("/api/routes")
 async def routes(services: ServicesDep) -> list[RouteState]:
     """The app behind --route with what was counted of it; none on a server without --upstream."""
     if services.upstream is None:

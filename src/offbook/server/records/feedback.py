@@ -26,7 +26,7 @@ class Feedback(NamedTuple):
 
     request: FeedbackRequest
     trajectory_id: str | None
-    at: float
+    received_at: float
 
 
 def add_feedback(connection: Connection, batch: Sequence[Feedback]) -> list[FeedbackResult | OffbookError]:
@@ -53,7 +53,7 @@ def _add(connection: Connection, feedback: Feedback) -> FeedbackResult:
     if before is not None and {name: before.get(name) for name in entry} == entry:
         return FeedbackResult(trajectory_id=record.id, reward=record.reward, changed=False)
     rewarded = record.reward is None or _mean(known, REWARDING) == record.reward
-    entries = {**known, key: {**entry, "at": feedback.at}}
+    entries = {**known, key: {**entry, "at": feedback.received_at}}
     changed: dict[str, Json] = {
         "metadata": {**record.metadata, FIELD: entries},
         "metrics": {**record.metrics, f"{FIELD}/{request.name}": _mean(entries, request.name)},

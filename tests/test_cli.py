@@ -106,6 +106,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         ("checkpoints agent --dir .", "there is no model 'agent'"),
         ("export agent --output lora --format gguf", "'gguf' must be one of peft, merged, gguf-ready"),
         ("quickstart --steps 0", "--steps"),
+        ("wrap --timeout nan -- true", "--timeout: a finite number is needed, got nan"),
+        ("train app:agent --scenarios data.jsonl --max-cost nan", "--max-cost: a finite number is needed, got nan"),
+        ("cloud up box --model tiny --idle-minutes inf", "--idle-minutes: a finite number is needed, got inf"),
         ("tran", "tran"),
     ],
 )

@@ -4,6 +4,7 @@ Exit codes: 0 done, 1 failed, 2 wrong input, 130 interrupted."""
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final
@@ -61,7 +62,24 @@ class LazyCommand(TyperCommand):
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """Import the command and let it parse its arguments. Raises ConfigError for a plugin that is no command."""
-        return typer.main.get_command(loaded(str(self.name))).make_context(info_name, args, parent, **extra)
+        command = typer.main.get_command(loaded(str(self.name)))
+        refuse_nan(command)
+        return command.make_context(info_name, args, parent, **extra)
+
+
+def refuse_nan(command: Any) -> None:
+    """Let a command, or each of a group, refuse the numbers nan and inf, which no comparison with a bound finds."""
+    for parameter in command.params:
+        parameter.callback = parameter.callback or finite
+    for each in getattr(command, "commands", {}).values():
+        refuse_nan(each)
+
+
+def finite(context: Any, parameter: Any, value: Any) -> Any:
+    """The value of an option. Raises ConfigError if it is a number, and not a finite one."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{parameter.opts[0]}: a finite number is needed, got {value}")
+    return value
 
 
 app = typer.Typer(

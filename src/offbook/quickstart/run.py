@@ -87,7 +87,9 @@ def schedule(step: int, steps: int) -> TrainConfig:
     return TrainConfig(learning_rate=3.3e-3 * left, kl_coef=0.3 * left, minibatches=4)
 
 
-async def evaluate(agent: Any, test: Sequence[Request], sink: Transcripts, runner: RolloutRunner | None) -> Rates:
+async def evaluate(
+    agent: Any, test: Sequence[Request], sink: Transcripts, runner: RolloutRunner | None = None
+) -> Rates:
     """Both success rates of the newest step."""
     rates: list[float] = []
     for temperature in (0.0, 1.0):

@@ -202,7 +202,7 @@ def parsed(output: str) -> Json:
     >>> parsed("Cluster(s) not found: nothere.\n[]\n")
     []
     """
-    lines = output.splitlines()
+    lines = output.split("\n")
     for number, line in enumerate(lines):
         if line[:1] in ("[", "{"):
             try:

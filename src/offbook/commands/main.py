@@ -71,8 +71,8 @@ def refuse_nan(command: Any) -> None:
     """Let a command, or each of a group, refuse the numbers nan and inf, which no comparison with a bound finds."""
     for parameter in command.params:
         parameter.callback = parameter.callback or finite
-    for each in getattr(command, "commands", {}).values():
-        refuse_nan(each)
+    for inner in getattr(command, "commands", {}).values():
+        refuse_nan(inner)
 
 
 def finite(context: Any, parameter: Any, value: Any) -> Any:

@@ -57,6 +57,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/api/models/{name}/state": {"value": {"a": [1]}},
     "/api/models/{name}/checkpoints/{step}/export": {"format": "peft", "output": "/nowhere/there"},
     "/api/models/{name}/checkpoints/{step}/archive": {"format": "peft"},
+    "/api/feedback": {"trajectory_id": "t", "score": 1.0, "comment": "a", "name": "thumbs"},
     "/pages/resample": {"trajectory": "t", "call": "c", "step": 0},
     "/sign-in": {"key": "a"},
     "/sign-out": {},

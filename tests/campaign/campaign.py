@@ -247,6 +247,7 @@ class Campaign:
             process.wait(BACK_SECONDS)
         finally:
             process.kill()
+            process.wait()
         done = subprocess.run(words, stdout=self._log, stderr=self._log, timeout=BACK_SECONDS, check=False)
         assert done.returncode == 0, f"the training again ended with {done.returncode}: {self._tail()}"
         if (step := self._step(name)) != supervised.UPDATES:
@@ -268,6 +269,7 @@ class Campaign:
             process.wait(seconds)
         ended = process.poll() is not None
         process.kill()
+        process.wait()
         outcome.how = "SIGKILL after its end" if ended else f"SIGKILL after {seconds:.1f} s"
         self._verified(outcome)
         if not (models / name).exists():

@@ -208,13 +208,16 @@ def test_an_idle_server_ends_and_its_machine_runs_it_again(clouds: Path) -> None
 
 
 @pytest.mark.slow("real SkyPilot")
-def test_the_real_skypilot_accepts_the_task(require: Callable[[bool, str], None], tmp_path: Path) -> None:
+def test_the_real_skypilot_accepts_the_task(tmp_path: Path) -> None:
     python = os.environ.get("OFFBOOK_TEST_SKYPILOT")
     if python is None and os.environ.get("OFFBOOK_TEST_FETCH"):
         subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
         python = str(tmp_path / "venv" / "bin" / "python")
         subprocess.run([python, "-m", "pip", "install", "-q", "skypilot[aws]==0.14.1"], check=True)
-    require(python is not None, "OFFBOOK_TEST_FETCH=1, or OFFBOOK_TEST_SKYPILOT=PYTHON of an environment with skypilot")
+    if python is None:  # too large for every run
+        pytest.skip(
+            "enable with: OFFBOOK_TEST_FETCH=1, or OFFBOOK_TEST_SKYPILOT=PYTHON of an environment with skypilot"
+        )
     task = ServerTask("tiny", wanted_resources("L4", None, True), mirror="s3://bucket/desk").as_json()
     (tmp_path / "task.yaml").write_text(json.dumps(task), encoding="utf-8")
     check = (

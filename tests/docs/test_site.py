@@ -48,7 +48,9 @@ def test_links_and_images_lead_to_files_of_the_site(pages: Path) -> None:
 
 
 def test_llms_txt_names_each_page_with_its_first_words(pages: Path) -> None:
-    assert "- [Quickstart](quickstart/): This page is for you if you are new to Offbook." in (pages / "llms.txt").read_text("utf-8")
+    assert "- [Quickstart](quickstart/): This page is for you if you are new to Offbook." in (
+        pages / "llms.txt"
+    ).read_text("utf-8")
 
 
 @pytest.mark.slow("the site")

@@ -134,7 +134,7 @@ def test_a_step_is_trained(example: str, tmp_path: Path) -> None:
 @pytest.mark.slow("whole trainings")
 def test_a_step_is_trained_on_a_server_that_runs(local_backend: offbook.LocalBackend, tmp_path: Path) -> None:
     model = offbook.TrainableModel("other", "examples", "tiny", backend=local_backend)
-    asyncio.run(model.register(local_backend))
-    _trained("existing_server", tmp_path, "--url", model.inference_base_url.removesuffix("/v1"))
+    server = asyncio.run(model.api())
+    _trained("existing_server", tmp_path, "--url", server.url, "--api-key", str(server.key))
     trained = offbook.TrainableModel("mail-room-0", "examples", "tiny", backend=local_backend)
     assert asyncio.run(trained.get_step()) == 1

@@ -165,11 +165,11 @@ class SkyPilotBackend(Backend):
         status = status_of(self.cluster_name)
         if status != "UP":
             self._launch()
-        elif force_restart:
-            cancel_jobs(self.cluster_name)
-            run_again(self.cluster_name, self._task, self._key, self._env_path)
-        elif not job_runs(self.cluster_name):
-            run_again(self.cluster_name, self._task, self._key, self._env_path)
+        else:
+            if force_restart:
+                cancel_jobs(self.cluster_name)
+            if force_restart or not job_runs(self.cluster_name):
+                run_again(self.cluster_name, self._task, self._key, self._env_path)
         self._tunnel = Tunnel(self.cluster_name, self.port, self._find_machine)
         try:
             self._wait_ready()

@@ -21,9 +21,10 @@ MAX_TRAJECTORIES = 20_000
 class Routes:
     """Which member answers a call.
 
-    A trajectory stays on its member while that answers calls; one that sleeps has dropped its cache. A new trajectory, and a call without one, goes by rendezvous
-    hashing of its opening (Thaler and Ravishankar 1998): rollouts of one scenario meet on one member, and a member that is
-    gone moves only its own. A member with more than SLACK times its share gets no new ones.
+    A trajectory stays on its member while that answers calls. A member that sleeps loses its trajectories: its cache is gone.
+    A new trajectory, and a call without one, goes by rendezvous hashing of its opening (Thaler and Ravishankar 1998):
+    rollouts of one scenario meet on one member, and a member that is gone moves only its own. A member with more than SLACK
+    times its share gets no new ones.
     """
 
     def __init__(self, members: Sequence[SupervisedSampler]) -> None:

@@ -105,7 +105,7 @@ class UpstreamCalls:
         body = await request.body()
         call = PassedCall(new_id("call"), None, {}, body)
         if found is None:
-            call.path = {"uncounted": path}
+            call.counted = False
             return call
         call.path, call.dialect = found[0].groupdict(), found[1]
         call.thread = thread_of(request.headers, body)
@@ -144,7 +144,7 @@ class UpstreamCalls:
             await JSONResponse(refusal_body(path, refusal), 502)(scope, receive, send)
         finally:
             call.ended_at = clock.end_of(call.started_at)
-            if "uncounted" not in call.path:
+            if call.counted:
                 self._gateway.traffic.note(call)
 
     def _headers(self, scope: Scope) -> list[tuple[str, str]]:

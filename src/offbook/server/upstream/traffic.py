@@ -7,7 +7,6 @@ import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import cast
 
 import orjson
 
@@ -31,7 +30,7 @@ from ..records.upstream_threads import (
     save_notes,
 )
 from .address import UpstreamModel
-from .answers import SHAPE_ERRORS, ReadCall, read_call, used_tokens, whole_answer
+from .answers import SHAPE_ERRORS, ReadCall, UsedTokens, read_call, used_tokens, whole_answer
 from .counts import RouteCounts
 
 logger = logging.getLogger(__name__)
@@ -60,7 +59,8 @@ class RecordingPolicy:
 
 @dataclass
 class PassedCall:
-    """A call whose answer has been sent. `trajectory_id=None`: it is not recorded. `answer=None`: too large to be read."""
+    """A call whose answer has been sent. `trajectory_id=None`: it is not recorded. `answer=None`: too large to be read.
+    `counted=False`: no call of a model, such as a list of models."""
 
     id: str
     dialect: Dialect | None
@@ -74,6 +74,7 @@ class PassedCall:
     status: int = 0
     cancelled: bool = False
     streamed: bool = False
+    counted: bool = True
     answer: list[bytes] | None = field(default_factory=list[bytes])
 
     @property
@@ -225,16 +226,16 @@ class RouteTraffic:
 _SPACES = re.compile(r"\s+")
 
 
-def _trace(call: PassedCall, model: str, read: ReadCall, used: object, cost: float | None) -> CallTrace:
+def _trace(call: PassedCall, model: str, read: ReadCall, used: UsedTokens | None, cost: float | None) -> CallTrace:
     """The record of a call. Tokens are the provider's numbers, and belong to the first choice."""
-    tokens = cast(tuple[int, int, int], used or (0, 0, 0))
+    tokens = used or UsedTokens(0, 0)
     outputs = tuple(
         OutputTrace(
             index=index,
             message=message,
             finish_reason=reason,
             status=status,
-            tokens=tokens[1] if index == 0 else 0,
+            tokens=tokens.completion if index == 0 else 0,
             logprob_mean=None,
             logprob_min=None,
         )
@@ -252,7 +253,7 @@ def _trace(call: PassedCall, model: str, read: ReadCall, used: object, cost: flo
         started_at=call.started_at,
         ended_at=call.ended_at,
         first_token_at=call.first_at if call.streamed else None,
-        prompt_tokens=tokens[0],
+        prompt_tokens=tokens.prompt,
         outputs=outputs,
         cost=cost,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hatchling.metadata.core import ProjectMetadata
+from hatchling.plugin.manager import PluginManager
 
 import offbook
 from offbook.tiny import FOLDERS
@@ -53,7 +56,8 @@ def test_the_wheel_holds_the_weights_and_stays_small(wheel: Path) -> None:
     assert [name for name in sizes if name.startswith("policies/")] == []
     licences = f"offbook-{offbook.__version__}.dist-info/licenses"
     vendored = "src/offbook/server/pages/static/vendor"
-    assert {f"{licences}/LICENSE", f"{licences}/{vendored}/uPlot.LICENSE"} <= set(sizes)
+    texts = ("LICENSE", "THIRD_PARTY_NOTICES.md", f"{vendored}/uPlot.LICENSE")
+    assert {f"{licences}/{text}" for text in texts} <= set(sizes)
     assert {name for name in sizes if "/vendor/" in name and "licenses" not in name} == {
         f"offbook/server/pages/static/vendor/{name}" for name in ("uPlot.LICENSE", "uPlot.iife.min.js", "uPlot.min.css")
     }, "THIRD_PARTY_NOTICES.md names what others wrote: change it too"
@@ -66,6 +70,25 @@ def test_the_wheel_holds_the_weights_and_stays_small(wheel: Path) -> None:
         names = {name.rsplit("/", 1)[1] for name in policy}
         assert {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"} <= names
         assert sum(policy.values()) < 10e6
+
+
+def test_on_pypi_every_link_and_image_of_the_readme_leads_to_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REPOSITORY_URL", raising=False)
+    here = ProjectMetadata(str(ROOT), PluginManager()).core
+    assert here.readme == (ROOT / "README.md").read_text("utf-8") and here.urls == {}
+    place = "https://git.example/team/offbook"
+    monkeypatch.setenv("REPOSITORY_URL", place)
+    there = ProjectMetadata(str(ROOT), PluginManager()).core
+    tag = f"v{offbook.__version__}"
+    links = re.findall(r"(!?)\[[^\]]*\]\(([^)]*)\)", there.readme)
+    assert len(links) > 60
+    for image, link in links:
+        assert link.startswith(f"{place}/{'raw' if image else 'blob'}/{tag}/"), link
+        assert (ROOT / link.split(f"/{tag}/")[1].partition("#")[0]).exists(), link
+    assert there.urls["Repository"] == place and there.readme_content_type == "text/markdown"
+    workflow = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text("utf-8"))
+    [build] = [step for step in workflow["jobs"]["build"]["steps"] if "python -m build" in step.get("run", "")]
+    assert "REPOSITORY_URL" in build["env"]
 
 
 def test_every_step_of_the_workflows_runs_one_thing_with_bounded_rights_and_time() -> None:

@@ -13,15 +13,15 @@ import torch
 from safetensors.torch import load_file, save, save_file
 
 import offbook
+from offbook.base.adapter_folders import named_base
 from offbook.base.config import LoraOptions
-from offbook.base.errors import ConfigError
+from offbook.base.errors import ConfigError, ServerError
 from offbook.commands.main import run
 from offbook.engine import checkpoint_files
 from offbook.engine.checkpoint_files import ADAPTER, ADAPTER_CONFIG
 from offbook.engine.learner import import_adapter
 from offbook.engine.learner.import_adapter import lora_of, write_checkpoint
 from offbook.engine.learner.model.policy import Policy
-from offbook.server.imported_models import named_base
 from offbook.tiny import path
 
 SHAPE = LoraOptions(r=4, alpha=12, target_modules=("q_proj", "v_proj"))
@@ -200,3 +200,42 @@ async def test_an_imported_model_is_at_step_1_and_trains_on(
         assert result.step == 3 and result.updates[1].loss < result.updates[0].loss
     finally:
         backend.close()
+
+
+@pytest.mark.slow("two servers, and an import in each")
+async def test_an_adapter_that_is_named_as_the_base_starts_a_model(adapter: Path, tmp_path: Path) -> None:
+    changed(adapter, base_model_name_or_path=str(path()))
+    given = load_file(adapter / ADAPTER)
+
+    def on(backend: offbook.LocalBackend, name: str = "desk", **options: Any) -> offbook.TrainableModel:
+        return offbook.TrainableModel(name, base_model=str(adapter), backend=backend, **options)
+
+    with offbook.LocalBackend(dir=tmp_path / "server", engine="embedded", threads=1) as backend:
+        model = on(backend)
+        assert await model.get_step() == 1
+        state = await (await model.api()).model("desk")
+        assert (state.base_model, state.lora) == ("tiny", SHAPE) and state.checkpoint is not None
+        kept = load_file(Path(state.checkpoint) / ADAPTER)
+        assert given.keys() == kept.keys() and all(torch.equal(given[name], kept[name]) for name in given)
+        rows = [{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello there"}]}]
+        assert (await model.train_sft(rows, epochs=1, learning_rate=5e-3, schedule="constant", warmup=0)).step == 2
+        plain = offbook.TrainableModel("plain", base_model="tiny", backend=backend)
+        assert await plain.get_step() == 0
+        with pytest.raises(ServerError, match="'plain' exists and did not begin with the adapter"):
+            await on(backend, "plain").get_step()
+        changed(adapter, r=2)
+        with pytest.raises(ServerError, match=r"was not imported: .*is \(4, "):
+            await on(backend, "narrow").get_step()
+        changed(adapter, r=4, base_model_name_or_path="Qwen/Qwen2.5-7B-Instruct")
+        with pytest.raises(ServerError, match=r"base model is 'tiny', not 'Qwen/Qwen2\.5-7B-Instruct'"):
+            await on(backend, "other").get_step()
+        changed(adapter, base_model_name_or_path=None)
+        with pytest.raises(ServerError, match="names no base"):
+            await on(backend, "unnamed").get_step()
+        assert [one.name for one in await (await plain.api()).models()] == ["default", "desk", "plain"]
+    changed(adapter, base_model_name_or_path=str(path()))
+    with offbook.LocalBackend(dir=tmp_path / "server", engine="embedded", threads=1) as backend:
+        assert await on(backend).get_step() == 2
+        save_file({name: value + 1 for name, value in given.items()}, adapter / ADAPTER)
+        with pytest.raises(ServerError, match="'desk' exists and did not begin with the adapter"):
+            await on(backend).get_step()

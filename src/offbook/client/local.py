@@ -22,6 +22,7 @@ from typing import Self, cast
 
 import httpx
 
+from offbook.base.adapter_folders import base_of
 from offbook.base.config import EngineOptions, default_dir
 from offbook.base.errors import BackendError, ConfigError
 from offbook.base.json_files import read_json
@@ -67,7 +68,7 @@ class LocalBackend(Backend):
             return self._checked(server).api
         if base_model is None:
             raise ConfigError("the local server is not running yet: register a TrainableModel first, it names the base")
-        starting = _Starting(self.dir, base_model, self.engine, self._start_timeout)
+        starting = _Starting(self.dir, base_of(base_model), self.engine, self._start_timeout)
         try:
             return self._checked(await asyncio.to_thread(starting.run)).api
         except asyncio.CancelledError:

@@ -13,6 +13,7 @@ from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 from typing_extensions import TypeVar
 
+from offbook.base.adapter_folders import adapter_folder
 from offbook.base.config import LoraOptions, SFTConfig, TrainConfig
 from offbook.base.errors import ConfigError
 from offbook.base.option_names import check_options
@@ -202,7 +203,8 @@ class Model(Generic[ConfigT]):
 class TrainableModel(Model[ConfigT]):
     """A base model and the newest LoRA trained under this name.
 
-    The constructor sends nothing. The first use registers the model on `backend`, or on the server at OFFBOOK_URL, or on
+    `base_model` is a Hugging Face name, a folder, "tiny", or the folder of a PEFT LoRA, which becomes step 1 of the model on
+    the base that it names. The constructor sends nothing. The first use registers the model on `backend`, or on the server at OFFBOOK_URL, or on
     a LocalBackend. `lora=None` keeps the LoRA shape of an existing model, and takes the defaults for a new one.
     """
 
@@ -421,7 +423,9 @@ class TrainableModel(Model[ConfigT]):
     def _registration_on(self, backend: Backend) -> Registration:
         if self._engine:
             backend.take_engine_options(self._engine)
-        request = RegisterRequest(name=self.name, project=self.project, base_model=self.base_model, lora=self.lora)
+        adapter = adapter_folder(self.base_model)
+        base = self.base_model if adapter is None else backend.path_on_server(adapter)
+        request = RegisterRequest(name=self.name, project=self.project, base_model=base, lora=self.lora)
         return Registration(backend, request)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from offbook.base.adapter_folders import named_base
 from offbook.base.config import server_folder
 from offbook.base.errors import ConfigError
 from offbook.base.terminal import echo
@@ -32,7 +33,7 @@ def import_command(
     The adapter becomes step 1 of the model, which training goes on from. No server may run on the directory."""
     models = imported("offbook.server.imported_models", "ui")
     folder = adapter.expanduser().absolute()
-    named: str | None = models.named_base(folder)
+    named = named_base(folder)
     if base is None and named is None:
         raise ConfigError(f"{folder} names no base model: give --base")
     if base is not None and named is not None and base != named:

@@ -88,8 +88,10 @@ class Api:
         return self._read(Health.model_validate, await self._ask("GET", "/health"))
 
     async def register(self, request: RegisterRequest) -> ModelState:
-        """Create a trainable model, or return the existing one of the same name and base."""
-        return self._read(ModelState.model_validate, await self._ask("POST", "/api/models", request))
+        """Create a trainable model, or return the existing one of the same name and base. An adapter is compared with its
+        base first, which is loaded for it."""
+        answer = await self._ask("POST", "/api/models", request, timeout=3600)
+        return self._read(ModelState.model_validate, answer)
 
     async def models(self) -> list[ModelState]:
         """Every registered model."""

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Response
 from fastapi.responses import FileResponse, StreamingResponse
 
 from offbook.base import server_sent_events
+from offbook.base.adapter_folders import adapter_folder
 from offbook.base.config import Name
 from offbook.base.redaction import Redaction, redacted_record
 from offbook.base.wire import (
@@ -64,10 +65,15 @@ async def list_models(services: ServicesDep) -> list[ModelState]:
 @router.post("/models")
 async def register_model(services: ServicesDep, body: RegisterRequest) -> ModelState:
     """Register a trainable model, or return the existing one of the same name, base and LoRA shape. `target_modules` that
-    name layers are compared with the base's, so the answer waits until the learner has loaded it."""
+    name layers are compared with the base's, so the answer waits until the learner has loaded it. A `base_model` that is an
+    adapter's folder on this machine makes that adapter the model's step 1."""
     if services.learner is not None and body.lora is not None and body.lora.target_modules != ALL_LINEAR:
         await services.sampler.ready()  # the learner starts after it
         check_target_modules(body.lora.target_modules, await services.learner.linear_layers())
+    adapter = adapter_folder(body.base_model)
+    if adapter is not None:
+        await services.models.registration.register_adapter(body, adapter)
+        body = body.model_copy(update={"base_model": services.base.name})
     return services.models.registration.register(body, in_training=services.training.concerns(body.name))
 
 

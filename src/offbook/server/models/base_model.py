@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+from offbook.base.adapter_folders import adapter_folder
 from offbook.base.errors import ConfigError
 from offbook.base.json_files import read_json
 from offbook.base.types import Json
@@ -86,6 +87,7 @@ def reference(name: str) -> str:
 
 def find(name: str) -> BaseModelPath:
     """Find the base model `name`; download it from the Hugging Face hub if necessary. Raises ConfigError."""
+    name = next((own for own in tiny.FOLDERS if name == str(tiny.path(own))), name)  # as adapters of it name it
     if name in tiny.FOLDERS:
         return BaseModelPath(name, _checked(tiny.path(name), name), reference(name))
     folder = Path(name).expanduser()
@@ -100,6 +102,11 @@ def find(name: str) -> BaseModelPath:
 
 
 def _checked(folder: Path, name: str) -> Path:
+    if adapter_folder(str(folder)) is not None:
+        raise ConfigError(
+            f"--model {name}: this is an adapter: make a model of it with offbook import {name} --model NAME, or name it as "
+            "base_model= of a TrainableModel"
+        )
     if not (folder / "config.json").is_file():
         raise ConfigError(f"--model {name}: {folder} has no config.json, so it is not a model folder")
     if not any(folder.glob("*.safetensors")):

@@ -76,7 +76,9 @@ _DELETING = ".deleting-"
 
 
 class ModelFacts(BaseModel):
-    """The content of `model.json`: what is fixed when a model is registered, and whether "lora:latest" has meant it."""
+    """The content of `model.json`: what is fixed when a model is registered, and whether "lora:latest" has meant it.
+
+    `adapter`: the SHA-256 of the weights of the adapter that it began with; None: it began at its base."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -85,6 +87,7 @@ class ModelFacts(BaseModel):
     base_model: str
     lora: LoraOptions
     called_latest: bool = False
+    adapter: str | None = None
 
 
 def scan(folder: Path) -> dict[int, Checkpoint]:

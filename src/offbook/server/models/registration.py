@@ -8,11 +8,15 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
+from offbook.base.adapter_folders import base_of
 from offbook.base.config import LoraOptions
+from offbook.base.errors import ConfigError
 from offbook.base.wire import ForkRequest, ModelState, RegisterRequest
 
+from ...engine.checkpoint_files import ADAPTER, digest
 from ..errors import ApiError, shortened
 from . import checkpoints
+from .adapter_import import import_adapter
 from .checkpoints import ModelFacts, has_checkpoints
 from .leases import AdapterLeases
 from .registry import ModelRegistry, ServedModel
@@ -65,6 +69,7 @@ class ModelRegistration:
         self._registry = registry
         self._leases = leases
         self._max_rank = max_rank
+        self._importing = asyncio.Lock()
 
     def register(self, request: RegisterRequest, in_training: bool = False) -> ModelState:
         """Create a model, or return the existing one of that name.
@@ -100,6 +105,39 @@ class ModelRegistration:
             checkpoints.write_facts(known.folder, known.facts)
         return known.state()
 
+    async def register_adapter(self, request: RegisterRequest, adapter: Path) -> None:
+        """Create a model whose step 1 is the adapter in this folder, unless there is one that began with it.
+
+        Raises ApiError 409 for a model that began otherwise and for an adapter of another base, 400 for an adapter that is
+        no plain LoRA of the base, or of too high a rank, and OSError.
+        """
+        try:
+            async with self._importing:
+                self._check_base(request.model_copy(update={"base_model": base_of(str(adapter))}))
+                known = self._registry.get(request.name)
+                if known is None:
+                    folder = self._new_folder(request.project, request.name)
+                    facts = await asyncio.to_thread(
+                        import_adapter,
+                        folder,
+                        adapter,
+                        request.name,
+                        request.project,
+                        self._registry.base,
+                        self._check_rank,
+                    )
+                    self._registry.add(ServedModel(folder, facts, checkpoints.scan(folder / "checkpoints")))
+                elif known.facts.adapter != await asyncio.to_thread(digest, adapter / ADAPTER):
+                    raise ApiError(
+                        409,
+                        f"Model {request.name!r} exists and did not begin with the adapter {adapter}: use another name for a "
+                        "model of that adapter.",
+                        "base_model",
+                        "model_conflict",
+                    )
+        except (ConfigError, FileNotFoundError) as error:
+            raise ApiError(400, str(error), "base_model", "invalid_value") from error
+
     async def fork(self, source: str, request: ForkRequest) -> ModelState:
         """Create a model as a copy of the step `request.from_step` of the model `source` (None: its newest step).
 
@@ -118,7 +156,7 @@ class ModelRegistration:
             start = origin.checkpoints[route.step] if route.step else None
             project = request.project or origin.facts.project
             facts = origin.facts.model_copy(update={"name": request.name, "project": project, "called_latest": False})
-            folder = self._new_folder(facts)
+            folder = self._new_folder(facts.project, facts.name)
             await asyncio.to_thread(checkpoints.copy_model, folder, facts, start)
         model = ServedModel(folder, facts, await asyncio.to_thread(checkpoints.scan, folder / "checkpoints"))
         self._registry.add(model)
@@ -131,7 +169,7 @@ class ModelRegistration:
             base_model=self._registry.base.name,
             lora=request.lora or LoraOptions(),
         )
-        model = ServedModel(self._new_folder(facts), facts)
+        model = ServedModel(self._new_folder(facts.project, facts.name), facts)
         if has_checkpoints(model.folder):
             raise ApiError(
                 409,
@@ -173,11 +211,11 @@ class ModelRegistration:
                 "model_conflict",
             )
 
-    def _new_folder(self, facts: ModelFacts) -> Path:
-        if facts.project in RESERVED_PROJECTS:
+    def _new_folder(self, project: str, name: str) -> Path:
+        if project in RESERVED_PROJECTS:
             raise ApiError(
                 400,
-                f"A project cannot be called {facts.project!r}: the server uses this name for its own files. Use another name.",
+                f"A project cannot be called {project!r}: the server uses this name for its own files. Use another name.",
                 "project",
             )
-        return self._root / facts.project / "models" / facts.name
+        return self._root / project / "models" / name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from collections import Counter
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from offbook.base import torch_allocator
 from offbook.base.config import EngineOptions
 from offbook.base.torch_allocator import learner_settings, sampler_settings
 from offbook.engine.inference.vllm.command import Place, environment
@@ -93,3 +95,11 @@ def test_settings_of_the_user_stay_and_have_precedence() -> None:
     assert learner_settings(mine) == mine == sampler_settings(mine)
     old = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}
     assert sampler_settings(old)["PYTORCH_ALLOC_CONF"] == "max_split_size_mb:64,pinned_max_round_threshold_mb:1"
+
+
+def test_an_older_torch_gets_no_setting_that_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.11 on an H100: ValueError: Unrecognized key 'pinned_max_round_threshold_mb' in CUDA allocator config."""
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "2.11.0+cu130")
+    older = runpy.run_path(torch_allocator.__file__)
+    assert older["EXACT_MIB"] is None and older["sampler_settings"]({}) == {}
+    assert older["learner_settings"]({}) in ({}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"})

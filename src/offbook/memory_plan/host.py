@@ -16,12 +16,13 @@ PROCESSES = 3 * GIB
 """Assumed: what the learner's process and vLLM's two hold without the copies. With their imports alone, without CUDA, they
 hold 1.5 GiB (measured on a CPU)."""
 _MIB = 2**20
+_EXACT_ABOVE = None if EXACT_MIB is None else EXACT_MIB * _MIB
 _PAGE = 4096
 _SMALL_SEGMENT, _LARGE_SEGMENT = 2 * _MIB, 20 * _MIB
 _FLOAT = 4
 
 
-def pinned_block(size: int, exact_above: int | None = EXACT_MIB * _MIB) -> int:
+def pinned_block(size: int, exact_above: int | None = _EXACT_ABOVE) -> int:
     """Bytes that torch allocates for a pinned tensor of `size` bytes: the next power of two, at least a page; the size
     itself above `exact_above` (None: never, which is torch's default).
 
@@ -33,9 +34,7 @@ def pinned_block(size: int, exact_above: int | None = EXACT_MIB * _MIB) -> int:
     return max(_PAGE, 1 << (size - 1).bit_length())
 
 
-def host_bytes(
-    layout: MemoryLayout, shape: BaseShape, work: Workload, exact_above: int | None = EXACT_MIB * _MIB
-) -> int:
+def host_bytes(layout: MemoryLayout, shape: BaseShape, work: Workload, exact_above: int | None = _EXACT_ABOVE) -> int:
     """Bytes of host memory: the processes' own, and with `offload` the learner's copy, which stays there, and what vLLM
     moves there when it sleeps. `exact_above`: see `pinned_block`."""
     if layout != "offload":

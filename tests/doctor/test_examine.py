@@ -219,6 +219,14 @@ def test_unsloth_has_one_pin_for_tests_and_users() -> None:
     assert line.status == "ok"
 
 
+def test_a_newer_minor_version_that_the_extras_allow_is_named_without_a_warning() -> None:
+    newer = with_all(langchain="1.5.2", fastapi="0.165.0")
+    lines = {check.name: check for check in package_checks(newer)}
+    assert (lines["langgraph"].status, lines["server"].status) == ("ok", "ok")
+    assert lines["langgraph"].found.endswith("(tested: langchain 1.4)")
+    assert {check.name: check for check in package_checks(with_all(langchain="2.0.0"))}["langgraph"].status == "warn"
+
+
 def test_what_is_missing_is_named_by_its_extra() -> None:
     lines = {check.name: check for check in package_checks(without("mcp", "langchain-openai"))}
     assert lines["mcp"] == Check("packages", "mcp", "missing", "not installed", install_command("mcp"))

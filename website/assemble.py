@@ -72,7 +72,11 @@ def usage(command: Any, path: str) -> Iterator[str]:
                 yield from usage(inner, f"{path} {name}")
         return
     arguments = " ".join(part for part in command.collect_usage_pieces(context))
-    yield f"## {path}\n\n{(command.help or '').strip()}\n\n```\n{path} {arguments}\n```\n"
+    text, _, examples = (command.help or "").partition("\b\n")  # click's mark of lines that are not wrapped
+    yield f"## {path}\n\n{text.strip()}\n\n```\n{path} {arguments}\n```\n"
+    if examples:
+        title, *lines = examples.strip().splitlines()
+        yield "\n".join([f"{title}\n", "```", *(line.strip() for line in lines), "```\n"])
     rows = [record for parameter in command.params if (record := parameter.get_help_record(context)) is not None]
     if rows:
         yield "| option | meaning |\n|---|---|"

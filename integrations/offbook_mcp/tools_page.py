@@ -20,7 +20,7 @@ def lines(pool: ServerPool) -> Iterator[str]:
     yield ""
     width = max(len(tool.name) for tool in pool.toolset.tools)
     for tool in pool.toolset.tools:
-        yield f"{tool.name:{width}}  {tool.tool.kind:6}  {arguments(tool)}"
+        yield f"{tool.name:{width}}  {tool.tool.kind:7} {arguments(tool)}"
         if tool.tool.description:
             yield f"{'':{width}}          {one_line(tool.tool.description, 100)}"
         for name, value in tool.bound.items():

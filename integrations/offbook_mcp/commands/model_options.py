@@ -13,23 +13,25 @@ from offbook import LocalBackend, RemoteBackend, TrainableModel
 from offbook.base.errors import ConfigError
 from offbook_mcp.connection.target import Target
 
-ModelName = Annotated[str | None, typer.Option("--model", help="name of the model; default: the server's name")]
+ModelName = Annotated[str | None, typer.Option("--model", help="name of the model  [default: the server's name]")]
 BaseModel = Annotated[
     str | None,
     typer.Option(
         "--base-model",
-        help="base model: a Hugging Face name or a folder; default: the base of --url, else tiny-mcp (CPU)",
+        help="base model: a Hugging Face name or a folder  [default: the base of --url, else tiny-mcp (CPU)]",
     ),
 ]
 ServerDir = Annotated[
-    Path | None, typer.Option("--dir", help="directory for checkpoints and records; default: ./.offbook")
+    Path | None, typer.Option("--dir", help="directory for checkpoints and records  [default: ./.offbook]")
 ]
 ServerUrl = Annotated[
-    str | None, typer.Option("--url", help="URL of a running Offbook server; default: start one here")
+    str | None, typer.Option("--url", help="URL of a running Offbook server  [default: start one here]")
 ]
 ScenarioFile = Annotated[
     Path | None,
-    typer.Option("--scenarios", help="JSONL file of scenarios; default: the model's own file, generated at first use"),
+    typer.Option(
+        "--scenarios", help="JSONL file of scenarios  [default: the model's own file, generated at first use]"
+    ),
 ]
 AllowWrites = Annotated[bool, typer.Option("--allow-writes", help="use tools that write or delete")]
 DEFAULT_BASE = "tiny-mcp"

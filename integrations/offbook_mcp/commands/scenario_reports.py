@@ -32,7 +32,7 @@ def explored(pool: ServerPool, exploration: Exploration) -> Iterator[str]:
         for observation in [observation for observation in seen if observation.worked][:_EXAMPLES]:
             yield f"  {one_line(repr(dict(observation.arguments)), 100)} -> {one_line(observation.text, 100)}"
         if error := exploration.first_error(tool.name):
-            yield f"  refused, such as {error}"
+            yield f"  {'refused' if errors else 'empty'}, such as {error}"
     yield from variable_hints(pool, exploration)
     places = [(place, values) for place, values in exploration.sampler.places.items() if not place.endswith(SHORT)]
     if places:

@@ -48,7 +48,7 @@ def scenarios(
     output: Annotated[Path, typer.Option("--output", "-o", help="JSONL file to write")] = Path("scenarios.jsonl"),
     count: Annotated[int, typer.Option(min=1, help="number of scenarios")] = 48,
     llm: Annotated[
-        str | None, typer.Option(help="LLM that writes them, such as openai/gpt-4.1; default: generated offline")
+        str | None, typer.Option(help="LLM that writes them, such as openai/gpt-4.1  [default: generated offline]")
     ] = None,
     api_base: Annotated[
         str | None,

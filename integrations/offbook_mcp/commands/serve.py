@@ -49,7 +49,7 @@ def serve(
     host: Host = "127.0.0.1",
     port: Port = 8900,
     api_key: Key = None,
-    step: Annotated[int | None, typer.Option(min=0, help="step of the model; default: the newest")] = None,
+    step: Annotated[int | None, typer.Option(min=0, help="step of the model  [default: the newest]")] = None,
     allow_writes: AllowWrites = False,
     concurrency: AtOnce = 16,
     temperature: Annotated[

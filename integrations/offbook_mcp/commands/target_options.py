@@ -15,7 +15,7 @@ from offbook_mcp.connection.target import Decide, Target, TargetLike
 TargetArgument = Annotated[
     str, typer.Argument(help="MCP server: a command in quotes, a URL, an mcp.json, or module:name of a server object")
 ]
-Only = Annotated[list[str], typer.Option(help="use only this tool (repeat for more)")]
+Only = Annotated[list[str], typer.Option(help="use only this tool; repeatable")]
 Allow = Annotated[
     list[str],
     typer.Option(help="call this tool although it may write, or although nothing says that it only reads (remembered)"),
@@ -32,14 +32,16 @@ Stateless = Annotated[
     bool | None,
     typer.Option(
         "--stateless/--isolated",
-        help="share one server between rollouts, or give each its own; default: share if every tool is read-only",
+        help="share one server between rollouts, or give each its own  [default: share if every tool is read-only]",
     ),
 ]
 Resources = Annotated[bool, typer.Option("--resources", help="offer the server's resources as tools")]
 Prompts = Annotated[bool, typer.Option("--prompts", help="offer the server's prompts as tools")]
 StartTimeout = Annotated[float, typer.Option(min=0.1, help="seconds to wait for the server to start")]
 CallTimeout = Annotated[float, typer.Option(min=0.1, help="seconds to wait for the answer to a tool call")]
-ExploreTimeout = Annotated[float, typer.Option(min=0.1, help="the same while exploring; slower tools are left out")]
+ExploreTimeout = Annotated[
+    float, typer.Option(min=0.1, help="seconds to wait for a call while exploring; a slower tool is left out")
+]
 
 
 def target_from(

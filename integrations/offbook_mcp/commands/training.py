@@ -43,24 +43,24 @@ STEPS = 20
 Candidates = Annotated[
     list[str],
     typer.Option(
-        "--with", help="candidate (repeat for more): step:0, step:newest, openai/gpt-4.1, openai/name?api_base=URL"
+        "--with", help="candidate: step:0, step:newest, openai/gpt-4.1 or openai/NAME?api_base=URL; repeatable"
     ),
 ]
 Writer = Annotated[
-    str | None, typer.Option(help="LLM that writes scenarios, such as openai/gpt-4.1; default: generated offline")
+    str | None, typer.Option(help="LLM that writes scenarios, such as openai/gpt-4.1  [default: generated offline]")
 ]
 JudgeModel = Annotated[
     str | None, typer.Option("--judge", help="LLM that scores scenarios without a checkable answer (RULER)")
 ]
-JudgeBase = Annotated[str | None, typer.Option(help="URL of the judge's endpoint; default: the provider's")]
-LlmBase = Annotated[str | None, typer.Option(help="URL of the endpoint of --llm; default: the provider's")]
+JudgeBase = Annotated[str | None, typer.Option(help="URL of the judge's endpoint  [default: the provider's]")]
+LlmBase = Annotated[str | None, typer.Option(help="URL of the endpoint of --llm  [default: the provider's]")]
 MaxTurns = Annotated[int, typer.Option(min=1, help="model requests per rollout")]
 MaxTools = Annotated[
-    int | None, typer.Option(min=1, help="tools shown to the model; default: all, 8 for tiny-mcp and tiny")
+    int | None, typer.Option(min=1, help="tools shown to the model  [default: all, 8 for tiny-mcp and tiny]")
 ]
 Trace = Annotated[str | None, typer.Option(help="trace sinks, such as langfuse,wandb")]
 Rate = Annotated[
-    float | None, typer.Option(help="learning rate of AdamW; default: 1e-5; for tiny-mcp 2e-3, and it falls to zero")
+    float | None, typer.Option(help="learning rate of AdamW  [default: 1e-5; for tiny-mcp 2e-3, and it falls to zero]")
 ]
 
 
@@ -94,6 +94,10 @@ def train(
     """Train a model to use the server's tools.
 
     Generates scenarios, runs and scores rollouts, trains a LoRA, and compares success before and after.
+
+    \b
+    Example:
+      offbook mcp train 'mcp-server-time --local-timezone UTC' --dry-run
     """
     named = model_from(target, model, base, dir, url)
     options |= {"llm": writer_at(llm, llm_api_base), "allow_writes": allow_writes, "say": echo}
@@ -112,8 +116,8 @@ def evaluate(
     model: ModelName = None,
     base: BaseModel = None,
     scenarios: ScenarioFile = None,
-    step: Annotated[int | None, typer.Option(min=0, help="step of the model; default: the newest")] = None,
-    temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy")] = 0.0,
+    step: Annotated[int | None, typer.Option(min=0, help="step of the model  [default: the newest]")] = None,
+    temperature: Annotated[float, typer.Option(min=0, max=2, help="sampling temperature; 0 is greedy")] = 0.0,
     rollouts: Annotated[int, typer.Option(min=1, help="rollouts per scenario")] = 1,
     judge: JudgeModel = None,
     judge_api_base: JudgeBase = None,

@@ -25,7 +25,7 @@ class ShownTools:
     def line(self, offered: int) -> str:
         """What a rollout sees of the `offered` tools."""
         if self.most is None or offered <= self.most:
-            return "all are shown" if not self.withheld else f"all but {len(self.withheld)} are shown"
+            return "all are shown" if not self.withheld else f"{len(self.withheld)} of them withheld"
         return f"a rollout sees at most {self.most}: its scenario's, and others"
 
 

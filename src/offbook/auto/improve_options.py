@@ -27,7 +27,7 @@ class ImproveOptions(RunOptions):
     observe_rollouts: int = option(1, "runs of each training scenario on the teacher", least=1)
     success_at: float | None = option(
         None,
-        "least reward of a successful run",
+        "lowest reward of a successful run",
         shown_default="the metric `success`; without it, at least the mean reward is good",
     )
     sft: SFTConfig = option(IMITATION, "options of the supervised training on good runs")

@@ -422,7 +422,7 @@ class EngineOptions(Options):
         default="auto", description="torch device of both processes; auto: cuda if there is one, else cpu"
     )
     inference_gpus: Gpus = Field(
-        default=(), description="GPUs of the sampler, such as 0,1: a replica on each; none: the learner's"
+        default=(), description="GPUs of the sampler, such as 0,1: a replica on each; None: the learner's"
     )
     gpus: Literal["first", "auto"] = Field(
         default="first",
@@ -432,7 +432,7 @@ class EngineOptions(Options):
     replicas: int | None = Field(
         default=None, ge=1, le=64, description="processes that sample; None: one for each of inference_gpus"
     )
-    train_gpus: Gpus = Field(default=(), description="GPUs of the learners, one each, such as 4,5; none: the sampler's")
+    train_gpus: Gpus = Field(default=(), description="GPUs of the learners, one each, such as 4,5; None: the sampler's")
     learners: int | None = Field(
         default=None, ge=1, le=64, description="learners that compute a step together; None: one for each of train_gpus"
     )

@@ -47,14 +47,20 @@ def auto(
     tools: Tools = None,
     learning_rate: Annotated[float, typer.Option(help="learning rate of AdamW")] = TrainConfig().learning_rate,
     until: Annotated[Stage, typer.Option(help="last stage to run, so that you can edit what it made")] = "compare",
-    dry_run: Annotated[bool, typer.Option(help="say what it would ask, and for how much, and ask nothing")] = False,
+    dry_run: Annotated[bool, typer.Option(help="show the planned requests and their price, and send none")] = False,
     *,
     options: dict[str, Any],
 ) -> None:
     """Train a model from a description of its task alone.
 
-    Another LLM writes inputs, a system prompt and a rubric; a judge scores the answers by it. Each stage leaves a file in the
-    output folder (task.yaml, scenarios.jsonl, prompt.md, rubric.md) that you may edit; a file that is there is taken as it is."""
+    Another LLM writes inputs, a system prompt and a rubric. A judge scores the answers by the rubric. Each stage leaves a
+    file in the output folder (task.yaml, scenarios.jsonl, prompt.md, rubric.md), which you may edit. An existing file is
+    used as it is.
+
+    \b
+    Example:
+      offbook auto 'Summarise a support e-mail in one sentence' --llm openai/gpt-4.1 --dry-run
+    """
     options |= {
         "llm": llm,
         "judge": judge,

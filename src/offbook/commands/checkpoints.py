@@ -47,7 +47,12 @@ def export(
 ) -> None:
     """Write a checkpoint as a folder that other tools load.
 
-    The tools are vLLM, transformers and llama.cpp's converter. With --url, the checkpoint is downloaded."""
+    The tools are vLLM, transformers and llama.cpp's converter. With --url, the checkpoint is downloaded.
+
+    \b
+    Example:
+      offbook export email-agent --output email-agent-lora
+    """
     written = export_model(model, output, format, step, url, dir)
     echo(written)
     if format == "gguf-ready":

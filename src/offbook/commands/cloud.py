@@ -1,4 +1,4 @@
-"""The commands `offbook cloud up|status|ssh|down`: a server on a machine of a cloud, by SkyPilot."""
+"""Serve a model on a GPU machine of a cloud provider, launched by SkyPilot."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from offbook.client.sky_command import clusters, price_line, status_of, take_dow
 from offbook.client.skypilot import SkyPilotBackend, cluster_key, free_port, key_file, known_clusters, ssh_command
 
 app = typer.Typer(
-    help="A GPU of a cloud for this machine, by SkyPilot.",
+    help="Serve a model on a GPU machine of a cloud provider, launched by SkyPilot.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -78,9 +78,11 @@ def ssh(
     cluster: Cluster = "offbook",
     port: Annotated[int, typer.Option(min=0, max=65535, help="local port of the tunnel; 0: a free one")] = 0,
 ) -> None:
-    """Open a tunnel to the server, with a shell on the machine; without a terminal, the tunnel alone."""
+    """Open a tunnel to the server.
+
+    At a terminal, this also opens a shell on the machine."""
     if status_of(cluster) != "UP":  # also writes the entry for ssh
-        raise ConfigError(f"{cluster} is not up: `offbook cloud up {cluster}` launches it")
+        raise ConfigError(f"{cluster} is not up: `offbook cloud up {cluster} --model MODEL --gpu GPU` launches it")
     local = port or free_port()
     echo(f"export OFFBOOK_URL=http://127.0.0.1:{local} OFFBOOK_API_KEY={cluster_key(cluster)}")
     options = () if sys.stdin.isatty() else ("-N",)

@@ -52,7 +52,12 @@ def compare_command(
 ) -> None:
     """Run an app with several models and report the differences.
 
-    Each candidate answers in place of the app's own model. The report has charts."""
+    Each candidate answers in place of the app's own model. The report has charts.
+
+    \b
+    Example:
+      offbook compare my_app:agent --scenarios held_out.jsonl --with step:0 --with step:newest
+    """
     options["judge"] = _judge(judge, judge_api_base, rubric)
     if trained_on is not None:
         options["trained_on"] = load_scenarios(trained_on)

@@ -121,9 +121,9 @@ def _of_pydantic(model: type[BaseModel]) -> Iterator[OptionField]:
         bounds = [(getattr(item, "ge", None), getattr(item, "le", None)) for item in field.metadata]
         least = next((low for low, _ in bounds if low is not None), None)
         most = next((high for _, high in bounds if high is not None), None)
-        yield OptionField(
-            name, kind, field.description or "", None if default is PydanticUndefined else default, least, most
-        )
+        meaning, _, shown = (field.description or "").partition("; None: ")  # what an unset field means
+        own = None if default is PydanticUndefined else default
+        yield OptionField(name, kind, meaning, own, least, most, shown)
 
 
 def _word_type(annotation: Any) -> Any:

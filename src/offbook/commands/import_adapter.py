@@ -30,7 +30,12 @@ def import_command(
 ) -> None:
     """Make a model of a LoRA that another tool trained.
 
-    The adapter becomes step 1 of the model, which training goes on from. No server may run on the directory."""
+    The adapter becomes step 1 of the model. Training continues from there. No server may run on the directory.
+
+    \b
+    Example:
+      offbook import ./my-lora --model email-agent
+    """
     models = imported("offbook.server.imported_models", "ui")
     folder = adapter.expanduser().absolute()
     named = named_base(folder)

@@ -55,10 +55,15 @@ def improve(
     *,
     options: dict[str, Any],
 ) -> None:
-    """Put a trained model in the place of the one that an app has.
+    """Replace an app's model by one that you train.
 
-    It observes the app on its model, imitates the good runs, trains while held-out success rises, and compares both. The same
-    command goes on after Ctrl-C or a crash."""
+    The command observes the app on its own model, imitates the good runs, trains while held-out success rises, and
+    compares both models. If Ctrl-C or a crash ends it, the same command continues.
+
+    \b
+    Example:
+      offbook improve my_app:agent --scenarios tasks.jsonl
+    """
     own = {item.name for item in fields(ImproveOptions)}
     path = {name: value for name, value in options.items() if name in own}
     training = {name: value for name, value in options.items() if name not in own}

@@ -24,7 +24,12 @@ def judge_check(
     reasoning: Annotated[bool, typer.Option("--reasoning", help="let it reason before it scores")] = False,
     results: Results = None,
 ) -> None:
-    """Compare a judge's ranking of rollouts with yours."""
+    """Compare a judge's ranking of rollouts with yours.
+
+    \b
+    Example:
+      offbook judge-check ranked.jsonl --judge openai/o3
+    """
     ranked = read_ranked(file)
     check = asyncio.run(check_judge_on(ranked, ruler_at(judge, judge_api_base, rubric, reasoning=reasoning)))
     echo("\n".join(check.lines()))

@@ -16,7 +16,7 @@ Target = Annotated[
 Scenarios = Annotated[Path, typer.Option(help="JSONL or CSV file, or FOLDER[:SPLIT] of a saved Hugging Face dataset")]
 Model = Annotated[str, typer.Argument(help="name of the model, such as email-agent")]
 
-SuccessAt = Annotated[float | None, typer.Option(help="least reward of a successful rollout")]
+SuccessAt = Annotated[float | None, typer.Option(help="lowest reward of a successful rollout")]
 ModelName = Annotated[
     str | None,
     typer.Option(

@@ -39,14 +39,21 @@ Folder = Annotated[
 ApiKey = Annotated[
     str | None,
     typer.Option(
-        help=f"{ServerOptions.model_fields['api_key'].description}; @FILE: read from a file  [default: {KEY_VARIABLE}]"
+        help="key that clients must send, or @FILE; without one, a server beyond loopback makes a key and stores it in --dir  "
+        f"[default: {KEY_VARIABLE}]"
     ),
 ]
 
 
 @with_options(ServerOptions, EngineOptions)
 def serve(dir: Folder = None, api_key: ApiKey = None, options: dict[str, Any] = {}) -> None:  # noqa: B006  # the decorator passes it
-    """Serve a model with OpenAI's API, record its calls, train it."""
+    """Serve a model with OpenAI's API, record its calls, train it.
+
+    \b
+    Examples:
+      offbook serve --model tiny
+      offbook serve --model Qwen/Qwen2.5-7B-Instruct --host 0.0.0.0 --api-key @key.txt
+    """
     folder = None if dir is None else dir.expanduser().absolute()
     chosen = server_options(options | {"dir": folder, "api_key": key_option(api_key)})
     raise typer.Exit(run_server(chosen))

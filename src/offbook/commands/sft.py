@@ -41,7 +41,12 @@ def sft(
 ) -> None:
     """Train a model on conversations: it learns to answer as their assistant.
 
-    Each batch is a step. The same command after Ctrl-C or a crash goes on where it was."""
+    Each batch is a step. If Ctrl-C or a crash ends the command, the same command continues.
+
+    \b
+    Example:
+      offbook sft conversations.jsonl --base-model Qwen/Qwen2.5-1.5B-Instruct --dry-run
+    """
     config = SFTConfig.parse(**options)
     name = model or re.sub(r"[^A-Za-z0-9._-]+", "-", data.stem).strip("-._")
     trained = TrainableModel(name or "sft", base_model=base_model)

@@ -52,12 +52,19 @@ def write_conversations_of_run(
     run: Annotated[str, typer.Option(help="id of the run; the threads of an app behind --route desk are route/desk")],
     output: Annotated[Path, typer.Option(help="file to write, such as good.jsonl; it must not exist")],
     min_reward: Annotated[
-        float | None, typer.Option(help="smallest reward of a rollout; None: any, and those without one")
+        float | None, typer.Option(help="lowest reward of a rollout  [default: any, also none]")
     ] = None,
     url: Server = None,
     dir: Dir = None,
 ) -> None:
-    """Write the longest conversation of each rollout of a run, as `offbook sft` and `offbook improve` read them."""
+    """Write the longest conversation of each rollout of a run.
+
+    `offbook sft` and `offbook improve` read the file.
+
+    \b
+    Example:
+      offbook traces conversations --run route/desk --output good.jsonl --min-reward 1
+    """
     lines = asyncio.run(_lines(records_at(url, dir), run, min_reward))
     if not lines:
         least = "" if min_reward is None else f" with a reward of at least {min_reward:g}"

@@ -77,7 +77,13 @@ def train(
     *,
     options: dict[str, Any],
 ) -> None:
-    """Train a wrapped function or graph, or any program, on scenarios."""
+    """Train a wrapped function or graph, or any program, on scenarios.
+
+    \b
+    Examples:
+      offbook train my_app:agent --scenarios tasks.jsonl --eval held_out.jsonl --steps 30
+      offbook train --command 'node agent.js {prompt}' --scenarios tasks.jsonl --model agent --base-model tiny
+    """
     trainable = target_or_command(target, command, inside, options)
     config = TrainConfig.parse(learning_rate=learning_rate, loss=loss, overlap=overlap, seed=options["seed"])
     options |= {"config": config, **judge_option(judge, judge_api_base, rubric), **model_option(model, base_model)}
@@ -111,7 +117,12 @@ def evaluate(
 ) -> None:
     """Evaluate the newest step on scenarios.
 
-    Prints confidence intervals. The exit code can gate continuous integration."""
+    Prints confidence intervals. The exit code can gate continuous integration.
+
+    \b
+    Example:
+      offbook eval my_app:agent --scenarios held_out.jsonl --fail-below 0.8
+    """
     trainable = target_or_command(target, command, inside, options)
     options |= judge_option(judge, judge_api_base, rubric) | model_option(model, base_model) | sinks_option(None, trace)
     if results is not None and (results.is_dir() or not results.absolute().parent.is_dir()):

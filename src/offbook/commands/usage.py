@@ -33,7 +33,12 @@ def usage(
 ) -> None:
     """Show calls, tokens, latency and cost per app, model and day.
 
-    Latency is the median (p50) and the 95th percentile (p95), in seconds."""
+    Latency is the median (p50) and the 95th percentile (p95), in seconds.
+
+    \b
+    Example:
+      offbook usage --days 7 --price agent-001=0.15/0.60
+    """
     priced = prices(price or ())
     query = TrajectoryQuery(model=model, run=run, limit=PAGE)
     records = records_at(url, dir)

@@ -41,7 +41,12 @@ def wrap(
 ) -> None:
     """Run a program once and record its model calls.
 
-    A server must run. The program's environment sends the calls of the usual SDKs and CLIs to it."""
+    A server must run. The program's environment sends the calls of the usual SDKs and CLIs to it.
+
+    \b
+    Example:
+      offbook wrap -- python agent.py
+    """
     if timeout is not None and timeout <= 0:
         raise ConfigError(f"--timeout: seconds above 0 are needed, got {timeout!r}")
     api = server_at(url, dir)

@@ -28,7 +28,7 @@ class CompareOptions(RolloutOptions):
     )
     success_at: float | None = option(
         None,
-        "least reward of a successful rollout",
+        "lowest reward of a successful rollout",
         shown_default="the metric `success`; without it, rewards are compared",
     )
     gpu_price: float | None = option(None, "USD per hour of the machine that serves trained steps", least=0)

@@ -76,7 +76,7 @@ class TrainerOptions(RolloutOptions):
     retries: int = option(0, "repetitions of a failed rollout", least=0)
     config: TrainConfig | Schedule = option(TrainConfig(), "options of the learner, or a schedule of them")
     patience: int = option(10, "iterations in a row without training after which the run stops", least=1)
-    target_reward: float = option(1.0, "mean reward from which a run that stops so counts as solved")
+    target_reward: float = option(1.0, "mean reward from which a run that --patience ends counts as solved")
     seed: int = option(0, "random seed of the order of scenarios")
     alert_limits: AlertLimits = option(AlertLimits(), "limits of metrics that cause alerts")
     on_alert: AlertFunction | None = option(None, "called with every alert")

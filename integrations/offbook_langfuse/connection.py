@@ -136,7 +136,8 @@ class LangfuseRest:
                 return
             if not isinstance(following, str) or following in known:
                 raise ConfigError(
-                    f"Langfuse answered {path} with the cursor {following!r:.100}, again or no text: its pages have no end"
+                    f"Langfuse answered {path} with the cursor {following!r:.100}, a second time or not as text, so the pages "
+                    "would never end: is LANGFUSE_BASE_URL a Langfuse server?"
                 )
             cursor = following
             known.add(cursor)

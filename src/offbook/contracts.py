@@ -29,7 +29,7 @@ class RunStarted:
 
     @property
     def id(self) -> str:
-        """One per run and model."""
+        """The event's id: one for each run and model."""
         return f"{self.run}/{self.model}/started"
 
 

@@ -59,4 +59,6 @@ def load(group: PluginGroup, name: str) -> object:
     except MissingExtraError:
         raise
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"plugin {name!r} ({points[0].value}) cannot be loaded: {error}") from error
+        raise ConfigError(
+            f"plugin {name!r} ({points[0].value}) cannot be loaded: {error}: reinstall its package, or remove it"
+        ) from error

@@ -398,7 +398,7 @@ def check_trainable(options: TrainableOptions) -> None:
     check_reward_parameters(options.reward)
     if isinstance(options.context, type):
         raise ConfigError(
-            f"context: an instance of {options.context.__name__} or (scenario) -> one is needed, got the class"
+            f"context: pass an instance of {options.context.__name__}, or a function from the scenario to one; got the class"
         )
     for name in ("to_input", "on_interrupt", "train_on"):
         if getattr(options, name) is not None and not callable(getattr(options, name)):

@@ -162,7 +162,7 @@ def _from_text(text: str) -> tuple[AnyServer, ...]:
         env[match[1]] = match[2]
         words.pop(0)
     if not words:
-        raise ConfigError(f"target: {text!r} has no command, only variables")
+        raise ConfigError(f"target: {text!r} has no command, only variables: add the command after them")
     return (StdioServer(_name_of(words), words[0], tuple(words[1:]), env),)
 
 

@@ -190,7 +190,7 @@ class SkyPilotBackend(Backend):
             if self._failed is not None:
                 raise self._failed
             if self._closed:
-                raise BackendError(f"{self!r} is closed: initialize_cluster attaches to its machine again")
+                raise BackendError(f"{self!r} is closed: call initialize_cluster to attach to its machine again")
             await asyncio.sleep(0.5)
         return self._api
 

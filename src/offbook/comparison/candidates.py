@@ -138,7 +138,9 @@ def _of_text(text: str) -> Candidate:
     options: dict[str, Any] = {name: _value(value) for name, value in pairs}
     name = str(options.pop("name", model))
     if "api_key" in options:
-        raise ConfigError(f"candidates: {model}: a key does not belong there: name a variable, api_key_variable=MY_KEY")
+        raise ConfigError(
+            f"candidates: {model}: write no key there, because it would be recorded: name the variable that has it, api_key_variable=MY_KEY"
+        )
     if (variable := options.pop("api_key_variable", None)) is not None:
         if not os.environ.get(str(variable)):
             raise ConfigError(f"candidates: {model}: the environment variable {variable!r} is not set")

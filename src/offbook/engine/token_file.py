@@ -148,7 +148,7 @@ def path_of(folder: Path, step: int, *, applied: bool = True) -> Path:
 
 
 def write(folder: Path, tokens: TokenFile) -> Path:
-    """Write a token file, whole or not at all, and synced. Raises OSError; what was written of it is then removed."""
+    """Write a token file atomically, and sync it to disk. Raises OSError, after it removed the partial file."""
     path = path_of(folder, tokens.head.step, applied=tokens.head.applied)
     scratch = path.with_name(f".{path.name}.part")
     arrays = {name: np.ascontiguousarray(getattr(tokens, name)) for name in _ARRAYS}

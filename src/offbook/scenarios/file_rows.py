@@ -55,7 +55,7 @@ def _text(text: str, where: str) -> str:
 
 
 def jsonl_rows(file: Path) -> Iterator[FileRow]:
-    """An object per line; empty lines are skipped. Lines end with a newline only: text may hold any other character."""
+    """Read one JSON object per line. Empty lines are skipped. Only a newline ends a line: text may hold any other character."""
     for number, line in enumerate(_content(file).split(b"\n"), 1):
         if line.strip():
             try:

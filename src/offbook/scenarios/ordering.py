@@ -34,7 +34,7 @@ def batch(scenarios: Sequence[T], size: int, iteration: int, seed: int) -> list[
 
 
 def split(scenarios: Iterable[T], share: float, seed: int = 0) -> tuple[list[T], list[T]]:
-    """(train, held out): about `share` of the scenarios is held out, each decided by its id alone."""
+    """Return (train, held out). About `share` of the scenarios is held out; the id alone decides for each."""
     if not 0 < share < 1:
         raise ConfigError(f"share: a fraction between 0 and 1 is needed, got {share!r}")
     kept: list[T] = []

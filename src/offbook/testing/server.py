@@ -76,7 +76,7 @@ def scripted_server(policy: PolicyFunction, folder: Path | None = None) -> Gener
     records, scores and shows rollouts in `folder`, else in a temporary one; its only base model is `tiny`. It has no
     learner: `train` is refused.
 
-    When the block ends well, raises the first error that the policy raised. Raises RuntimeError when the server does not start."""
+    If the block ends without an error, raises the first error of the policy. Raises RuntimeError when the server does not start."""
     sampler = PolicySampler(policy)
     with ExitStack() as stack:
         records = folder or stack.enter_context(TemporaryFolder("records"))
@@ -132,7 +132,7 @@ async def services_over(sampler_url: str, folder: Path) -> AsyncGenerator[Servic
 
 
 class ConnectedSampler(SupervisedSampler):
-    """The server's client of an inference engine that runs already."""
+    """The server's client of an inference engine that is already running."""
 
     def __init__(self, url: str) -> None:
         super().__init__()

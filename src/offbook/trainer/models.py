@@ -220,7 +220,7 @@ async def check_choices(models: Models, groups: Sequence[TrajectoryGroup]) -> No
         )
     if kept and len(await _by_server(models)) > 1:
         raise ConfigError(
-            f"trajectory {kept[0].id} names its calls by their choices, which only the server that answered knows, and "
+            f"trajectory {kept[0].id} names its calls by their choices. Only the server that answered can resolve them, and "
             f"{_names(models)} run on several: run the agent in offbook.capture_auto_trajectory(...), or give all models "
             "one backend"
         )

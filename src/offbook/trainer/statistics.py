@@ -56,7 +56,9 @@ def bootstrap_mean(
     value, or equal values, the interval has length 0 and says nothing about other scenarios. Raises ConfigError for no
     values."""
     if not values:
-        raise ConfigError("interval: no scenario has a value")
+        raise ConfigError(
+            "interval: no scenario has a value: all rollouts failed or have no reward. Look at their failures"
+        )
     array = np.asarray(values, np.float64)
     generator = np.random.default_rng(seed)
     block = max(1, _BLOCK // len(array))

@@ -58,7 +58,7 @@ def test_the_probes_and_a_step_make_nothing_of_float64_on_the_device(tmp_path: P
 def test_mps_is_taken_only_if_it_is_asked_for_in_float32_and_without_what_it_lacks(tmp_path: Path) -> None:
     assert device_name("mps") == "mps" and device_name("auto") != "mps"
     assert dtype_of("auto", "mps") == torch.float32
-    with pytest.raises(ConfigError, match="unsloth does not serve device 'mps': take --loader peft"):
+    with pytest.raises(ConfigError, match="unsloth does not run on device 'mps': use --loader peft"):
         unsloth_loader.choose("unsloth", "mps")
     assert unsloth_loader.choose("auto", "mps") == "peft"
     with pytest.raises(ConfigError, match=r"load_in_4bit: .* device 'mps'"):

@@ -24,7 +24,7 @@ LONGEST_PAUSE = 60.0
 class MirrorUploads:
     """Keeps a place up to date with a registry's models: for each, its newest step first, then those before it.
 
-    A failure is logged once, and so is its end; attempts continue between them. Nothing is deleted at the place.
+    Logs the first failure and the recovery, and retries in between. Nothing is deleted at the place.
     """
 
     def __init__(self, place: MirrorPlace, root: Path, registry: ModelRegistry) -> None:

@@ -148,8 +148,8 @@ def held_out_losses(entries: Iterable[LoggedEvaluation]) -> list[LoggedEvaluatio
 
 
 def evaluations_by_split(entries: Iterable[LoggedEvaluation]) -> dict[str, list[LoggedEvaluation]]:
-    """The evaluations with a step and a score, by split, sorted by step. Of a model's evaluations of one step the newest
-    counts: a run that was killed and begun again evaluates the step that it goes on from once more."""
+    """The evaluations with a step and a score, by split, sorted by step. Of a model's evaluations of one step, the newest
+    counts: a run that continues after a kill evaluates its first step again."""
     by_split: dict[str, dict[tuple[str, int], LoggedEvaluation]] = {}
     for entry in entries:
         if entry.step is not None and score(entry) is not None:

@@ -51,7 +51,7 @@ def choose(loader: str, device: str) -> Literal["peft", "unsloth"]:
     if not _installed():
         raise ConfigError(f"loader: unsloth is not installed: {install_command('unsloth')}, or take --loader peft")
     if device == "mps":
-        raise ConfigError("loader: unsloth does not serve device 'mps': take --loader peft")
+        raise ConfigError("loader: unsloth does not run on device 'mps': use --loader peft")
     return "unsloth"
 
 

@@ -26,6 +26,7 @@ from .training import judge_option, model_option, sinks_option
 Teacher = Annotated[
     str, typer.Option(help="model to imitate: as-is (the app's own), openai/gpt-4.1 or openai/NAME?api_base=URL")
 ]
+MaxCost = Annotated[float | None, typer.Option(help="USD to spend on other LLMs, in all runs with the folder")]
 HeldOut = Annotated[Path | None, typer.Option("--eval", help="held-out scenarios  [default: a quarter of --scenarios]")]
 NOT_OWN = ("eval_every", "run", "target_reward", "patience", "max_cost")
 """Options of a training that its rounds set themselves, or that the whole has one of."""
@@ -41,9 +42,7 @@ def improve(
     sft_learning_rate: Annotated[float, typer.Option(help="learning rate of the supervised stage")] = 2e-4,
     sft_batch_size: Annotated[int, typer.Option(min=1, help="conversations of one update")] = IMITATION.batch_size,
     learning_rate: Annotated[float, typer.Option(help="learning rate of the rounds")] = TrainConfig().learning_rate,
-    max_cost: Annotated[
-        float | None, typer.Option(help="USD to spend on other LLMs, in all runs with the folder")
-    ] = None,
+    max_cost: MaxCost = None,
     judge: JudgeModel = None,
     judge_api_base: JudgeBase = None,
     rubric: RubricFile = None,

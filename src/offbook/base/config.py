@@ -407,6 +407,8 @@ OF_OUR_VLLM = (
     "max_batch",
 )
 """Options that a running vLLM server (`vllm_url`) has on its own command line."""
+OF_ONE_MACHINE = ("inference_gpus", "gpus", "memory_layout", "card")
+"""Options that do not go together with `ray`."""
 
 
 class EngineOptions(Options):
@@ -467,6 +469,12 @@ class EngineOptions(Options):
         default_factory=dict, description='more arguments of vLLM as JSON, such as {"max-num-batched-tokens": 8192}'
     )
     vllm_url: Urls = Field(default=(), description="URLs of running vLLM servers, comma-separated")
+    ray: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Ray cluster whose machines run the replicas of vLLM: auto (this machine's), local (start one), or its "
+        "address",
+    )
     memory_layout: Literal["auto", "side_by_side", "free_cache", "offload"] = Field(
         default="auto", description="how sampler and learner share one GPU; auto: by the memory plan"
     )
@@ -492,6 +500,11 @@ class EngineOptions(Options):
             self._refuse(("memory_layout", "card"), "a vLLM that runs already keeps the memory that it has")
         if self.engine == "embedded":
             self._refuse(OF_VLLM, "that is an option of vLLM, and the engine is embedded")
+        if self.ray is not None:
+            self._refuse(("vllm_url",), "vLLMs that run already are not placed by Ray: leave out one of both")
+            self._refuse(OF_ONE_MACHINE, "Ray chooses the GPUs of the replicas, and the learner shares none with them")
+            if self.engine == "embedded":
+                raise ValueError("ray: replicas on a Ray cluster are vLLMs, and the engine is embedded")
         self._check_gpus()
         return self
 
@@ -526,11 +539,12 @@ class EngineOptions(Options):
                 f"inference_gpus: {self.samplers} replicas of {self.tensor_parallel} GPUs need "
                 f"{self.samplers * self.tensor_parallel}, and {len(sampling)} are named: change tensor_parallel or replicas"
             )
-        if self.tensor_parallel > 1 and not sampling:
+        if self.tensor_parallel > 1 and not sampling and self.ray is None:
             raise ValueError(f"tensor_parallel: name the GPUs with inference_gpus (got {self.tensor_parallel})")
         if training and self.team != len(training):
             raise ValueError(f"learners: one for each of train_gpus, which names {len(training)} (got {self.learners})")
-        if len(training) > 1 and not self.vllm_url and (not sampling or sampling & training):
+        elsewhere = self.vllm_url or self.ray is not None
+        if len(training) > 1 and not elsewhere and (not sampling or sampling & training):
             raise ValueError(
                 f"train_gpus: several learners do not share their GPUs with the sampler (got {self.train_gpus}): name "
                 "others with inference_gpus"

@@ -64,7 +64,7 @@ class Child:
         `pipes` connects stdin and stdout to this process, with lines of at most `stdout_limit` bytes. `env` is added
         to the environment of this process, and so is SPIN_COUNT if nothing there says how threads wait. Raises OSError.
         """
-        log, file = _open_log(log_path)
+        log, file = open_log(log_path)
         with file:
             process = await asyncio.create_subprocess_exec(
                 *argv,
@@ -137,7 +137,7 @@ class Child:
         self.exited.set()
 
 
-def _open_log(path: Path) -> tuple[ChildLog, IO[bytes]]:
+def open_log(path: Path) -> tuple[ChildLog, IO[bytes]]:
     """Open a log for appending; rename it first if it is too large. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and path.stat().st_size > LOG_LIMIT:

@@ -122,7 +122,7 @@ async def open_services(options: ServerOptions, engine: EngineChoice, base: Base
     learner = runner = mirror = upstream = None
     recorder = Recorder(store, base.special_tokens(CALL_MARKS))
     try:
-        sampler = engine.sampler(base.path, logs / "sampler.log")
+        sampler = engine.sampler(base, logs / "sampler.log")
         models = open_models(options.dir, base, options.name, options.project, sampler.adapters, engine.max_rank)
         jobs = JobFolders(options.dir / "jobs", store)
         history = TrainHistory(store, models.registry, jobs)

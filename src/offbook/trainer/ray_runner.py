@@ -5,19 +5,17 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import threading
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from importlib import import_module
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-from offbook.base.errors import BackendError, ConfigError, MissingExtraError, RolloutError
+from offbook.base.errors import ConfigError, RolloutError
 from offbook.base.http_access import is_loopback
 from offbook.base.option_names import names_checked
+from offbook.base.ray_cluster import connect, ray_module
 from offbook.base.types import RecordedError, RolloutException, Trajectory, as_rollout_exception
 from offbook.client.model import TrainableModel
 from offbook.client.rollouts.gather import raise_common_fault
@@ -78,10 +76,9 @@ class RayRunner:
             raise ConfigError(f"max_retries: a whole number of at least -1 is needed, got {max_retries!r}")
         self.address = address
         self._wanted = {"CPU": float(num_cpus), "GPU": float(num_gpus), **(resources or {})}
-        self._runtime_env = dict(runtime_env) if runtime_env is not None else None
+        self._runtime_env = runtime_env
         options: dict[str, Any] = {"num_cpus": num_cpus, "num_gpus": num_gpus, "max_retries": max_retries}
         options |= {"resources": dict(resources)} if resources else {}
-        self._lock = threading.Lock()
         self._ray = ray_module()
         self._task: Any = self._ray.remote(**options)(run_payload)
 
@@ -125,20 +122,7 @@ class RayRunner:
 
     def _connect(self) -> int:
         """Connect unless this process is connected already. Returns the number of machines."""
-        with self._lock:
-            if not self._ray.is_initialized():
-                try:
-                    self._ray.init(
-                        self.address,
-                        runtime_env=self._runtime_env,
-                        include_dashboard=False,
-                        logging_level=logging.WARNING,
-                    )
-                except (ConnectionError, RuntimeError, ValueError) as error:
-                    raise BackendError(
-                        f"RayRunner: no Ray cluster at address={self.address!r} ({error}): start one with "
-                        "`ray start --head`; an address other than auto also needs its token (RAY_AUTH_MODE=token)"
-                    ) from error
+        connect(self.address, option="RayRunner", runtime_env=self._runtime_env)
         return sum(node["Alive"] for node in self._ray.nodes())
 
     def __repr__(self) -> str:
@@ -212,11 +196,3 @@ def check_reachable(model: Any) -> None:
 
 def _cloudpickle() -> Any:
     return ray_module().cloudpickle
-
-
-def ray_module() -> Any:
-    """Import ray, which takes seconds. Raises MissingExtraError."""
-    try:
-        return import_module("ray")
-    except ImportError as error:
-        raise MissingExtraError("ray", "ray") from error

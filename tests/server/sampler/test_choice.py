@@ -6,14 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from offbook import tiny
 from offbook.base.config import EngineOptions
 from offbook.base.devices import gpus
-from offbook.base.errors import ConfigError
+from offbook.base.errors import ConfigError, MissingExtraError
 from offbook.base.extras import install_command
+from offbook.server.models.base_model import BaseModelPath
 from offbook.server.sampler import engine_choice as engines
 from offbook.server.sampler.engine_choice import choose
 from offbook.server.sampler.gpu_sharing import GpuSharing
 from offbook.server.sampler.pool import SamplerPool
+from offbook.server.sampler.ray_sampler import RayPlacement, RaySampler
 from tests.server.sampler.cards import GIB, H100, L4, T4
 
 
@@ -99,7 +102,7 @@ def test_each_inference_gpu_is_a_replica_and_the_one_on_the_learners_gpu_follows
     assert ["--shares-gpu" in command for command in commands] == [True, False, False]
     assert [after("--memory-share", command) is None for command in commands] == [False, True, True]
     assert engine.described() == "vLLM, 3 replicas on GPU 0, 1, 2, training on GPU 0, memory layout offload"
-    pool = engine.sampler(tmp_path, tmp_path / "sampler.log")
+    pool = engine.sampler(BaseModelPath("x", tmp_path, "x"), tmp_path / "sampler.log")
     assert isinstance(pool, SamplerPool)
     assert [member.shares_gpu for member in pool.members] == [True, False, False]
 
@@ -162,6 +165,47 @@ def test_replicas_on_a_cpu_share_its_cores_and_memory_and_all_follow_the_memory_
 def test_gpus_that_make_no_whole_replicas_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         EngineOptions.parse(**options)
+
+
+def test_on_ray_every_replica_is_vllm_with_gpus_that_ray_chooses_and_the_learner_keeps_its_own(
+    driver, tmp_path: Path
+) -> None:
+    driver(H100.format(index=0, free=60 * GIB), H100.format(index=1, free=60 * GIB))
+    options = EngineOptions(ray="auto", replicas=3, tensor_parallel=2, max_batch=7)
+    engine = choose(options, "tiny", trains=True)
+    assert (engine.name, engine.sharing, engine.options.train_gpus) == ("vllm", None, (0,))
+    assert (engine.options.device, engine.quirks.no_seed) == ("cuda", False)
+    assert engine.described() == "vLLM, 3 on the Ray cluster auto"
+    pool = engine.sampler(BaseModelPath("tiny", tiny.path(), "reference"), tmp_path / "sampler.log")
+    assert isinstance(pool, SamplerPool) and [member.shares_gpu for member in pool.members] == [False] * 3
+    member = pool.members[1]
+    assert isinstance(member, RaySampler)
+    assert member._placement == RayPlacement("auto", gpus=2, cpus=1, taken=frozenset({0}))
+    remote = member._engine()
+    assert (remote.module, remote.base) == ("offbook.engine.inference.vllm.command", "tiny")
+    assert remote.words[:6] == ("--device", "cuda", "--dtype", "auto", "--max-batch", "7")
+    on_cpu = choose(EngineOptions(ray="auto", device="cpu"), "tiny", trains=True)
+    assert on_cpu.quirks.no_seed and on_cpu.options.train_gpus == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"inference_gpus": (0,)}, "inference_gpus: Ray chooses the GPUs"),
+        ({"gpus": "auto"}, "gpus: Ray chooses the GPUs"),
+        ({"memory_layout": "offload"}, "memory_layout: Ray chooses the GPUs"),
+        ({"vllm_url": ("http://a:1",)}, "vllm_url: vLLMs that run already"),
+        ({"engine": "embedded"}, "replicas on a Ray cluster are vLLMs"),
+    ],
+)
+def test_what_ray_decides_cannot_be_set_beside_it(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EngineOptions.parse(ray="auto", **options)
+
+
+def test_without_ray_the_option_names_the_extra(without_vllm: None) -> None:
+    with pytest.raises(MissingExtraError, match="ray"):
+        choose(EngineOptions(ray="auto"), "tiny", trains=True)
 
 
 def test_a_gpu_that_is_not_there_is_named_with_those_that_are(driver) -> None:

@@ -14,14 +14,18 @@ from pathlib import Path
 
 from offbook.base.config import OF_EMBEDDED, OF_VLLM, EngineName, EngineOptions
 from offbook.base.devices import Gpu, automatic_dtype, chosen, gpus, visible_to
-from offbook.base.errors import ConfigError
+from offbook.base.errors import ConfigError, MissingExtraError
 from offbook.base.extras import install_command
 
+from ... import tiny
 from ...engine.protocol import SAMPLER_MODULES
+from ..models.base_model import BaseModelPath
 from ..models.registration import MAX_RANK
 from .child_sampler import ChildSampler
 from .gpu_sharing import FORCING, GpuSharing, divide_gpus, share_gpu
 from .pool import SamplerPool
+from .ray_engine import RemoteEngine, fingerprint
+from .ray_sampler import RayPlacement, RaySampler
 from .running_sampler import RunningSampler, key
 from .sampler import Quirks, Sampler, SamplerCalls
 from .supervised import SupervisedSampler
@@ -76,6 +80,8 @@ class EngineChoice:
         """The engine, its GPUs and the memory layout, for people."""
         if self.options.vllm_url:
             return f"vLLM, already running at {', '.join(self.options.vllm_url)}"
+        if self.options.ray is not None:
+            return f"vLLM, {self.options.samplers} on the Ray cluster {self.options.ray}"
         replicas = self.replicas
         sampling = ", ".join(",".join(map(str, replica.gpus)) for replica in replicas)
         training = ",".join(map(str, self.options.train_gpus))
@@ -112,7 +118,7 @@ class EngineChoice:
 
     def _dtype(self) -> str:
         """The sampler's precision."""
-        if self.options.dtype != "auto":
+        if self.options.dtype != "auto" or self.options.ray is not None:  # there, by the GPU that Ray chooses
             return self.options.dtype
         present = () if self.options.device == "cpu" else gpus()
         return automatic_dtype([gpu.capability for gpu in _sampling_gpus(self.options, present)])
@@ -138,8 +144,9 @@ class EngineChoice:
     def _words(self, replica: Replica) -> list[str]:
         """The options other than model and address. On a shared GPU, the memory plan sets vLLM's share."""
         options, sharing = self.options, self.sharing if replica.shares_gpu else None
-        several = options.samplers > 1
-        words = ["--device", options.device, "--dtype", self._dtype() if several else options.dtype]
+        several = options.samplers > 1 and options.ray is None
+        device = options.device if options.ray is None else ("cuda" if self._ray_gpus() else "cpu")
+        words = ["--device", device, "--dtype", self._dtype() if several else options.dtype]
         values: dict[str, object] = {
             "max-batch": options.max_batch or (None if sharing is None else sharing.decoded_calls),
             "max-model-len": options.max_model_len,
@@ -164,27 +171,58 @@ class EngineChoice:
             word for flag, value in values.items() if value is not None for word in (f"--{flag}", str(value))
         ]
 
-    def sampler(self, base: Path, log_path: Path) -> Sampler:
-        """Create the sampler for the model folder `base`; `start` starts it. Its output is appended to `log_path`; that of
+    def sampler(self, base: BaseModelPath, log_path: Path) -> Sampler:
+        """Create the sampler for a base; `start` starts it. Its output is appended to `log_path`; that of
         replica 1 of several to a file such as sampler-1.log beside it."""
         if self.options.vllm_url:
             members: list[SupervisedSampler] = [RunningSampler(url) for url in self.options.vllm_url]
+        elif self.options.ray is not None:
+            members = [self._on_ray(base, log_path, replica) for replica in self.replicas]
         else:
-            members = [self._child(base, log_path, replica) for replica in self.replicas]
+            members = [self._child(base.path, log_path, replica) for replica in self.replicas]
         return members[0] if len(members) == 1 else SamplerPool(members)
 
     def _child(self, base: Path, log_path: Path, replica: Replica) -> ChildSampler:
         shown = ",".join(map(str, replica.gpus))
-        name = f"replica {replica.number} of the sampler" + (f" (GPU {shown})" if shown else "")
-        several = self.options.samplers > 1
+        name, log = self._shown(replica, log_path, f" (GPU {shown})" if shown else "")
         child = ChildSampler(
             partial(self.command, base, replica=replica),
-            log_path.with_stem(f"{log_path.stem}-{replica.number}") if several else log_path,
-            name=name if several else "the sampler",
+            log,
+            name=name,
             environment=visible_to(replica.gpus) if self.name == "embedded" and shown else None,
         )
         child.shares_gpu = replica.shares_gpu
         return child
+
+    def _on_ray(self, base: BaseModelPath, log_path: Path, replica: Replica) -> RaySampler:
+        assert self.options.ray is not None, "the caller looks"
+        placement = RayPlacement(
+            self.options.ray,
+            gpus=self._ray_gpus(),
+            cpus=self.options.threads or 1,
+            taken=frozenset(self.options.train_gpus),
+        )
+        engine = partial(self.remote_engine, base, tuple(self._words(replica)))
+        name, log = self._shown(replica, log_path)
+        child = RaySampler(engine, placement, log, name=name)
+        child.shares_gpu = False
+        return child
+
+    def _ray_gpus(self) -> int:
+        """The GPUs that Ray gives each replica."""
+        return 0 if self.options.device == "cpu" else self.options.tensor_parallel
+
+    def remote_engine(self, base: BaseModelPath, words: tuple[str, ...]) -> RemoteEngine:
+        """What an actor starts for a base, which other machines find by its path, or by its name. Raises OSError."""
+        where = base.name if base.name in tiny.FOLDERS else base.reference
+        return RemoteEngine(SAMPLER_MODULES[self.name], where, fingerprint(base.path), words, {})
+
+    def _shown(self, replica: Replica, log_path: Path, where: str = "") -> tuple[str, Path]:
+        """The name of a replica in messages, and its log."""
+        if self.options.samplers == 1:
+            return "the sampler", log_path
+        name = f"replica {replica.number} of the sampler{where}"
+        return name, log_path.with_stem(f"{log_path.stem}-{replica.number}")
 
     def _least_free(self, replica: Replica) -> Gpu | None:
         """The GPU of a replica that now has the least free memory; None without a GPU."""
@@ -201,6 +239,8 @@ def choose(options: EngineOptions, model: str, *, trains: bool) -> EngineChoice:
         key()  # raises now, not at the first call, for an unusable key
         return EngineChoice("vllm", options, quirks=_VLLM_QUIRKS)
     present = () if options.device == "cpu" else gpus()
+    if options.ray is not None:
+        return _on_ray(options, present)
     name = options.engine if options.engine != "auto" else _automatic(present)
     options = _placed(name, options, model, present, trains=trains)
     sampling, training = options.inference_gpus, options.train_gpus
@@ -221,6 +261,18 @@ def choose(options: EngineOptions, model: str, *, trains: bool) -> EngineChoice:
     return EngineChoice(
         name, options, sharing, replace(_VLLM_QUIRKS, no_seed=not present, stream_blocks=not options.reasoning_parser)
     )
+
+
+def _on_ray(options: EngineOptions, present: tuple[Gpu, ...]) -> EngineChoice:
+    """The choice for replicas on a Ray cluster: `present`, this machine's GPUs, are the learner's. Raises ConfigError,
+    MissingExtraError."""
+    if find_spec("ray") is None:
+        raise MissingExtraError("ray", "ray")
+    training = tuple(gpu.index for gpu in chosen(options.train_gpus, present, "train-gpus"))
+    on_cpu = options.device == "cpu"
+    device = "cuda" if training and options.device == "auto" else options.device
+    quirks = replace(_VLLM_QUIRKS, no_seed=on_cpu, stream_blocks=not options.reasoning_parser)
+    return EngineChoice("vllm", options.model_copy(update={"train_gpus": training, "device": device}), quirks=quirks)
 
 
 def _placed(

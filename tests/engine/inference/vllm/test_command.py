@@ -82,6 +82,12 @@ def test_a_call_may_have_16_stop_strings_as_in_the_embedded_engine(monkeypatch: 
     assert environment(place, None)["VLLM_MAX_STOP_STRINGS"] == "32"
 
 
+def test_only_on_a_private_socket_are_there_routes_that_put_it_to_sleep() -> None:
+    place = Place("bfloat16", (0,))
+    modes = [environment(place, None, private=private)["VLLM_SERVER_DEV_MODE"] for private in (True, False)]
+    assert modes == ["1", "0"]
+
+
 def test_on_a_cpu_it_computes_in_one_process_on_all_cores_but_one(monkeypatch: pytest.MonkeyPatch) -> None:
     variables = environment(Place("float32", cache_bytes=1), 3)
     assert (variables["VLLM_ENABLE_V1_MULTIPROCESSING"], variables["OMP_NUM_THREADS"]) == ("0", "3")

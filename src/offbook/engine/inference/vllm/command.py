@@ -142,11 +142,12 @@ def arguments(options: argparse.Namespace, place: Place) -> list[str]:
     return _flags(values | _extra_arguments(options.engine_args))
 
 
-def environment(place: Place, threads: int | None) -> dict[str, str]:
-    """The environment variables that vLLM needs, in addition to those of this process."""
+def environment(place: Place, threads: int | None, *, private: bool = True) -> dict[str, str]:
+    """The environment variables that vLLM needs, in addition to those of this process. `private`: it listens on a socket
+    that only its server can connect to. Otherwise there are no routes that put it to sleep: no key protects those."""
     variables = {
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
-        "VLLM_SERVER_DEV_MODE": "1",  # /sleep and /wake_up
+        "VLLM_SERVER_DEV_MODE": str(int(private)),  # /sleep and /wake_up
         "VLLM_NO_USAGE_STATS": "1",
         SWITCH: "1",
         "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "75",
@@ -313,7 +314,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if _is_refused(options.model, place):
         return REFUSED
     logger.info("vLLM: %s", " ".join(words))
-    return run(words, environment(place, options.threads), options.parent_pid)
+    return run(words, environment(place, options.threads, private=options.uds is not None), options.parent_pid)
 
 
 if __name__ == "__main__":

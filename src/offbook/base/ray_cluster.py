@@ -1,0 +1,48 @@
+"""This process's connection to a Ray cluster, of which it has one at most."""
+
+# pyright: reportUnknownMemberType=false
+# ray's functions are partly typed.
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+from .errors import BackendError, MissingExtraError
+
+_connecting = threading.Lock()
+
+
+def ray_module() -> Any:
+    """Import ray, which takes seconds. Raises MissingExtraError."""
+    try:
+        return import_module("ray")
+    except ImportError as error:
+        raise MissingExtraError("ray", "ray") from error
+
+
+def connect(address: str | None, *, option: str, runtime_env: Mapping[str, object] | None = None) -> None:
+    """Connect this process unless it is connected already. Blocks for seconds: call it in a thread, where Ray also leaves
+    the handlers of signals alone.
+
+    `address`: Ray's, such as auto or local; None: the cluster that RAY_ADDRESS names or that runs on this machine, else a new
+    one. `option` is for messages. Raises BackendError, MissingExtraError.
+    """
+    ray = ray_module()
+    with _connecting:
+        if ray.is_initialized():
+            return
+        try:
+            ray.init(
+                address,
+                runtime_env=None if runtime_env is None else dict(runtime_env),
+                include_dashboard=False,
+                logging_level=logging.WARNING,
+            )
+        except Exception as error:  # ray raises a plain Exception where its processes do not come up in time
+            raise BackendError(
+                f"{option}: no Ray cluster at address={address!r} ({error}): start one with `ray start --head`; an "
+                "address other than auto also needs its token (RAY_AUTH_MODE=token)"
+            ) from error

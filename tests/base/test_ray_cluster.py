@@ -1,0 +1,28 @@
+"""The connection to a Ray cluster that cannot be had."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from offbook.base import ray_cluster
+from offbook.base.errors import BackendError
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionError("Could not find any running Ray instance"),
+        Exception("The current node timed out during startup"),  # as ray's node.py raises it
+    ],
+)
+def test_why_ray_does_not_connect_is_told_with_what_to_start(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(*args: object, **options: object) -> None:
+        raise error
+
+    monkeypatch.setattr(ray_cluster, "ray_module", lambda: SimpleNamespace(is_initialized=lambda: False, init=init))
+    with pytest.raises(
+        BackendError, match=rf"--ray: no Ray cluster at address='auto' \({error}\): start one with `ray"
+    ):
+        ray_cluster.connect("auto", option="--ray")

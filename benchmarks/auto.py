@@ -27,7 +27,7 @@ def schedule(step: int) -> TrainConfig:
     return TrainConfig(learning_rate=3.3e-3 * left, kl_coef=0.3 * left, minibatches=4)
 
 
-def run(folder: Path, seed: int) -> AutoReport:
+def run(folder: Path, seed: int, held_out: int) -> AutoReport:
     """One training; in a folder of an earlier run it goes on there."""
     os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
     backend = LocalBackend(dir=folder / "server", threads=1)
@@ -41,7 +41,7 @@ def run(folder: Path, seed: int) -> AutoReport:
             model=TrainableModel("desk", project="auto", base_model="tiny", backend=backend),
             steps=STEPS,
             train_inputs=120,
-            held_out=40,
+            held_out=held_out,
             scenarios_per_step=8,
             max_completion_tokens=48,
             config=schedule,
@@ -54,14 +54,14 @@ def run(folder: Path, seed: int) -> AutoReport:
             backend.close()
 
 
-def page(reports: dict[int, AutoReport]) -> str:
+def page(reports: dict[int, AutoReport], held_out: int) -> str:
     """The table over seeds."""
     lines = [
         "# From a description, over seeds",
         "",
         "    OMP_NUM_THREADS=1 python benchmarks/auto.py",
         "",
-        f"`tiny`, {STEPS} steps of 8 inputs with 8 answers each; 120 inputs to train on, 40 held out, written, prompted and judged by a",
+        f"`tiny`, {STEPS} steps of 8 inputs with 8 answers each; 120 inputs to train on, {held_out} held out, written, prompted and judged by a",
         "script over HTTP. Scores are the judge's, side by side, greedy; intervals of 95 % over held-out inputs.",
         "",
         "| seed | before | after | difference | above 0 |",
@@ -82,14 +82,15 @@ def main() -> None:
     """Run the seeds, print the page and keep it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--held-out", type=int, default=40, help="inputs that the score is measured on")
     parser.add_argument("--folder", type=Path, help="keep the runs here; finished ones are only compared again")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="auto-") as temporary:
         folder: Path = options.folder or Path(temporary)
-        reports = {seed: run((folder / str(seed)).absolute(), seed) for seed in options.seeds}
-    options.results.write_text(page(reports), encoding="utf-8")
-    print(page(reports))
+        reports = {seed: run((folder / str(seed)).absolute(), seed, options.held_out) for seed in options.seeds}
+    options.results.write_text(page(reports, options.held_out), encoding="utf-8")
+    print(page(reports, options.held_out))
 
 
 if __name__ == "__main__":

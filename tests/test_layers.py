@@ -117,7 +117,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "testing": USER | {"openai_dialect", "rewards", "server", "tracing"},
     "offbook_langgraph": ADAPTERS,
-    "offbook_mcp": ADAPTERS | {"commands.generated_options", "commands.options"},
+    "offbook_mcp": ADAPTERS | {"auto", "commands.generated_options", "commands.options"},
     "offbook_langfuse": ADAPTERS,
 }
 """The public names (`offbook.__init__`) may name any part: they are loaded lazily."""

@@ -14,6 +14,7 @@ from offbook_mcp.connection.target import Target
 from offbook_mcp.tools_page import as_json, lines
 
 from . import scenarios as scenario_commands
+from .improve import improve
 from .target_command import on_target
 from .training import add_training_commands
 
@@ -44,3 +45,4 @@ app.command("tools")(on_target(tools, calls_tools=False))
 app.command("explore")(on_target(scenario_commands.explore))
 app.command("scenarios")(on_target(scenario_commands.scenarios))
 add_training_commands(app)
+app.command("improve")(on_target(improve))

@@ -17,6 +17,7 @@ from offbook.base.text import counted, one_line
 from offbook.comparison.candidates import CandidateLike
 from offbook.comparison.options import CompareOptions
 from offbook.comparison.results import ComparisonReport
+from offbook.comparison.targets import CompareRollout
 from offbook.llms.ledger import budget
 from offbook.llms.llm import Llm
 from offbook.tracing.sink_registry import resolve_sinks
@@ -143,6 +144,11 @@ class MCPTrainer:
             async with self._prepared(steps) as (trainer, scenarios):
                 return await self._trained(trainer, scenarios, steps)
 
+    async def atrain_unmeasured(self, steps: int) -> TrainReport:
+        """`atrain`, without evaluations on the held-out scenarios."""
+        async with self._prepared(steps, measured=False) as (trainer, scenarios):
+            return await self._trained(trainer, scenarios, steps)
+
     async def _trained(self, trainer: ScenarioTrainer, scenarios: ScenarioSet, steps: int) -> TrainReport:
         try:
             report = await trainer.atrain(steps)
@@ -185,21 +191,38 @@ class MCPTrainer:
         judge = options.judge or self.options.judge
         chosen: dict[str, Any] = {"concurrency": self._concurrency, **options.passed_to(CompareOptions), "judge": judge}
         with budget(options.max_cost):
-            async with self._pool() as pool:
-                scenarios = await self._chosen(pool)
-                if changed := scenarios.server_change(pool.fingerprint):
-                    self.options.say(changed)
-                check_usable(scenarios, pool, self._max_tools, judge is not None, trained=False)
+            async with self.rollouts(judged=judge is not None) as (rollout, scenarios):
                 if scenarios.eval:
                     chosen.setdefault("trained_on", scenarios.train)
                 compared = scenarios.eval or scenarios.scenarios
-                rollout = unjudged(self._rollout(pool, scenarios))
                 return await acompare(rollout, compared, options.candidates, model=self.model, **chosen)
+
+    @asynccontextmanager
+    async def rollouts(self, *, judged: bool | None = None) -> AsyncGenerator[tuple[CompareRollout, ScenarioSet]]:
+        """Start the servers. Yields the rollout function, without a reward where only a judge can tell, and the scenarios.
+        `judged`: whether a judge scores; None: whether the trainer has one."""
+        async with self._pool() as pool:
+            scenarios = await self._chosen(pool)
+            if changed := scenarios.server_change(pool.fingerprint):
+                self.options.say(changed)
+            has_judge = self.options.judge is not None if judged is None else judged
+            check_usable(scenarios, pool, self._max_tools, has_judge, trained=False)
+            yield unjudged(self._rollout(pool, scenarios)), scenarios
+
+    def rollouts_per_step(self) -> int:
+        """Rollouts of a training step."""
+        options = self._trainer_options(None, 1)
+        return int(options["group_size"]) * int(options["scenarios_per_step"])
+
+    def with_model(self, model: TrainableModel, scenarios: ScenariosLike) -> MCPTrainer:
+        """The same trainer with another model, on these scenarios."""
+        passed: dict[str, Any] = self.options.passed_to(MCPTrainerOptions)
+        return MCPTrainer(self.target, model, scenarios, **passed)
 
     async def aplan(self, steps: int) -> list[str]:
         """Describe what `atrain` would do, in lines. Starts the servers, but calls no model and writes nothing."""
         async with self._pool() as pool:
-            scenarios = self._existing()
+            scenarios = self.existing()
             if scenarios is not None:
                 check_usable(scenarios, pool, self._max_tools, self.options.judge is not None)
             writer = self.options.llm or "the tools' schemas and what they answer"
@@ -230,7 +253,7 @@ class MCPTrainer:
 
     @asynccontextmanager
     async def _prepared(
-        self, steps: int, step: int | None = None, *, trained: bool = True
+        self, steps: int, step: int | None = None, *, trained: bool = True, measured: bool = True
     ) -> AsyncGenerator[tuple[ScenarioTrainer, ScenarioSet]]:
         """Start the servers and create the Trainer for the scenarios, for the newest step or for `step`."""
         async with self._pool() as pool:
@@ -244,6 +267,8 @@ class MCPTrainer:
             state = await TrainingState.of(model, scenarios.digest)
             rollout = self._rollout(pool, scenarios)
             options = self._trainer_options(scenarios, steps)
+            if not measured:
+                options.pop("eval", None)
             follow = self.options.curriculum
             yield (
                 ScenarioTrainer(
@@ -252,7 +277,7 @@ class MCPTrainer:
                 scenarios,
             )
 
-    def _existing(self) -> ScenarioSet | None:
+    def existing(self) -> ScenarioSet | None:
         """The scenarios if they exist; None if they have to be generated."""
         if self._scenarios is not None:
             return as_set(self._scenarios)
@@ -260,7 +285,7 @@ class MCPTrainer:
         return as_set(file) if file.exists() else None
 
     async def _chosen(self, pool: ServerPool) -> ScenarioSet:
-        existing = self._existing()
+        existing = self.existing()
         if existing is not None:
             for line in withheld_lines(_withheld(pool, existing)):
                 self.options.say(line)

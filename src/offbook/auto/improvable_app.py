@@ -110,11 +110,15 @@ class AppWithScenarios:
 
     async def forked(self, name: str, step: int) -> AppWithScenarios:
         """The app with the model `name` in the place of its own: made from that step, unless it is there."""
-        try:
-            state = await (await self.model.api()).model(name)
-        except ServerError as error:
-            if error.status != 404:
-                raise
-            return replace(self, own_model=await self.model.fork(name, from_step=step))
-        own = self.model
-        return replace(self, own_model=TrainableModel(name, state.project, own.base_model, own.backend, state.lora))
+        return replace(self, own_model=await fork_of(self.model, name, step))
+
+
+async def fork_of(model: TrainableModel, name: str, step: int) -> TrainableModel:
+    """The model `name`: made from that step of `model`, unless it is there. Raises ServerError."""
+    try:
+        state = await (await model.api()).model(name)
+    except ServerError as error:
+        if error.status != 404:
+            raise
+        return await model.fork(name, from_step=step)
+    return TrainableModel(name, state.project, model.base_model, model.backend, state.lora)

@@ -1,0 +1,97 @@
+"""`offbook mcp improve`."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import fields
+from typing import Annotated, Any
+
+import typer
+
+from offbook import SFTConfig
+from offbook.auto.estimate import plan_lines
+from offbook.auto.improve import Improver, ImproveStage
+from offbook.auto.improve_options import IMITATION, ImproveOptions
+from offbook.base.errors import ConfigError
+from offbook.base.terminal import echo
+from offbook.commands.generated_options import with_options
+from offbook.llms.ledger import budget
+from offbook_mcp.connection.target import Target
+from offbook_mcp.scenarios.files import ScenarioSet
+from offbook_mcp.training.defaults import default_config
+from offbook_mcp.training.improvable_server import ImprovableServer
+from offbook_mcp.training.mcp_trainer import MCPTrainer, MCPTrainerOptions
+
+from .model_options import AllowWrites, BaseModel, ModelName, ScenarioFile, ServerDir, ServerUrl, model_from
+from .training import JudgeBase, JudgeModel, LlmBase, Rate, Trace, Writer, judge_option, sinks_option, writer_at
+
+NOT_OWN = ("eval_every", "run", "target_reward", "patience", "max_cost")
+"""Options of a training that its rounds set themselves, or that the whole has one of."""
+
+
+@with_options(MCPTrainerOptions, ImproveOptions, without=NOT_OWN)
+def improve(
+    target: Target,
+    teacher: Annotated[
+        str,
+        typer.Option(help="model to imitate: openai/gpt-4.1, or openai/NAME?api_base=URL for an endpoint of your own"),
+    ],
+    model: ModelName = None,
+    base: BaseModel = None,
+    scenarios: ScenarioFile = None,
+    llm: Writer = None,
+    llm_api_base: LlmBase = None,
+    allow_writes: AllowWrites = False,
+    judge: JudgeModel = None,
+    judge_api_base: JudgeBase = None,
+    sft_epochs: Annotated[int, typer.Option(min=1, help="passes over the good runs")] = IMITATION.epochs,
+    sft_learning_rate: Annotated[float, typer.Option(help="learning rate of the supervised stage")] = 2e-4,
+    sft_batch_size: Annotated[int, typer.Option(min=1, help="conversations of one update")] = IMITATION.batch_size,
+    learning_rate: Rate = None,
+    max_cost: Annotated[
+        float | None, typer.Option(help="USD to spend on other LLMs, in all runs with the output folder")
+    ] = None,
+    trace: Trace = None,
+    until: Annotated[ImproveStage, typer.Option(help="last stage to run")] = "compare",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="say what each stage will take, and run nothing")] = False,
+    dir: ServerDir = None,
+    url: ServerUrl = None,
+    *,
+    options: dict[str, Any],
+) -> None:
+    """Teach a model the server's tools as a large one uses them, then train it further.
+
+    Generates scenarios, runs them on the teacher, imitates the good runs, trains while held-out success rises, and compares both.
+    The same command goes on after Ctrl-C or a crash."""
+    named = model_from(target, model, base, dir, url)
+    own = {item.name for item in fields(ImproveOptions)}
+    path = {name: value for name, value in options.items() if name in own}
+    training = {name: value for name, value in options.items() if name not in own}
+    sft = SFTConfig.parse(
+        epochs=sft_epochs, learning_rate=sft_learning_rate, batch_size=sft_batch_size, skip_bad=IMITATION.skip_bad
+    )
+    chosen = ImproveOptions(teacher=teacher, max_cost=max_cost, sft=sft, **path)
+    if chosen.teaching().as_is:
+        raise ConfigError("--teacher: a server has no model of its own: name an LLM, such as openai/gpt-4.1")
+    training |= {"llm": writer_at(llm, llm_api_base), "allow_writes": allow_writes, "say": echo}
+    training |= judge_option(judge, judge_api_base) | sinks_option(trace)
+    config = default_config(named.base_model, 1, learning_rate)
+    trainer = MCPTrainer(target, named, scenarios, config=config(1) if callable(config) else config, **training)
+    (_plan if dry_run else _run)(trainer, chosen, until)
+
+
+def _plan(trainer: MCPTrainer, chosen: ImproveOptions, _: ImproveStage) -> None:
+    improver = Improver(ImprovableServer(trainer, trainer.existing()), chosen)
+    echo("\n".join(plan_lines(improver.plan(), chosen.max_cost)))
+
+
+def _run(trainer: MCPTrainer, chosen: ImproveOptions, until: ImproveStage) -> None:
+    """Make the scenarios if there are none, then improve the model on them."""
+    with budget(chosen.max_cost):
+        known = asyncio.run(_scenarios(trainer))
+    Improver(ImprovableServer(trainer.with_model(trainer.model, known), known), chosen).run(until)
+
+
+async def _scenarios(trainer: MCPTrainer) -> ScenarioSet:
+    async with trainer.rollouts() as (_, scenarios):
+        return scenarios

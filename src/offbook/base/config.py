@@ -19,6 +19,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from .errors import ConfigError
 from .option_names import unknown_option
+from .teacher_endpoint import TeacherEndpoint, teacher_endpoint
 
 logger = logging.getLogger("offbook")
 
@@ -107,7 +108,8 @@ class TeacherKL(Options):
     teacher: str = Field(
         min_length=1,
         max_length=400,
-        description="a model of the same server, such as agent@12 (or the base by its name), or self, with a hint",
+        description="a model of the same server, such as agent@12 (or the base by its name), self, with a hint, or "
+        "openai/NAME?api_base=URL: a vLLM server with the same tokenizer",
     )
     weight: float = Field(default=1.0, gt=0, le=1000, description="weight of its advantage")
     alone: bool = Field(default=False, description="leave out the rewards: they are neither needed nor trained")
@@ -124,7 +126,16 @@ class TeacherKL(Options):
             raise ValueError(
                 "teacher='self' needs a hint, without which teacher and policy are the same: say in hint= what would help"
             )
+        try:
+            teacher_endpoint(self.teacher)
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
         return self
+
+    @property
+    def endpoint(self) -> TeacherEndpoint | None:
+        """The vLLM server of the teacher; None for a teacher on the server that trains."""
+        return teacher_endpoint(self.teacher)
 
 
 def _named_teacher(value: Any) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -32,6 +33,7 @@ from .token_trace import make_token_file, store_token_file
 from .update.loss_scale import LossScale
 from .update.row_pass import RowPass, TeacherScores
 from .update.step import Report, RowPasses, Step, StepTotals
+from .vllm_teacher import endpoint_scores
 
 Emit = Callable[[Progressed | Warned], None]
 SAVE_STAGES = 5  # adapter, optimizer, generators, synced to disk, renamed into place
@@ -174,6 +176,9 @@ class Learner:
         assert self._optimizer is not None  # created by _restore
         shown = batch if config.distill.hint is None else with_hint(batch, config.distill.hint, self._policy)
         report = self._reporter(command.request_id)
+        if (endpoint := config.distill.endpoint) is not None:
+            scores = endpoint_scores(endpoint, shown, self._policy.tokenizer, partial(report, "teacher"))
+            return teacher_scores(scores, batch, config.distill.weight)
         if command.teacher is not None:
             self._state = None
             load_teacher(self._policy, command.teacher)

@@ -26,7 +26,7 @@
 | kl/sampler_learner_max_diff | largest absolute logprob difference between them |
 | kl/base | k3 to the base per measured token, when kl_coef > 0 |
 | kl/teacher | with distill: mean of old minus teacher logprob over the sampled tokens that the teacher scored, nats: the reverse KL to it |
-| tokens/untaught | with distill: targets without a teacher's logprob, because its own top-k, top-p or min-p, or a constraint, excludes them |
+| tokens/untaught | with distill: targets without a teacher's logprob, because its own top-k, top-p or min-p, or a constraint, excludes them; for a teacher on vLLM also those sampled at another temperature than 1 or under a filter |
 | importance/mean, capped_share | the truncated importance weight; share of weights at the cap |
 | loss/value | mean over the step's updates |
 | loss/cross_entropy, loss/perplexity | of supervised training: mean -logprob of the trained tokens before their first update, nats, without weights; its exponential |

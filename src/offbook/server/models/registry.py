@@ -191,9 +191,9 @@ class ModelRegistry:
         return model.route(int(number))
 
     def teacher(self, config: TrainConfig) -> Path | None:
-        """The checkpoint folder of the teacher that a train request names. None: no teacher, the base, or the trained model
-        itself. Raises ApiError as `resolve`."""
-        if config.distill is None or config.distill.teacher == SELF:
+        """The checkpoint folder of the teacher that a train request names. None: no teacher, the base, the trained model
+        itself, or a teacher elsewhere. Raises ApiError as `resolve`."""
+        if config.distill is None or config.distill.teacher == SELF or config.distill.endpoint is not None:
             return None
         route = self.resolve(config.distill.teacher)
         return checkpoint_files.path_of(self.model(route.model).checkpoint_folder, route.step) if route.step else None

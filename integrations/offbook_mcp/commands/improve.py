@@ -23,8 +23,11 @@ from offbook_mcp.training.improvable_server import ImprovableServer
 from offbook_mcp.training.mcp_trainer import MCPTrainer, MCPTrainerOptions
 
 from .model_options import AllowWrites, BaseModel, ModelName, ScenarioFile, ServerDir, ServerUrl, model_from
-from .training import JudgeBase, JudgeModel, LlmBase, Rate, Trace, Writer, judge_option, sinks_option, writer_at
+from .training import JudgeBase, JudgeModel, LlmBase, Trace, Writer, judge_option, sinks_option, writer_at
 
+RoundRate = Annotated[
+    float | None, typer.Option(help="learning rate of the rounds  [default: 1e-5; 2e-3 for tiny-mcp]")
+]
 NOT_OWN = ("eval_every", "run", "target_reward", "patience", "max_cost")
 """Options of a training that its rounds set themselves, or that the whole has one of."""
 
@@ -47,7 +50,7 @@ def improve(
     sft_epochs: Annotated[int, typer.Option(min=1, help="passes over the good runs")] = IMITATION.epochs,
     sft_learning_rate: Annotated[float, typer.Option(help="learning rate of the supervised stage")] = 2e-4,
     sft_batch_size: Annotated[int, typer.Option(min=1, help="conversations of one update")] = IMITATION.batch_size,
-    learning_rate: Rate = None,
+    learning_rate: RoundRate = None,
     max_cost: Annotated[
         float | None, typer.Option(help="USD to spend on other LLMs, in all runs with the output folder")
     ] = None,

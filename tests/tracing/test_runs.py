@@ -198,6 +198,17 @@ def test_alerts_stand_in_the_steps_line_reach_the_sinks_and_on_alert(
 
 
 @pytest.mark.parametrize(
+    ("equal", "advice"),
+    [(1.0, "solved, so use harder"), (0.2, "fail, so use easier"), (None, "of another difficulty")],
+)
+def test_the_alert_for_equal_rewards_says_in_which_direction_to_go(equal: float | None, advice: str) -> None:
+    step = {"groups/total": 4.0, "groups/no_spread": 4.0, "reward/min": 0.0, "reward/max": 1.0}
+    known = {} if equal is None else {"groups/no_spread_reward": equal}
+    [sign] = signs([step | known] * 3, AlertLimits())
+    assert advice in sign.message
+
+
+@pytest.mark.parametrize(
     ("history", "kinds"),
     [
         ([{"groups/total": 4.0, "groups/no_spread": 4.0}] * 3, ["no_spread"]),

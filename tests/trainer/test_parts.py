@@ -154,7 +154,7 @@ def test_what_is_no_finite_number_is_no_reward(wrong: object) -> None:
         as_reward(wrong, "reward=")
 
 
-ROW = StepRow(3, 0.5, 0.25, 1.25, 2.0, 1234.0, 0.00012, "2 rollouts failed", 4)
+ROW = StepRow(3, 0.5, 0.25, 1.25, 2.0, 1234.0, 0.00012, "2 rollouts failed", 4, taught=0.75)
 
 
 def test_away_from_a_terminal_each_step_is_one_line_and_the_first_one_is_announced() -> None:
@@ -167,7 +167,7 @@ def test_away_from_a_terminal_each_step_is_one_line_and_the_first_one_is_announc
         progress.doing("training")
     assert out.getvalue() == (
         "rollouts ...\ntraining, rollouts ...\n"
-        "step 3/9  iteration 4  reward 0.500  success 25%  rollouts 1.2 s  training 2.0 s  tokens 1,234  KL 0.0001  2 rollouts failed\n"
+        "step 3/9  iteration 4  reward 0.500  success 25%  rollouts 1.2 s  training 2.0 s  taught 75%  tokens 1,234  KL 0.0001  2 rollouts failed\n"
     )
 
 
@@ -189,10 +189,11 @@ def test_what_overlaps_is_shown_beside_the_training_it_is_part_of() -> None:
     out = io.StringIO()
     PlainProgress(Console(file=out, width=40), 9).finished(row)
     assert (
-        "rollouts 1.2 s  training 2.0 s (1.5 s of it beside rollouts)  staleness 0.75, max 1  tokens" in out.getvalue()
+        "rollouts 1.2 s  training 2.0 s (1.5 s of it beside rollouts)  staleness 0.75, max 1  taught 75%  tokens"
+        in out.getvalue()
     )
     out = io.StringIO()
-    with LiveProgress(Console(file=out, width=120, force_terminal=True), 9) as live:
+    with LiveProgress(Console(file=out, width=130, force_terminal=True), 9) as live:
         live.finished(replace(ROW, step=2))
         live.finished(row)
     shown = [line.split("│")[1:-1] for line in out.getvalue().splitlines() if "/9" in line][-2:]

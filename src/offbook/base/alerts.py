@@ -61,6 +61,12 @@ def signs(history: Sequence[Metrics], limits: AlertLimits) -> list[Sign]:
     return [sign for sign in possible if sign is not None]
 
 
+def taught_share(step: Metrics) -> float | None:
+    """The share of a step's rollouts that were trained with an advantage. The others cost as much and taught nothing."""
+    total = step.get("trajectories/total")
+    return step.get("trajectories/trained", 0.0) / total if total else None
+
+
 def no_spread(history: Sequence[Metrics], share: float | None, steps: int) -> Sign | None:
     """A sign if, in each of the last `steps` steps, at least this share of the groups had equal rewards."""
     last = history[-steps:]
@@ -71,10 +77,19 @@ def no_spread(history: Sequence[Metrics], share: float | None, steps: int) -> Si
     ]
     if min(shares) < share:
         return None
-    what = (
-        f"in {steps} steps almost all groups had equal rewards: use scenarios of another difficulty, or partial rewards"
-    )
+    what = f"in {steps} steps almost all groups had equal rewards: {what_to_change(last[-1])}"
     return Sign("no_spread", what, shares[-1], share)
+
+
+def what_to_change(step: Metrics) -> str:
+    """The advice for groups with equal rewards, by where those lie between the step's lowest and highest reward."""
+    names = ("groups/no_spread_reward", "reward/min", "reward/max")
+    equal, low, high = (step.get(name) for name in names)
+    if equal is None or low is None or high is None or low == high:
+        return "use scenarios of another difficulty, or partial rewards"
+    if equal - low > high - equal:
+        return "most of these are solved, so use harder scenarios"
+    return "most of these fail, so use easier scenarios, partial rewards or a larger group_size"
 
 
 def entropy_collapse(history: Sequence[Metrics], share: float | None) -> Sign | None:

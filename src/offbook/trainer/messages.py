@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from offbook.base.alerts import taught_share
 from offbook.base.config import TrainConfig
 from offbook.base.text import counted
 from offbook.base.types import TrajectoryGroup
@@ -50,6 +51,7 @@ def table_row(iteration: Iteration, number: int, repeats: Repeats) -> StepRow:
         note="; ".join(notes),
         beside_seconds=metrics.get("overlap/seconds"),
         staleness=stale,
+        taught=taught_share(metrics),
     )
 
 

@@ -26,7 +26,7 @@ OVERLAP = ("beside", "stale")
 
 @dataclass(frozen=True)
 class StepRow:
-    """One row of the table. `iteration`: its number in this run, from 1. `note`: why a step did not train, failures and alerts. Only with overlap: `beside_seconds`,
+    """One row of the table. `iteration`: its number in this run, from 1. `taught`: share of the rollouts that had something to teach. `note`: why a step did not train, failures and alerts. Only with overlap: `beside_seconds`,
     the seconds of training during which rollouts of later steps ran, and `staleness`, its mean and maximum in steps."""
 
     step: int
@@ -40,6 +40,7 @@ class StepRow:
     iteration: int = 0
     beside_seconds: float | None = None
     staleness: tuple[float, float] | None = None
+    taught: float | None = None
 
 
 class TrainerProgress(Protocol):
@@ -117,7 +118,8 @@ class PlainProgress:
         beside = "" if row.beside_seconds is None else f" ({row.beside_seconds:.1f} s of it beside rollouts)"
         cells += [f"rollouts {row.rollout_seconds:.1f} s", f"training {row.train_seconds:.1f} s{beside}"]
         cells += [f"staleness {staleness(row.staleness)}"] if row.staleness is not None else []
-        cells += [f"tokens {count(row.tokens)}", f"KL {number(row.kl, 4)}", *([row.note] if row.note else [])]
+        cells += [f"taught {percent(row.taught)}", f"tokens {count(row.tokens)}", f"KL {number(row.kl, 4)}"]
+        cells += [row.note] if row.note else []
         self.say("  ".join(cells))
 
     def say(self, line: str) -> None:
@@ -184,6 +186,7 @@ def step_table(rows: Sequence[StepRow], rewards: Sequence[float], steps: int) ->
         "rollouts",
         "training",
         *OVERLAP * overlapped,
+        "taught",
         "tokens",
         "KL",
     ):
@@ -194,7 +197,8 @@ def step_table(rows: Sequence[StepRow], rewards: Sequence[float], steps: int) ->
         if overlapped:
             beside = "-" if row.beside_seconds is None else f"{row.beside_seconds:.1f} s"
             cells += [beside, staleness(row.staleness)]
-        table.add_row(f"{row.step}/{steps}", str(row.iteration), *cells, count(row.tokens), number(row.kl, 4), row.note)
+        cells += [percent(row.taught), count(row.tokens), number(row.kl, 4), row.note]
+        table.add_row(f"{row.step}/{steps}", str(row.iteration), *cells)
     return table
 
 

@@ -102,6 +102,7 @@ def test_metrics_are_those_computed_by_hand(lab: Lab) -> None:
     assert metrics["reward/mean"] == pytest.approx((1 + 0 + 3 + 1 + 1 + 1) / 6)
     expected = {
         "groups/total": 3, "groups/trained": 1, "groups/no_spread": 1, "groups/dropped_too_few": 1,
+        "groups/no_spread_reward": 1.0,
         "trajectories/total": 7, "trajectories/trained": 3, "trajectories/failed": 1, "trajectories/unscored": 0,
         "calls/total": 7, "calls/trained": 3, "calls/greedy": 0, "tokens/trained": 9, "tokens/plain_rows": 18,
         "loss/updates": 1, "clip_fraction": 0,

@@ -7,6 +7,7 @@
 | groups/total, trained | groups of the request; groups whose rollouts have advantages |
 | groups/dropped_too_few | fewer scored rollouts than min_group_size |
 | groups/no_spread | all scored rollouts have the same reward, up to rounding |
+| groups/no_spread_reward | mean reward of these groups |
 | trajectories/total, trained, failed, unscored | unscored does not count the failed |
 | trajectories/without_targets | had an advantage and nothing to train |
 | calls/total | calls of the request with sampled tokens, recorded or rendered; one for each choice of a call |
@@ -54,6 +55,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+
+from offbook.base.rounding import distinct
 
 from ..token_file import Fork
 from .model.policy import Policy
@@ -107,12 +110,14 @@ def reward_metrics(groups: Groups, advantages: Advantages) -> dict[str, float]:
     trajectories = [trajectory for group in groups for trajectory in group]
     group_rewards = [[t.reward for t in group if t.reward is not None and not t.failed] for group in groups]
     rewards = [reward for group in group_rewards for reward in group]
+    equal = [group[0] for group in group_rewards if len(group) > 1 and len(distinct(group)) == 1]
     calls = [sample for trajectory in trajectories for sample in trajectory.samples]
     metrics: dict[str, float | None] = {
         "groups/total": len(groups),
         "groups/trained": advantages.trained_groups,
         "groups/dropped_too_few": advantages.too_few,
         "groups/no_spread": advantages.no_spread,
+        "groups/no_spread_reward": _mean(equal),
         "trajectories/total": len(trajectories),
         "trajectories/failed": sum(t.failed for t in trajectories),
         "trajectories/unscored": sum(t.reward is None and not t.failed for t in trajectories),

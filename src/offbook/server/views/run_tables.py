@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from offbook.base.alerts import taught_share
+
 from .dashboard_source import DashboardSource, RunOverview
 from .numbers import DASH, fixed, number, percent, seconds
 from .page_urls import step_url
@@ -21,6 +23,7 @@ _OF_EXAMPLES: dict[str, Callable[[TrainUpdate], str]] = {
 }
 _OF_ALL: dict[str, Callable[[TrainUpdate], str]] = {
     "Groups trained": lambda u: f"{number(u.metrics.get('groups/trained'))} of {number(u.metrics.get('groups/total'))}",
+    "Taught": lambda update: DASH if update.supervised else percent(taught_share(update.metrics)),
     "Trained tokens": lambda update: number(update.metrics.get("tokens/trained")),
     "Tree saves": lambda update: percent(saved_by_tree(update)),
     "Clipped": lambda update: percent(update.metrics.get("clip_fraction"), 1),

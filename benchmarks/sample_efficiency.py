@@ -1,0 +1,322 @@
+"""How much a policy learns from how many rollouts: the defaults, and levers one at a time.
+
+    OMP_NUM_THREADS=1 python benchmarks/sample_efficiency.py --task first_call --seeds 8 --levers baseline rate_x2
+    python benchmarks/sample_efficiency.py --render
+
+A run trains one policy from nothing. Its area is the mean over rollouts of the success on held-out requests, sampled at temperature 1
+(trapezoids between measurements). A lever and the baseline are compared seed by seed: same requests, same order, same initial LoRA.
+Each run that ends is kept in `results/sample_efficiency.json`, and is not run again. `--render` writes the page and the picture.
+`--levers trl` runs TRL's GRPOTrainer in the environment of `--trl-python`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from itertools import pairwise
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from desk_training import DeskTraining, Training, trl_job
+from matplotlib.figure import Figure
+
+from offbook import LoraOptions, TrainConfig
+from offbook.quickstart.run import STEPS, schedule
+from offbook.trainer.statistics import Interval, bootstrap_mean, paired_difference
+
+RESULTS = Path(__file__).parent / "results" / "sample_efficiency.json"
+RATE = 3.3e-3
+"""The quickstart's learning rate, constant on the first task."""
+BASELINE = "baseline"
+Runs = dict[str, dict[str, dict[str, dict[str, Any]]]]
+"""Task -> lever -> seed -> curve."""
+
+
+@dataclass(frozen=True)
+class Lever:
+    """A change of the baseline, and where it comes from. `config` is applied to the options of each step; `rate` multiplies their
+    learning rate. `training` is applied to how the policy is trained."""
+
+    what: str
+    source: str
+    config: dict[str, Any] = field(default_factory=dict[str, Any])
+    training: dict[str, Any] = field(default_factory=dict[str, Any])
+    rate: float = 1.0
+
+
+LEVERS = {
+    BASELINE: Lever("the defaults of `TrainConfig` and `LoraOptions`", "GRPO, 2402.03300"),
+    "updates_2": Lever("two updates a step: minibatches=2", "PPO, 1707.06347", {"minibatches": 2}),
+    "updates_4": Lever("four updates a step: minibatches=4", "PPO, 1707.06347", {"minibatches": 4}),
+    "epochs_2": Lever("two passes over the rollouts, clipped: epochs=2", "PPO, 1707.06347", {"epochs": 2}),
+    "rate_x2": Lever("twice the learning rate", "-", rate=2.0),
+    "rate_x0.5": Lever("half the learning rate", "-", rate=0.5),
+    "betas_0.95": Lever("AdamW's betas (0.9, 0.95)", "LLaMA, 2302.13971", {"betas": (0.9, 0.95)}),
+    "betas_0.999": Lever("AdamW's betas (0.9, 0.999)", "Adam, 1412.6980", {"betas": (0.9, 0.999)}),
+    "no_scale": Lever("advantages not divided: scale_rewards=False", "Dr. GRPO, 2503.20783", {"scale_rewards": False}),
+    "batch_scale": Lever(
+        "advantages divided by the batch's deviation", "Lite PPO, 2508.08221", training={"batch_scale": True}
+    ),
+    "dapo": Lever("loss='dapo': mean over the step's tokens, clip higher", "DAPO, 2503.14476", {"loss": "dapo"}),
+    "groups_16": Lever("6 requests with 16 rollouts", "-", training={"group_size": 16, "scenarios": 6}),
+    "groups_4": Lever("24 requests with 4 rollouts", "-", training={"group_size": 4, "scenarios": 24}),
+    "half_first": Lever(
+        "3 rollouts of 24 requests, then 2 more of the 12 nearest to half",
+        "after DAPO's dynamic sampling, 2503.14476",
+        training={"probes": 3, "group_size": 8},
+    ),
+    "temperature_1.2": Lever("rollouts at temperature 1.2", "-", training={"temperature": 1.2}),
+    "kl_0.1": Lever("a KL term to the base: kl_coef=0.1", "GRPO, 2402.03300", {"kl_coef": 0.1}),
+    "rank_32": Lever("LoRA r=32, alpha=64", "LoRA, 2106.09685", training={"lora": LoraOptions(r=32, alpha=64)}),
+    "alpha_32": Lever("LoRA alpha=32", "LoRA, 2106.09685", training={"lora": LoraOptions(alpha=32)}),
+    "a_x4": Lever("LoRA's initial A four times larger", "after LoRA+, 2402.12354", training={"a_scale": 4.0}),
+}
+"""Name on the command line -> what it changes."""
+EQUAL_BY_FORMULA = (
+    "Leave-one-out baseline (RLOO, 2402.14740): with groups of equal size G it multiplies every advantage by G / (G - 1). AdamW divides the "
+    "gradient by its own size, so the update stays the same, and with `scale_rewards` the factor cancels."
+)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task: its steps, how often it is measured, and the options of the baseline's steps."""
+
+    title: str
+    steps: int
+    every: int
+    config: Callable[[int], TrainConfig]
+
+
+TASKS = {
+    "first_call": Task("The order desk's first call", 12, 4, lambda step: TrainConfig(learning_rate=RATE)),
+    "quickstart": Task("The quickstart as a whole", STEPS, 6, partial(schedule, steps=STEPS)),
+}
+
+
+def changed(task: Task, lever: Lever) -> Training:
+    """The baseline of a task with a lever applied."""
+
+    def config(step: int) -> TrainConfig:
+        options = task.config(step)
+        return options.model_copy(update={**lever.config, "learning_rate": options.learning_rate * lever.rate})
+
+    return replace(Training(config), **lever.training)
+
+
+@cache
+def before(task: str) -> float:
+    """Held-out success of the untrained policy, which all seeds share."""
+    with tempfile.TemporaryDirectory() as folder:
+        training = DeskTraining(
+            changed(TASKS[task], LEVERS[BASELINE]), 0, Path(folder), first_call=task == "first_call"
+        )
+        torch.manual_seed(0)
+        rate = training.held_out(1.0)
+        training.close()
+    return rate
+
+
+def measured(task: str, lever: str, seed: int) -> dict[str, Any]:
+    """Train one policy; its curve."""
+    torch.set_num_threads(1)
+    about, first_call = TASKS[task], task == "first_call"
+    curve: dict[str, Any] = {"rollouts": [0], "held_out": [before(task)], "train": []}
+    with tempfile.TemporaryDirectory() as folder:
+        torch.manual_seed(seed)
+        training = DeskTraining(changed(about, LEVERS[lever]), seed, Path(folder), first_call=first_call)
+        for step in range(1, about.steps + 1):
+            curve["train"].append(round(training.step(), 4))
+            if step % about.every == 0:
+                curve["rollouts"].append(training.rollouts)
+                curve["held_out"].append(round(training.held_out(1.0), 4))
+        curve |= {"greedy": round(training.held_out(0.0), 4), "taught": [round(share, 3) for share in training.taught]}
+        training.close()
+    return curve
+
+
+def measured_trl(task: str, seed: int, python: str) -> dict[str, Any]:
+    """The same by TRL's GRPOTrainer, in another environment. Its held-out requests are sampled there too."""
+    about = TASKS[task]
+    if task != "first_call":
+        raise SystemExit("--levers trl: only the task first_call has no tools to run between calls")
+    with tempfile.TemporaryDirectory() as folder:
+        job = trl_job(seed, about.steps, Path(folder)) | {"every": about.every, "learning_rate": RATE}
+        script = Path(__file__).parent / "sample_efficiency_trl.py"
+        asked = subprocess.run([python, str(script)], input=json.dumps(job), capture_output=True, text=True)
+        if asked.returncode:
+            raise RuntimeError(f"TRL ended with {asked.returncode}: {asked.stderr[-2000:]}")
+    curve = json.loads(asked.stdout.splitlines()[-1])
+    return curve | {"rollouts": [0, *curve["rollouts"]], "held_out": [before(task), *curve["held_out"]]}
+
+
+def area(curve: dict[str, Any]) -> float:
+    """The mean of the held-out success over rollouts, between measurements linear.
+
+    >>> area({"rollouts": [0, 10, 20], "held_out": [0.0, 0.5, 0.5]})
+    0.375
+    """
+    points = pairwise(zip(curve["rollouts"], curve["held_out"], strict=True))
+    return sum((b - a) * (y + z) / 2 for (a, y), (b, z) in points) / curve["rollouts"][-1]
+
+
+def ratio(values: dict[str, float], baseline: dict[str, float]) -> Interval:
+    """The mean area of a lever over the baseline's, with the bootstrap interval of the paired difference in the same unit."""
+    shared = {seed: baseline[seed] for seed in values.keys() & baseline.keys()}
+    mean, difference = fmean(shared.values()), paired_difference(values, shared)
+    return Interval(*(1 + value / mean for value in (difference.mean, difference.low, difference.high)))
+
+
+def verdict(interval: Interval) -> str:
+    """What an interval of a ratio says."""
+    return "better" if interval.low > 1 else "worse" if interval.high < 1 else "undecided"
+
+
+def areas(runs: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """Seed -> area."""
+    return {seed: area(curve) for seed, curve in runs.items()}
+
+
+def task_rows(levers: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """The rows of a task's table, the best lever first."""
+    baseline = areas(levers[BASELINE])
+    ordered = sorted(levers, key=lambda name: -ratio(areas(levers[name]), baseline).mean)
+    for name in ordered:
+        runs = levers[name]
+        about = LEVERS.get(name, Lever("TRL's GRPOTrainer, the same data, LoRA and rate", "TRL"))
+        own, last = bootstrap_mean(list(areas(runs).values())), [curve["held_out"][-1] for curve in runs.values()]
+        against = ratio(areas(runs), baseline)
+        cells = [name, about.what, about.source, str(len(runs)), f"{own.mean:.3f}", f"{fmean(last):.2f}"]
+        if name == BASELINE:
+            cells += ["1", "-"]
+        else:
+            cells += [f"{against.mean:.2f} ({against.low:.2f} to {against.high:.2f})", verdict(against)]
+        yield "| " + " | ".join(cells) + " |"
+
+
+def page(results: Runs) -> str:
+    """The page of all that was measured."""
+    lines = [
+        "# Learning from few rollouts",
+        "",
+        "    OMP_NUM_THREADS=1 python benchmarks/sample_efficiency.py --task first_call --seeds 8 --levers baseline updates_2",
+        "    python benchmarks/sample_efficiency.py --render",
+        "",
+        "Which options make the bundled policy `tiny` learn more from the same number of rollouts? A run's **area** is the mean, over",
+        "rollouts, of its success on 120 held-out requests, sampled at temperature 1. The ratio is a lever's mean area over the",
+        "baseline's on the same seeds, with a 95 % bootstrap interval over seeds of the paired difference.",
+        "",
+        "A lever is *better* or *worse* if the whole interval lies above or below 1. An interval from few seeds is too narrow: read",
+        "one of 4 seeds as a hint. Many levers are compared, so one in forty is *better* by chance. Sampler and learner run in one",
+        "process, without HTTP and LangGraph.",
+    ]
+    for name, task in TASKS.items():
+        lines += ["", f"## {task.title}", ""]
+        if BASELINE not in results.get(name, {}):
+            lines += ["Not measured yet."]
+            continue
+        steps = f"{task.steps} steps of 96 rollouts, measured every {task.every} steps."
+        options = (
+            f"Learning rate {RATE}, constant; reward 1 for the right first call, else 0."
+            if name == "first_call"
+            else ""
+        )
+        lines += [f"{steps} {options}".strip(), ""]
+        lines += [
+            "| lever | what it changes | source | seeds | area | last | ratio | verdict |",
+            "|---|---|---|---|---|---|---|---|",
+        ]
+        lines += task_rows(results[name])
+    lines += ["", f"![Held-out success over rollouts]({RESULTS.with_suffix('.png').name})", "", "## Not run", ""]
+    lines += [f"- {EQUAL_BY_FORMULA}"]
+    missing = [f"`{lever}`" for lever in LEVERS if lever not in results.get("first_call", {})]
+    if missing:
+        lines += [f"- Not measured yet on the first task: {', '.join(missing)}."]
+    lines += [
+        "- Scenarios drawn by what can be learned: a run of this length sees each of the 600 requests less than twice, so their",
+        "  success cannot be estimated. `half_first` chooses within a step instead.",
+        "- Rare successes replayed with importance weights, a bonus for entropy, and combinations of levers.",
+        "- The server `time` by MCP, and the newest TRL beside each lever.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def draw(results: Runs, file: Path) -> None:
+    """The mean held-out success of each lever of the first task over rollouts."""
+    figure: Any = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for name, runs in results.get("first_call", {}).items():
+        rates = zip(*(curve["held_out"] for curve in runs.values()), strict=True)
+        rollouts = next(iter(runs.values()))["rollouts"]
+        main = name in (BASELINE, "trl")
+        axes.plot(
+            rollouts,
+            [fmean(column) for column in rates],
+            linewidth=2.5 if main else 1,
+            marker="o",
+            markersize=3,
+            label=name,
+        )
+    axes.set(xlabel="rollouts", ylabel="held-out success, sampled", title=TASKS["first_call"].title)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=7, ncols=2)
+    figure.savefig(file, dpi=150)
+
+
+def write(results: Runs) -> None:
+    """Keep what was measured; the file is replaced as a whole."""
+    part = RESULTS.with_suffix(".part")
+    part.write_text(
+        json.dumps(results, indent=None, separators=(",", ":")).replace('},"', '},\n"') + "\n", encoding="utf-8"
+    )
+    os.replace(part, RESULTS)
+
+
+def main() -> None:
+    """Run what is missing, lever by lever, or render what is there."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", choices=list(TASKS), default="first_call")
+    parser.add_argument("--levers", nargs="+", choices=[*LEVERS, "trl"], default=list(LEVERS))
+    parser.add_argument("--seeds", type=int, default=8)
+    parser.add_argument("--jobs", type=int, default=2, help="policies trained at the same time")
+    parser.add_argument("--trl-python", default=sys.executable, help="the Python that has TRL")
+    parser.add_argument("--render", action="store_true", help="write the page and the picture, and run nothing")
+    known = parser.parse_args()
+    results: Runs = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    if known.render:
+        RESULTS.with_suffix(".md").write_text(page(results), encoding="utf-8")
+        draw(results, RESULTS.with_suffix(".png"))
+        return
+    kept = results.setdefault(known.task, {})
+    missing = [
+        (lever, seed) for lever in known.levers for seed in range(known.seeds) if str(seed) not in kept.get(lever, {})
+    ]
+    with ProcessPoolExecutor(known.jobs, get_context("fork")) as pool:
+        futures = {
+            pool.submit(measured_trl, known.task, seed, known.trl_python)
+            if lever == "trl"
+            else pool.submit(measured, known.task, lever, seed): (lever, seed)
+            for lever, seed in missing
+        }
+        for future in as_completed(futures):
+            lever, seed = futures[future]
+            curve = future.result()
+            kept.setdefault(lever, {})[str(seed)] = curve
+            write(results)
+            print(f"{lever} seed {seed}: area {area(curve):.3f}, {curve['held_out']}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -99,6 +99,7 @@ class Sampler:
         self._prompts: dict[str, tuple[int, ...]] = {}
         self._updates: dict[Generation, Update] = {}
         self._waiting, self._done = 0, threading.Event()
+        self._failure: str | None = None
         self.adapter: Adapter | None = None
 
     def load(self, name: str, folder: Path) -> None:
@@ -122,6 +123,8 @@ class Sampler:
         self._done.clear()
         self._scheduler.submit(generations)
         self._done.wait()
+        if self._failure is not None:
+            raise RuntimeError(f"sampling failed: {self._failure}")
         return [self._updates[generation] for generation in generations]
 
     def read(self, update: Update) -> list[str | ToolCall]:
@@ -136,9 +139,9 @@ class Sampler:
 
     def _deliver(self, updates: Sequence[tuple[Generation, Update]]) -> None:
         for generation, update in updates:
-            if update.failure:
-                raise RuntimeError(update.failure.message)
-            if update.finish is not None:
+            if update.failure is not None:
+                self._failure = update.failure.message
+            if update.failure is not None or update.finish is not None:
                 self._updates[generation] = update
                 self._waiting -= 1
         if not self._waiting:
@@ -209,10 +212,11 @@ class DeskTraining:
             for rollout, prompt, update in zip(running, prompts, updates, strict=True):
                 self._add(rollout, prompt, update, temperature)
         for rollout in rollouts:
-            scores = reward(rollout.request, [as_langchain(message) for message in rollout.messages])
-            rollout.reward, rollout.success = scores["reward"], scores["success"]
-            if self._first_call:  # nothing is answered yet: 0.2 or 0 says whether the call was right
-                rollout.reward = rollout.success = float(scores["reward"] > 0)
+            if self._first_call:
+                rollout.reward = rollout.success = float(first_call(rollout) == right_call(rollout.request))
+            else:
+                scores = reward(rollout.request, [as_langchain(message) for message in rollout.messages])
+                rollout.reward, rollout.success = scores["reward"], scores["success"]
         return rollouts
 
     def _add(self, rollout: Rollout, prompt: tuple[int, ...], update: Update, temperature: float) -> None:
@@ -284,9 +288,20 @@ class DeskTraining:
             shutil.rmtree(checkpoints / f"{result.step - 1:04d}", ignore_errors=True)
 
 
+def right_call(request: Request) -> tuple[str, dict[str, Any]]:
+    """The tool and the arguments of a request's first call."""
+    return "order_customer" if request.tool.startswith("customer_") else request.tool, {"order": request.order}
+
+
+def first_call(rollout: Rollout) -> tuple[str, dict[str, Any]] | None:
+    """The tool and the arguments of the first call of a rollout's first answer. None if it calls nothing."""
+    calls = rollout.messages[1].get("tool_calls")
+    return (calls[0]["function"]["name"], arguments(calls[0]["function"]["arguments"])) if calls else None
+
+
 def trl_job(seed: int, steps: int, folder: Path) -> dict[str, Any]:
     """What another trainer needs for the first call: the requests of all steps in order, and the held-out ones. Each has its prompt
-    as token ids, and the tool and the order of the right call."""
+    as token ids, and the tool and the arguments of the right call."""
     desk, training = Desk(folder / "desk.db"), Training(lambda step: TrainConfig())
     sampler = Sampler(tiny_path(), desk.tools())
     train = desk.requests("train", TRAIN_REQUESTS, seed)
@@ -295,8 +310,7 @@ def trl_job(seed: int, steps: int, folder: Path) -> dict[str, Any]:
         split: [
             {
                 "prompt_ids": sampler.prompt([{"role": "user", "content": request.question}]),
-                "tool": "order_customer" if request.tool.startswith("customer_") else request.tool,
-                "order": request.order,
+                **dict(zip(("tool", "arguments"), right_call(request), strict=True)),
             }
             for request in requests
         ]

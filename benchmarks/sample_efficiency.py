@@ -33,7 +33,7 @@ from matplotlib.figure import Figure
 
 from offbook import LoraOptions, TrainConfig
 from offbook.quickstart.run import STEPS, schedule
-from offbook.trainer.statistics import Interval, bootstrap_mean, paired_difference
+from offbook.trainer.statistics import Interval, paired_difference
 
 RESULTS = Path(__file__).parent / "results" / "sample_efficiency.json"
 RATE = 3.3e-3
@@ -157,7 +157,7 @@ def measured_trl(task: str, seed: int, python: str) -> dict[str, Any]:
         asked = subprocess.run([python, str(script)], input=json.dumps(job), capture_output=True, text=True)
         if asked.returncode:
             raise RuntimeError(f"TRL ended with {asked.returncode}: {asked.stderr[-2000:]}")
-    curve = json.loads(asked.stdout.splitlines()[-1])
+    curve = json.loads(asked.stdout)
     return curve | {"rollouts": [0, *curve["rollouts"]], "held_out": [before(task), *curve["held_out"]]}
 
 
@@ -195,9 +195,9 @@ def task_rows(levers: dict[str, dict[str, Any]]) -> Iterator[str]:
     for name in ordered:
         runs = levers[name]
         about = LEVERS.get(name, Lever("TRL's GRPOTrainer, the same data, LoRA and rate", "TRL"))
-        own, last = bootstrap_mean(list(areas(runs).values())), [curve["held_out"][-1] for curve in runs.values()]
+        own, last = fmean(areas(runs).values()), [curve["held_out"][-1] for curve in runs.values()]
         against = ratio(areas(runs), baseline)
-        cells = [name, about.what, about.source, str(len(runs)), f"{own.mean:.3f}", f"{fmean(last):.2f}"]
+        cells = [name, about.what, about.source, str(len(runs)), f"{own:.3f}", f"{fmean(last):.2f}"]
         if name == BASELINE:
             cells += ["1", "-"]
         else:
@@ -310,12 +310,20 @@ def main() -> None:
             else pool.submit(measured, known.task, lever, seed): (lever, seed)
             for lever, seed in missing
         }
+        failed = 0
         for future in as_completed(futures):
             lever, seed = futures[future]
-            curve = future.result()
+            try:
+                curve = future.result()
+            except Exception as error:  # noqa: BLE001  # the other runs go on
+                failed += 1
+                print(f"{lever} seed {seed} failed: {error!r}", file=sys.stderr, flush=True)
+                continue
             kept.setdefault(lever, {})[str(seed)] = curve
             write(results)
             print(f"{lever} seed {seed}: area {area(curve):.3f}, {curve['held_out']}", flush=True)
+    if failed:
+        raise SystemExit(f"{failed} of {len(missing)} runs failed: start the command again to repeat them")
 
 
 if __name__ == "__main__":

@@ -24,14 +24,14 @@ os.dup2(2, 1)  # what the libraries print is no answer
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
-def right(text, tool, order):
+def right(text, tool, arguments):
     """1 if the first tool call of an answer is the right one, else 0."""
     body = text.partition(OPEN)[2].partition(CLOSE)
     try:
         call = json.loads(body[0]) if body[1] else {}
     except ValueError:
         return 0.0
-    return float(isinstance(call, dict) and call.get("name") == tool and call.get("arguments") == {"order": order})
+    return float(isinstance(call, dict) and call.get("name") == tool and call.get("arguments") == arguments)
 
 
 class Measuring(TrainerCallback):
@@ -62,7 +62,9 @@ class Measuring(TrainerCallback):
         )
         model.train()
         texts = self.tokenizer.batch_decode(answers[:, longest:])
-        return sum(right(text, row["tool"], row["order"]) for text, row in zip(texts, rows, strict=True)) / len(rows)
+        return sum(right(text, row["tool"], row["arguments"]) for text, row in zip(texts, rows, strict=True)) / len(
+            rows
+        )
 
 
 def main():
@@ -74,9 +76,9 @@ def main():
         assert tokenizer(row["prompt"])["input_ids"] == list(row["prompt_ids"]), row["prompt"]
         del row["prompt_ids"]
 
-    def reward(completion_ids, tool, order, **others) -> list[float | None]:
+    def reward(completion_ids, tool, arguments, **others) -> list[float | None]:
         texts = tokenizer.batch_decode(completion_ids)
-        return [right(*each) for each in zip(texts, tool, order, strict=True)]
+        return [right(*each) for each in zip(texts, tool, arguments, strict=True)]
 
     measuring = Measuring(job, tokenizer)
     with tempfile.TemporaryDirectory() as folder:

@@ -6,7 +6,8 @@
 A run trains one policy from nothing. Its area is the mean over rollouts of the success on held-out requests, sampled at temperature 1
 (trapezoids between measurements). A lever and the baseline are compared seed by seed: same requests, same order, same initial LoRA.
 Each run that ends is kept in `results/sample_efficiency.json`, and is not run again. `--render` writes the page and the picture.
-`--levers trl` runs TRL's GRPOTrainer in the environment of `--trl-python`.
+`--levers trl` runs TRL's GRPOTrainer in the environment of `--trl-python`. It has sampled there, and no step of it has ended yet: with
+triton installed and no GPU, TRL 1.15's own kernel fails. The task `quickstart` has not been run to its end either.
 """
 
 from __future__ import annotations

@@ -20,6 +20,10 @@ from offbook.base.extras import install_source
 from offbook.base.http_access import KEY_VARIABLE
 from offbook.base.types import Json
 
+SKY_VERSION = "0.14"
+"""The minor version of SkyPilot that was tested."""
+SKY_INSTALL = "uv tool install 'skypilot[aws]==0.14.1'"
+"""Installs it in an environment of its own."""
 SERVER_PORT = 8000
 """Port of the server on the machine, on loopback."""
 STOP_MINUTES = 5
@@ -186,8 +190,8 @@ def sky(*words: str, env: Mapping[str, str] | None = None, timeout: float | None
         )
     except FileNotFoundError as error:
         raise BackendError(
-            "the command `sky` is not installed: `uv tool install 'skypilot[aws]==0.14.1'`, with your cloud in the "
-            "brackets, in an environment of its own, since its packages exclude the server's"
+            f"the command `sky` is not installed: `{SKY_INSTALL}`, with your cloud in the brackets, "
+            "in an environment of its own, since its packages exclude the server's"
         ) from error
     except subprocess.TimeoutExpired as error:
         raise BackendError(f"`sky {words[0]}` did not answer within {timeout:g} s") from error

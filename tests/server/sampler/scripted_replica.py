@@ -16,6 +16,7 @@ from typing import Any
 
 import uvicorn
 
+from offbook.engine.inference.vllm import command
 from offbook.testing import ScriptedCompletion, ScriptedSampler
 from offbook.testing.asgi import send_json
 
@@ -68,7 +69,12 @@ def listening(words: list[str]) -> None:
     parser = argparse.ArgumentParser()
     for name in ("--host", "--notes", "--port"):
         parser.add_argument(name)
+    parser.add_argument("--parent-pid", type=int)
     options, _ = parser.parse_known_args(words)
+    if options.parent_pid is not None:  # below vLLM's real starter, which ends it
+        command.API_SERVER = "tests.server.sampler.scripted_replica"
+        ours = [f"--{name}={getattr(options, name)}" for name in ("host", "notes")]
+        sys.exit(command.run([*ours, "--port", options.port], {}, options.parent_pid))
     replica: Any = NotingReplica(notes=Path(options.notes))
     app = with_key(replica, os.environ["VLLM_API_KEY"])
     print(f"scripted vLLM {os.getpid()} listens")

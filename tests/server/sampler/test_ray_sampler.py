@@ -77,19 +77,21 @@ def adapter(folder: Path, step: int) -> Path:
     return path
 
 
-def engines() -> list[psutil.Process]:
-    """The scripted vLLMs below the cluster's workers."""
+def engines(folder: Path) -> list[psutil.Process]:
+    """The starters of the scripted vLLMs of a test, and then those, wherever they run."""
     found: list[psutil.Process] = []
-    for process in psutil.Process().children(recursive=True):
+    for process in psutil.process_iter():
         try:
-            found += [process] if MODULE in process.cmdline() else []
+            words = process.cmdline()
         except psutil.Error:
             continue
-    return found
+        found += [process] if MODULE in words and any(str(folder) in word for word in words) else []
+    return sorted(found, key=lambda process: "--parent-pid" not in process.cmdline())
 
 
-def engine_of(number: int) -> psutil.Process:
-    return next(process for process in engines() if any(f"notes-{number}" in word for word in process.cmdline()))
+def engine_of(folder: Path, number: int) -> psutil.Process:
+    """The starter of a replica."""
+    return next(one for one in engines(folder) if any(f"notes-{number}" in word for word in one.cmdline()))
 
 
 async def test_of_two_actors_one_is_killed_under_load_and_only_its_begun_streams_fail_and_its_adapters_are_back(
@@ -98,7 +100,7 @@ async def test_of_two_actors_one_is_killed_under_load_and_only_its_begun_streams
     first, second = adapter(tmp_path, 1), adapter(tmp_path, 2)
     async with replicas(tmp_path) as pool:
         await pool.adapters.load("agent@1", first)
-        victim, other = engine_of(0), engine_of(1)
+        victim, other = engine_of(tmp_path, 0), engine_of(tmp_path, 1)
         begun: set[int] = set()
         streams = [asyncio.create_task(streamed(pool, n, begun)) for n in range(100, 124)]
         whole = [asyncio.create_task(pool.calls.post(call(n), trajectory=f"t{n}")) for n in range(24)]
@@ -117,13 +119,13 @@ async def test_of_two_actors_one_is_killed_under_load_and_only_its_begun_streams
         for member in pool.members:
             await member.ready()
         assert [member.restarts for member in pool.members] == [1, 0]
-        assert engine_of(0).pid != victim.pid and engine_of(1).pid == other.pid
+        assert engine_of(tmp_path, 0).pid != victim.pid and engine_of(tmp_path, 1).pid == other.pid
         loads = [note for note in notes(tmp_path, 0) if "load_lora" in note]
         assert loads == ["/v1/load_lora_adapter agent@1"] * 2 + ["/v1/load_lora_adapter agent@2"]
         retried = [await pool.calls.post(call(n, model="agent@2"), trajectory=f"t{n}") for n in range(100, 124)]
         assert {reply.status for reply in retried} == {200}
         assert all(count_of(tmp_path, "call", "agent@2", of=number) for number in range(2))
-    assert not engines()
+    await until(lambda: not engines(tmp_path))
 
 
 async def test_a_replica_loads_a_copy_on_its_own_disk_which_is_removed_with_the_adapter(tmp_path: Path) -> None:
@@ -141,7 +143,7 @@ async def test_a_replica_loads_a_copy_on_its_own_disk_which_is_removed_with_the_
             await pool.adapters.load("agent@9", tmp_path / "missing")
         await pool.adapters.load("agent@2", adapter(tmp_path, 2))
         shutil.rmtree(tmp_path / "checkpoints" / "0002")
-        engine_of(0).kill()  # the engine alone: its actor is replaced with it
+        engine_of(tmp_path, 0).kill()  # the engine alone: its actor is replaced with it
         await until(lambda: pool.members[0].restarts == 1)
         await pool.members[0].ready()
         assert "agent@2" not in pool.members[0].adapters.loaded  # its checkpoint is gone; the replica is back
@@ -178,7 +180,7 @@ async def test_a_replica_that_cannot_start_fails_the_start_with_the_reason(
             await sampler.started()
     finally:
         await sampler.stop()
-    assert not engines()
+    await until(lambda: not engines(tmp_path))
 
 
 async def test_a_cluster_without_room_is_told_while_the_replica_waits(
@@ -188,7 +190,7 @@ async def test_a_cluster_without_room_is_told_while_the_replica_waits(
     sampler = replica(tmp_path, 0, gpus=2)
     sampler.start()
     try:
-        await until(lambda: "waits for a machine of the Ray cluster with 1 free CPU and 2 free GPU" in caplog.text)
+        await until(lambda: "it needs a machine with 1 free CPU and 2 free GPU" in caplog.text)
         assert sampler.state == "starting" and sampler.detail is not None
     finally:
         await sampler.stop()
@@ -217,8 +219,10 @@ async def test_an_engine_ends_with_a_server_that_is_killed(tmp_path: Path) -> No
     assert server.stdout is not None
     async with asyncio.timeout(120):
         url = (await server.stdout.readline()).decode().strip()
-    engine = next(process for process in engines() if any("notes-0" in word for word in process.cmdline()))
+    family = engines(tmp_path)
+    assert len(family) == 2
     assert url.startswith("http://")
     server.kill()
     await server.wait()
-    await asyncio.to_thread(engine.wait, 30)
+    _, alive = await asyncio.to_thread(psutil.wait_procs, family, 30)
+    assert not alive

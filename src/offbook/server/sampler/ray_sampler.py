@@ -29,6 +29,8 @@ KEY_VARIABLE = "VLLM_API_KEY"
 """Environment variable of the engine with the key that calls must have."""
 WAIT_NOTICE = 20.0
 """Seconds without a place for a replica after which the log says what it waits for."""
+KILLS_CHILDREN = "RAY_kill_child_processes_on_worker_exit"
+"""Ray's setting by which an actor that ends kills its children, but not theirs: vLLM's starter could then not end vLLM."""
 CONCURRENT = 16
 """Methods of an actor that run at once: one waits for the engine's end."""
 
@@ -108,6 +110,7 @@ class RaySampler(ChildSampler):
         """A new actor, which Ray places as soon as a machine has room."""
         wanted: dict[str, Any] = {"num_cpus": self._placement.cpus, "num_gpus": self._placement.gpus}
         options = wanted | {"scheduling_strategy": "SPREAD", "max_concurrency": CONCURRENT, "max_restarts": 0}
+        options |= {"runtime_env": {"env_vars": {KILLS_CHILDREN: "0"}}}
         return ray_module().remote(EngineActor).options(**options).remote()
 
     async def _place(self, actor: Any, engine: RemoteEngine) -> EnginePlace:
@@ -117,8 +120,8 @@ class RaySampler(ChildSampler):
             await asyncio.wait([starting], timeout=WAIT_NOTICE)
             if not starting.done():
                 self._detail = (
-                    f"{self._title} waits for a machine of the Ray cluster with {self._placement.cpus:g} free CPU and "
-                    f"{self._placement.gpus} free GPU"
+                    f"{self._title} has not started on the Ray cluster after {WAIT_NOTICE:g} s: it needs a machine with "
+                    f"{self._placement.cpus:g} free CPU and {self._placement.gpus} free GPU"
                     + (" (on CPUs alone: --device cpu)" if self._placement.gpus else "")
                 )
                 logger.warning("%s", self._detail)

@@ -38,7 +38,7 @@ class TemporaryFolder:
         while True:
             self.path = Path(tempfile.mkdtemp(prefix=f"offbook-{kind}."))
             try:
-                lock = _locked(self.path)
+                lock = locked(self.path)
             except (BlockingIOError, FileNotFoundError):  # another start took it for abandoned before it was locked
                 continue
             if self.path.exists():
@@ -70,7 +70,7 @@ def remove_abandoned() -> None:
         with suppress(FileNotFoundError, BlockingIOError):  # removed by its process meanwhile, or in use
             facts = path.lstat()
             if stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid():
-                lock = _locked(path)
+                lock = locked(path)
                 if lock is not None:
                     _remove_locked(path, lock)
 
@@ -101,7 +101,7 @@ def _release(lock: int | None) -> None:
         os.close(lock)
 
 
-def _locked(path: Path) -> int | None:
+def locked(path: Path) -> int | None:
     """A descriptor that holds the folder's lock; None where the system has no locks. Raises BlockingIOError if another
     process holds it, and OSError."""
     if fcntl is None:

@@ -210,8 +210,9 @@ class ForkRequest(Wire):
 
 
 class LogRequest(Wire):
-    """The user's own metrics, stored with the model."""
+    """The user's own metrics, stored with the model. An `id` that the model's log has already changes nothing."""
 
+    id: Name | None = None
     split: str = Field(default="val", min_length=1, max_length=64)
     step: int | None = Field(default=None, ge=0, lt=2**31)
     metrics: dict[str, FiniteFloat] = Field(default_factory=dict)

@@ -24,7 +24,6 @@ from offbook.base.types import (
     TrajectoryGroup,
     call_ref,
 )
-from offbook.base.wire import LogRequest
 from offbook.client.backend import train_groups
 from offbook.client.connection.http import Api
 from offbook.client.model import TrainableModel
@@ -239,36 +238,6 @@ async def log_to_each(
     for model in reversed(models):
         known = await _known_to(await model.api(), groups) if several else groups
         await model.log(known, metrics=metrics, split=split, step=steps[model.name])
-
-
-async def log_spent(
-    model: TrainableModel, groups: Sequence[TrajectoryGroup], step: int, spent: Mapping[str, float]
-) -> None:
-    """Log the tokens and costs of other LLMs for rollouts of a step with the model; the dashboard shows them.
-
-    Call it when the rollouts are stored and before they are trained: what was paid is then known after a kill.
-    """
-    if not spent:
-        return
-    first = next((trajectory.id for group in groups for trajectory in group), None)
-    ids = (first,) if first is not None else ()  # the server reads the run from it
-    await (await model.api()).log(
-        model.name, LogRequest(split="train", step=step, metrics=dict(spent), trajectory_ids=ids)
-    )
-
-
-async def log_spent_after(
-    error: BaseException,
-    model: TrainableModel,
-    groups: Sequence[TrajectoryGroup],
-    step: int,
-    spent: Mapping[str, float],
-) -> None:
-    """`log_spent` for rollouts whose judging ended with `error`. If that fails, `error` gets a note."""
-    try:
-        await log_spent(model, groups, step, spent)
-    except OffbookError as failure:
-        error.add_note(f"What other LLMs cost could not be logged: {type(failure).__name__}: {failure}")
 
 
 def _choices(trajectory: Trajectory) -> Iterator[Choice]:

@@ -47,8 +47,6 @@ from .messages import (
 from .models import (
     check_choices,
     checked_models,
-    log_spent,
-    log_spent_after,
     log_to_each,
     save_rollouts,
     save_rollouts_after,
@@ -61,6 +59,7 @@ from .progress import make_progress
 from .report import ModelReport, Stopped, TrainReport, make_iteration
 from .run import RolloutBatch, Run, Steps, run_name
 from .sink_publisher import SinkPublisher
+from .unlogged_costs import UnloggedCosts, unlogged_costs
 from .update_queue import UpdateQueue, announced
 
 logger = logging.getLogger("offbook")
@@ -139,13 +138,16 @@ class Trainer:
         if run.stopped() is Stopped.FINISHED:
             return await self._ended(run, Stopped.NOTHING_LEFT)
         await self._publisher.started(run.id, started[self.model.name])
-        with run.progress, budget(self.options.max_cost) as run.spending:
-            run.progress.say(watch_line(self.models, run.id))
-            try:
-                stopped = await announced(self._iterate(run), lambda: run.progress.say(interrupted_line(run)))
-            finally:
-                for line in self._publisher.close():
-                    run.progress.say(line)
+        async with unlogged_costs(self.model) as costs:
+            with run.progress, budget(self.options.max_cost, file=costs) as run.spending:
+                run.progress.say(watch_line(self.models, run.id))
+                try:
+                    stopped = await announced(
+                        self._iterate(run, costs), lambda: run.progress.say(interrupted_line(run))
+                    )
+                finally:
+                    for line in self._publisher.close():
+                        run.progress.say(line)
         return await self._ended(run, stopped)
 
     @names_checked("Trainer.evaluate")
@@ -169,8 +171,9 @@ class Trainer:
         run = self.options.run or run_name("eval", self.model.name)
         await self._publisher.started(run, await self.model.get_step())
         try:
-            with budget(self.options.max_cost):
-                evaluation = await self._evaluate(chosen, temperature, rollouts, run)
+            async with unlogged_costs(self.model) as costs:
+                with budget(self.options.max_cost, file=costs):
+                    evaluation = await self._evaluate(chosen, temperature, rollouts, run, costs)
             if evaluation.failed and not failures_printed():
                 logger.warning(evaluation_failures_line(evaluation))
             return evaluation
@@ -179,7 +182,7 @@ class Trainer:
                 logger.warning(line)
 
     async def _evaluate(
-        self, scenarios: Sequence[object], temperature: float | None, rollouts: int, run: str
+        self, scenarios: Sequence[object], temperature: float | None, rollouts: int, run: str, costs: UnloggedCosts
     ) -> Evaluation:
         """`aevaluate` as a part of run `run`. The server keeps the rollouts even if none is scored."""
         steps = await steps_of(self.models)
@@ -187,6 +190,7 @@ class Trainer:
         place = RolloutPlace(run=run, split=split, step=steps[self.model.name])
         with at_temperature(temperature):
             groups = await self._gather(scenarios, rollouts, self._rollout, place)
+        costs.belong_to(groups, steps[self.model.name])
         self.examine_evaluation(groups)
         if self.options.judge is not None:
             groups = await self._judged(groups, self.options.judge)
@@ -199,6 +203,7 @@ class Trainer:
             await save_rollouts_after(unscored, self.models, groups)
             raise unscored
         await self._publisher.groups(groups, evaluation.step, split)
+        await costs.log(self.model)
         await log_to_each(self.models, groups, evaluation.as_metrics(), split, steps)
         self._publisher.evaluation(evaluation, groups, split)
         return evaluation
@@ -214,31 +219,31 @@ class Trainer:
         """Hook for subclasses: the scenarios of iteration `number`, counted from 0 at the model's step 0."""
         return batch(scenarios, self.options.scenarios_per_step, number, self.options.seed)
 
-    async def _iterate(self, run: Run) -> Stopped:
+    async def _iterate(self, run: Run, costs: UnloggedCosts) -> Stopped:
         """Repeat rollouts and their update until the run is over. With overlap, rollouts start while earlier updates
         run. On an error, it waits for started updates; no task is left running when it raises."""
         updates = UpdateQueue()
         try:
             if line := overlap_line(run.configs().values()):
                 run.progress.say(line)
-            await self._evaluate_new(run)
+            await self._evaluate_new(run, costs)
             while True:
                 if not run.under_way:
                     stopped = run.stopped()
                     if stopped is not None:
                         break
-                    await self._evaluate_due(run)
+                    await self._evaluate_due(run, costs)
                 if not run.may_begin():
                     with run.waiting.running():
                         await updates.one_ended()
                     continue
-                scored = await updates.beside(self._rollouts(run))
+                scored = await updates.beside(self._rollouts(run, costs))
                 if run.evaluation_ahead():
                     await updates.all_ended()
-                await self._evaluate_due(run)
+                await self._evaluate_due(run, costs)
                 run.under_way.append(scored)
                 updates.add(partial(self._update, run, scored))
-            await self._evaluate_new(run)
+            await self._evaluate_new(run, costs)
             return stopped
         except BudgetExceeded as error:
             run.progress.say(f"{error}. Rollouts without rewards are kept on the server")
@@ -254,7 +259,7 @@ class Trainer:
         finally:
             await updates.cancel()
 
-    async def _rollouts(self, run: Run) -> RolloutBatch:
+    async def _rollouts(self, run: Run, costs: UnloggedCosts) -> RolloutBatch:
         """Run the rollouts of the next iteration and compute their rewards."""
         scenarios = await self.next_scenarios(self.scenarios, run.number)
         spent_before = run.spending.by_purpose()
@@ -271,16 +276,12 @@ class Trainer:
             with run.doing(f"{counted(len(scenarios) * self.options.group_size, 'rollout')} with {steps_line(first)}"):
                 place = RolloutPlace(run=run.id, split="train", step=first[self.model.name])
                 groups = await self._gather(scenarios, self.options.group_size, noted, place)
+            costs.belong_to(groups, first[self.model.name])
             if line := self.examine_rollouts(groups):
                 run.progress.say(line)
             if self.options.judge is not None:
                 with run.doing("judging"):
-                    try:
-                        groups = await self._judged(groups, self.options.judge)
-                    except BaseException as error:  # also Ctrl-C: what earlier answers cost is known all the same
-                        spent = run.spending.metrics(spent_before)
-                        await log_spent_after(error, self.model, groups, first[self.model.name], spent)
-                        raise
+                    groups = await self._judged(groups, self.options.judge)
         if not any(trajectory.reward is not None for group in groups for trajectory in group):
             unscored = RolloutError(
                 f"after {steps_line(first)}: no rollout was scored, so nothing can be trained: {unscored_causes(groups)}"
@@ -291,7 +292,7 @@ class Trainer:
         seconds, spent = time.monotonic() - started, run.spending.metrics(spent_before)
         if run.under_way or spent:
             await save_rollouts(self.models, groups)
-        await log_spent(self.model, groups, first[self.model.name], spent)
+        await costs.log(self.model)
         return RolloutBatch(groups, first, began, seconds, run.waiting.taken(), spent)
 
     async def _update(self, run: Run, scored: RolloutBatch) -> None:
@@ -364,17 +365,17 @@ class Trainer:
             trajectory.metrics.update(result.metrics)
         return trajectory
 
-    async def _evaluate_due(self, run: Run) -> None:
+    async def _evaluate_due(self, run: Run, costs: UnloggedCosts) -> None:
         """Evaluate if an intermediate evaluation is due and no update is under way."""
         if not run.under_way and run.evaluation_due():
-            await self._evaluate_new(run)
+            await self._evaluate_new(run, costs)
 
-    async def _evaluate_new(self, run: Run) -> None:
+    async def _evaluate_new(self, run: Run, costs: UnloggedCosts) -> None:
         """Evaluate greedily, if there are `eval` scenarios and the current steps were not evaluated yet. No update may
         be under way, so that all rollouts use the same steps."""
         if self._eval and (not run.evaluations or run.evaluations[-1].steps != run.current):
             with run.doing(f"evaluating {steps_line(run.current)} on {counted(len(self._eval), 'scenario')}"):
-                run.evaluations.append(await self._evaluate(self._eval, 0.0, 1, run.id))
+                run.evaluations.append(await self._evaluate(self._eval, 0.0, 1, run.id, costs))
             run.progress.say(evaluation_line(run.evaluations[-1]))
             for line in failure_lines(run.new_failures(run.evaluations[-1].failures)):
                 run.progress.say(line)

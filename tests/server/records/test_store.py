@@ -316,6 +316,15 @@ async def test_train_requests_and_logs_are_kept(store: Store) -> None:
     assert await store.logs("n") == []
 
 
+async def test_a_log_with_the_id_of_another_of_the_model_is_the_same_log(store: Store) -> None:
+    first, second, other = (LogRequest(id=name, metrics={"x": 1.0}) for name in ("run_1", "run-1", "run_1"))
+    await asyncio.gather(*(store.add_log("m", entry) for entry in (first, second, other)))
+    await store.add_log("m", first)
+    assert await store.logs("m") == [first, second]
+    await store.add_log("n", first)
+    assert await store.logs("n") == [first]
+
+
 async def test_a_bad_row_does_not_take_its_neighbours_with_it(store: Store) -> None:
     good, twice = [a_call(f"t-{index}") for index in range(10)], a_call("same-id")
     await store.add_call(twice)

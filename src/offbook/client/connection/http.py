@@ -112,8 +112,8 @@ class Api:
         )
 
     async def log(self, name: str, request: LogRequest) -> None:
-        """Store metrics with the model."""
-        await self._ask("POST", f"{_path(name)}/log", request, repeat=False)
+        """Store metrics with the model. A request with an `id` is sent again while nothing answers."""
+        await self._ask("POST", f"{_path(name)}/log", request, repeat=request.id is not None)
 
     async def logs(self, name: str) -> list[LogRequest]:
         """Everything logged with the model, oldest first."""

@@ -387,9 +387,15 @@ def _continue_clock(connection: Connection, where: str) -> None:
 
 def _add_logs(connection: Connection, batch: Sequence[tuple[str, LogRequest]]) -> list[OffbookError | None]:
     now = clock.now()
-    rows = [{"model": model, "created_at": now, "body": entry.model_dump_json()} for model, entry in batch]
-    connection.execute(insert(logs), rows)
+    for model, entry in batch:
+        if entry.id is None or not _has_log(connection, model, entry.id):
+            connection.execute(insert(logs).values(model=model, created_at=now, body=entry.model_dump_json()))
     return [None] * len(batch)
+
+
+def _has_log(connection: Connection, model: str, entry_id: str) -> bool:
+    similar = select(logs.c.body).where(logs.c.model == model, logs.c.body.contains(f'"{entry_id}"', autoescape=True))
+    return any(LogRequest.model_validate_json(row.body).id == entry_id for row in connection.execute(similar))
 
 
 def _with_key(connection: Connection, trajectory_id: str, key: str) -> Call | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import time
 
 import jsonschema
 import pytest
@@ -17,6 +18,7 @@ from offbook_mcp.scenarios.harvest import Leaf, singular, words_of
 from offbook_mcp.scenarios.sampler import ArgumentSampler
 from offbook_mcp.tools.tool import Schema, ServerDescription, ServerTool, ToolKind
 from offbook_mcp.tools.toolset import ModelTool, make_toolset
+from offbook_mcp.tools.validity import checker
 
 TEXT: Schema = {"type": "string"}
 
@@ -120,6 +122,16 @@ def test_a_nested_date_is_drawn_in_the_format_of_its_example() -> None:
 def test_a_schema_that_cannot_be_applied_accepts_everything() -> None:
     assert drawn(with_property({"type": "string", "pattern": r"^\p{L}+$"}), times=3)
     assert drawn({"properties": {"a": {"$ref": "https://example.com/schema.json"}}, "required": ["a"]}, times=3)
+
+
+def test_a_pattern_that_takes_ages_is_searched_once_and_then_accepts_everything() -> None:
+    accepts, began = checker({"properties": {"a": {"pattern": "^(a|aa)+$"}}}), time.process_time()
+    assert all(accepts({"a": "a" * 60 + "!"}) for _ in range(30))
+    assert time.process_time() - began < 10
+
+
+def test_no_text_is_made_of_a_pattern_whose_nested_repeats_would_make_it_endless() -> None:
+    assert drawn(with_property({"type": "string", "pattern": r"^\w*((((((a+)*)*)*)*)*)*$"}), times=3)
 
 
 async def test_a_tool_whose_schema_accepts_nothing_is_left_out_by_name() -> None:

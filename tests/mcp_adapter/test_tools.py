@@ -340,3 +340,18 @@ async def test_an_answer_that_breaks_its_own_output_schema_is_an_error_the_model
     async with ServerPool(Target.parse(server)) as pool, pool.rollout() as tools:
         answer = await tools.call("sloppy", {})
     assert answer.is_error and "output schema" in answer.text
+
+
+async def test_an_output_schema_with_a_slow_pattern_holds_up_nothing() -> None:
+    server = notes_server.make()
+
+    @server.tool()
+    def slow() -> dict[str, str]:
+        """Returns a text that its pattern fails on in 2 to the power of 40 ways."""
+        return {"n": "a" * 60 + "!"}
+
+    schema = {"type": "object", "properties": {"n": {"type": "string", "pattern": "^(a|aa)+$"}}, "required": ["n"]}
+    server._tool_manager.get_tool("slow").fn_metadata.output_schema = schema  # type: ignore[union-attr]
+    async with ServerPool(Target.parse(server)) as pool, pool.rollout() as tools:
+        answer = await tools.call("slow", {})
+    assert not answer.is_error and "aaaa!" in answer.text

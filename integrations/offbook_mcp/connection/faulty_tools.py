@@ -60,7 +60,7 @@ def _without_faulty(listed: HandlerResult, link: Link) -> HandlerResult:
     )
     if not isinstance(result, dict) or not isinstance(tools := result.get("tools"), list):
         return listed
-    return {**result, "tools": [tool for tool in cast(list[object], tools) if _is_sound(tool, link)]}
+    return {**result, "tools": [_timely(tool) for tool in cast(list[object], tools) if _is_sound(tool, link)]}
 
 
 class _SoundListings:
@@ -102,8 +102,28 @@ class _SoundListings:
         listed = item.message.result.get("tools")
         if isinstance(listed, list):
             tools = cast(list[object], listed)
-            item.message.result["tools"] = [tool for tool in tools if _is_sound(tool, self._link)]
+            item.message.result["tools"] = [_timely(tool) for tool in tools if _is_sound(tool, self._link)]
         return item
+
+
+def _timely(tool: object) -> object:
+    """A tool's definition, its output schema without patterns: the SDK checks results in the event loop, without a time
+    limit for them."""
+    fields = cast(dict[str, object], tool)
+    return {**fields, "outputSchema": _without_patterns(fields["outputSchema"])} if "outputSchema" in fields else tool
+
+
+def _without_patterns(schema: object) -> object:
+    """Keywords that a missing `patternProperties` would make stricter go with it."""
+    if isinstance(schema, list):
+        return [_without_patterns(one) for one in cast(list[object], schema)]
+    if not isinstance(schema, dict):
+        return schema
+    fields = cast(dict[str, object], schema)
+    gone = {"pattern"} if isinstance(fields.get("pattern"), str) else set[str]()
+    if isinstance(fields.get("patternProperties"), dict):
+        gone |= {"patternProperties", "additionalProperties", "unevaluatedProperties"}
+    return {name: _without_patterns(value) for name, value in fields.items() if name not in gone}
 
 
 def _is_sound(tool: object, link: Link) -> bool:

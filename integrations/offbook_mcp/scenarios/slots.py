@@ -11,7 +11,9 @@ from itertools import islice
 from typing import cast
 
 from rstr import Rstr
+from rstr.xeger import STAR_PLUS_LIMIT
 
+from offbook.base.schema_patterns import longest_text
 from offbook_mcp.tools.tool import Schema, ToolKind
 from offbook_mcp.tools.toolset import ModelTool
 from offbook_mcp.tools.validity import checker
@@ -21,6 +23,8 @@ from .harvest import LONGEST_VALUE, Scalar, usable_value, words_of
 from .listed_values import values_for
 
 _STEP = re.compile(r"\[\]|[^.\[\]]+")
+_LONGEST_MATCH = 10_000
+"""Limit in characters of a text that a pattern describes."""
 _MOST_SCHEMAS = 64
 """Limit on the schemas at one place of a path: references can be recursive."""
 
@@ -324,6 +328,8 @@ def _matching(pattern: str, seed: str) -> list[Scalar]:
     """Some texts that match a regular expression; none for one that Python does not know."""
     made = Rstr(random.Random(seed))
     try:
+        if longest_text(pattern, STAR_PLUS_LIMIT) > _LONGEST_MATCH:
+            return []
         texts = [made.xeger(pattern) for _ in range(30)]
     except (re.error, ValueError, KeyError, OverflowError, RecursionError):
         return []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import logging
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -11,7 +11,11 @@ from jsonschema.exceptions import SchemaError
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
+from offbook.base.schema_patterns import SlowPatternError, pattern_time, with_timed_patterns
+
 from .tool import Schema
+
+logger = logging.getLogger("offbook")
 
 _NO_REGISTRY: Any = cast(Any, Registry)()
 """Without remote schemas: jsonschema would download them."""
@@ -23,12 +27,21 @@ def checker(schema: Schema, without: frozenset[str] = frozenset()) -> Callable[[
 
     without: properties of the value whose faults do not count. References out of the schema are not followed.
     """
-    validator = cast(Any, Draft202012Validator)(schema, registry=_NO_REGISTRY, format_checker=_FORMATS)
+    validator = with_timed_patterns(Draft202012Validator)(schema, registry=_NO_REGISTRY, format_checker=_FORMATS)
+    slow = False
 
     def accepts(value: object) -> bool:
+        nonlocal slow
+        if slow:
+            return True
         try:
-            faults: list[Any] = list(validator.iter_errors(value))
-        except (re.error, SchemaError, Unresolvable, RecursionError, TypeError, ValueError, AttributeError):
+            with pattern_time():
+                faults: list[Any] = list(validator.iter_errors(value))
+        except SlowPatternError as error:
+            slow = True  # the next value would take as long
+            logger.warning("a JSON schema is not checked: %s", error)
+            return True
+        except (SchemaError, Unresolvable, RecursionError, TypeError, ValueError, AttributeError):
             return True  # such as a `pattern` in JavaScript's syntax
         return all(_concerns(fault, without) for fault in faults)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib
 import json
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from offbook.base.errors import ConfigError, MissingExtraError
+from offbook.base.schema_patterns import SlowPatternError, compile_pattern, pattern_time, with_timed_patterns
 from offbook.base.types import Json
 
 
@@ -29,23 +29,26 @@ def schema_validator(schema: Mapping[str, Any], where: str) -> Any:
             if name in ("$ref", "$dynamicRef") and isinstance(value, str):
                 resolver.lookup(value)
             for pattern in (value,) if name == "pattern" else value if name == "patternProperties" else ():
-                re.compile(str(pattern))
+                compile_pattern(str(pattern))
     except jsonschema.SchemaError as error:
         raise ConfigError(f"{where}: {error.message}") from error
     except referencing.exceptions.Unresolvable as error:
         raise ConfigError(f"{where}: the reference {error.ref!r} leads to no definition in the schema") from error
-    except re.error as error:
+    except ValueError as error:
         raise ConfigError(f"{where}: a pattern that Python cannot read: {error}") from error
     except RecursionError as error:
         raise ConfigError(f"{where}: nested too deeply") from error
-    return kind(schema, registry=referencing.Registry())
+    return with_timed_patterns(kind)(schema, registry=referencing.Registry())
 
 
 def answer_fault(answer: str, validator: Any = None) -> str:
     """Why a text is no JSON, or does not fit; "" if it does. `validator`: of `schema_validator`."""
     try:
         value: Json = json.loads(answer)
-        fault: Any = None if validator is None else next(validator.iter_errors(value), None)
+        with pattern_time():
+            fault: Any = None if validator is None else next(validator.iter_errors(value), None)
+    except SlowPatternError as error:
+        return f"not checked to the end: {error}"
     except ValueError as error:
         return f"no JSON: {error}"
     except RecursionError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 from offbook.base.adapter_folders import base_of
 from offbook.base.config import LoraOptions
 from offbook.base.errors import ConfigError
+from offbook.base.schema_patterns import SlowPatternError, full_match, pattern_time
 from offbook.base.wire import ForkRequest, ModelState, RegisterRequest
 
 from ...engine.checkpoint_files import ADAPTER, digest
@@ -39,10 +39,13 @@ def check_target_modules(target_modules: str | Sequence[str], layers: Sequence[s
         return
     if isinstance(target_modules, str):
         try:
-            if any(re.fullmatch(target_modules, layer) for layer in layers):
-                return
+            with pattern_time():
+                if any(full_match(target_modules, layer) for layer in layers):
+                    return
             problem = f"the regular expression {target_modules!r} matches no linear layer"
-        except re.error as error:
+        except SlowPatternError as error:
+            problem = str(error)
+        except ValueError as error:
             problem = f"{target_modules!r} is no regular expression ({error})"
         wrong = [target_modules]
     else:

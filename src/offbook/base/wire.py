@@ -23,6 +23,9 @@
 | GET    /api/traces?{TrajectoryQuery} | -> TracePage: finished trajectories with their calls, without token arrays |
 | POST   /api/train | TrainRequest -> server-sent events, each a TrainEvent; the last is `result` or `error` |
 | GET    /api/train/{request id} | -> TrainStatus |
+| GET    /api/takeover | -> TakeoverState |
+| POST   /api/takeover/plan, /start | TakeoverPlan -> TakeoverState |
+| POST   /api/takeover/approve, /stop | -> TakeoverState |
 
 Errors have OpenAI's shape: {"error": {"message", "type", "param", "code"}}.
 """

@@ -32,6 +32,7 @@ OWN: Final = {
     "improve": "improve:improve",
     "judge-check": "judge_check:judge_check",
     "serve": "serve:serve",
+    "takeover": "takeover:app",
     "ui": "ui:ui",
     "runs": "runs:runs",
     "show": "runs:show_records",

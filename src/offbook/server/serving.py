@@ -41,6 +41,7 @@ from .records.running_time import RunningTime
 from .records.store import Store
 from .sampler.engine_choice import EngineChoice, choose
 from .services import Services
+from .takeover.takeover import Takeover
 from .training.archives import Archives
 from .training.history import TrainHistory
 from .training.jobs import JobFolders
@@ -175,7 +176,9 @@ async def _upstream(options: ServerOptions, store: Store, recorder: Recorder) ->
     )
     traffic = RouteTraffic(options.route, model, policy, store, recorder.sampled)
     await traffic.open()
-    return UpstreamGateway(traffic)
+    takeover = Takeover(options.route, store)
+    await takeover.open()
+    return UpstreamGateway(traffic, takeover)
 
 
 def _learner(options: ServerOptions, engine: EngineChoice, base: BaseModelPath) -> LearnerClient:

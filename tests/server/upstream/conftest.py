@@ -15,10 +15,11 @@ from offbook.base.wire import RolloutTrace, RouteState, TracePage
 from offbook.server.http import app
 from offbook.server.http.auth import Guard
 from offbook.server.services import Services
+from offbook.server.takeover.takeover import Takeover
 from offbook.server.upstream.address import upstream_model
 from offbook.server.upstream.passing import UpstreamGateway
 from offbook.server.upstream.traffic import RecordingPolicy, RouteTraffic
-from offbook.testing import scripted_sampler
+from offbook.testing import ScriptedSampler, scripted_sampler
 from offbook.testing.asgi import serving
 from offbook.testing.server import services_over
 from tests.fakes.paid_api import PaidApi
@@ -33,6 +34,7 @@ class Passing:
     paid: PaidApi
     services: Services
     gateway: UpstreamGateway
+    sampler: ScriptedSampler
 
     async def chat(self, text: str = "Where is box 4821?", thread: str | None = None, **body: Any) -> httpx.Response:
         asked = {"model": "gpt-4.1", "messages": [{"role": "user", "content": text}]} | body
@@ -76,13 +78,15 @@ def passing(tmp_path: Path) -> Opening:
                 "desk", address, RecordingPolicy(share, **policy), services.store, services.recorder.sampled
             )
             await traffic.open()
-            gateway = UpstreamGateway(traffic)
+            takeover = Takeover("desk", services.store)
+            await takeover.open()
+            gateway = UpstreamGateway(traffic, takeover)
             own = replace(services, upstream=gateway)
             async with (
                 serving(app.build(own, guard or Guard(None))) as url,
                 httpx.AsyncClient(base_url=f"{url}/r/desk", timeout=20, trust_env=False) as http,
             ):
-                yield Passing(url, http, paid, own, gateway)
+                yield Passing(url, http, paid, own, gateway, sampler)
                 await gateway.close()
 
     return opened

@@ -14,6 +14,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from offbook.base.backoff import Backoff
 from offbook.base.config import Name
 from offbook.base.errors import ConfigError, ServerError, UnreachableError
+from offbook.base.takeovers import TakeoverPlan, TakeoverState
 from offbook.base.types import Json
 from offbook.base.wire import (
     FINISHED_AT_ONCE,
@@ -197,6 +198,17 @@ class Api:
         return self._read(
             TrajectoryWithCalls.model_validate, await self._ask("GET", f"/api/trajectories/{trajectory_id}")
         )
+
+    async def takeover_state(self) -> TakeoverState:
+        """The takeover of the server's route, with every decision."""
+        return self._read(TakeoverState.model_validate, await self._ask("GET", "/api/takeover"))
+
+    async def takeover(
+        self, action: Literal["plan", "start", "approve", "stop"], plan: TakeoverPlan | None = None
+    ) -> TakeoverState:
+        """Plan or start a takeover, let its next stage begin, or stop it."""
+        answer = await self._ask("POST", f"/api/takeover/{action}", plan, repeat=False)
+        return self._read(TakeoverState.model_validate, answer)
 
     async def _ask(
         self,

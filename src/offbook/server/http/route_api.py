@@ -8,6 +8,7 @@ from offbook.base import clock
 from offbook.base.personal_data import mask_personal
 from offbook.base.wire import FeedbackRequest, FeedbackResult, RouteState
 
+from ..errors import ApiError
 from ..records.feedback import Feedback, add_feedback
 from ..services import ServicesDep
 from ..upstream.threads import trajectory_id
@@ -24,7 +25,16 @@ async def feedback(request: FeedbackRequest, services: ServicesDep) -> FeedbackR
         name = trajectory_id(request.route or services.options.route, request.thread_id)
     if request.comment is not None and not services.options.keep_personal:
         request = request.model_copy(update={"comment": mask_personal(request.comment)})
-    return await services.store.write(add_feedback, Feedback(request, name, clock.now()))
+    first = None
+    if services.upstream is not None:
+        trajectory = name or str(request.call_id).rpartition(".")[0]
+        first = await services.upstream.takeover.score(trajectory, request.name, request.score)
+    try:
+        return await services.store.write(add_feedback, Feedback(request, name, clock.now()))
+    except ApiError as error:
+        if first is None or error.status != 404 or name is None:
+            raise
+        return FeedbackResult(trajectory_id=name, reward=request.score, changed=first)  # not recorded, and compared
 
 
 @router.get("/api/routes")

@@ -22,6 +22,8 @@ from offbook.base.wire import CALL_HEADER, TRAJECTORY_HEADER
 from ..calls.chat_exchange import until_disconnected
 from ..errors import ApiError
 from ..http.model_paths import found_path, refusal_body
+from ..takeover.small_answers import SmallAnswer, SmallModel
+from ..takeover.takeover import Takeover
 from .address import AUTHORIZATION
 from .threads import position, thread_of, trajectory_id
 from .traffic import PassedCall, RouteTraffic
@@ -46,11 +48,12 @@ CONNECT_SECONDS, IDLE_SECONDS = 10.0, 4.0
 
 
 class UpstreamGateway:
-    """The connections to a paid model, and the traffic that went through them."""
+    """The connections to a paid model, the traffic that went through them, and the takeover by a small model."""
 
-    def __init__(self, traffic: RouteTraffic) -> None:
+    def __init__(self, traffic: RouteTraffic, takeover: Takeover) -> None:
         """Needs a running event loop."""
         self.traffic = traffic
+        self.takeover = takeover
         self.session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=CONNECTIONS, keepalive_timeout=IDLE_SECONDS),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
@@ -64,6 +67,7 @@ class UpstreamGateway:
         """Close the connections, then finish reading and recording."""
         await self.session.close()
         await self.traffic.close()
+        await self.takeover.close()
 
 
 class UpstreamCalls:
@@ -72,6 +76,7 @@ class UpstreamCalls:
     def __init__(self, app: ASGIApp, gateway: UpstreamGateway) -> None:
         self._app = app
         self._gateway = gateway
+        self._small = SmallModel(app, gateway.takeover, gateway.traffic.recorded)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         match = BELOW.fullmatch(scope["path"]) if scope["type"] == "http" else None
@@ -81,7 +86,7 @@ class UpstreamCalls:
             call = await self._opened(match, Request(scope, receive))
         except ApiError as error:
             return await JSONResponse(refusal_body(match["path"], error), error.status)(scope, receive, send)
-        passing = asyncio.create_task(self._pass(call, match["path"], scope, receive, send))
+        passing = asyncio.create_task(self._answer(call, match["path"], scope, receive, send))
         leaving = asyncio.create_task(until_disconnected(receive))
         try:
             await asyncio.wait({passing, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -114,6 +119,35 @@ class UpstreamCalls:
             call.trajectory_id = trajectory_id(traffic.name, name)
             call.id = f"{call.trajectory_id}.{call.id.removeprefix('call-')[:16]}"
         return call
+
+    async def _answer(self, call: PassedCall, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """The answer of the small model if the call is its own and it answers, else of the upstream."""
+        if not call.counted or not self._small.takeover.active:
+            return await self._pass(call, path, scope, receive, send)
+        stage = self._small.takeover.stage
+        if self._small.chosen(call, path):
+            answer = await self._small.answer(call, path, scope)
+            seconds = clock.end_of(call.started_at) - call.started_at
+            call.on_cost = stage.add_small_cost
+            if answer.failure is None:
+                call.small = (self._small.takeover.state.model, self._small.price)
+            stage.add_call(seconds, answer.failure)
+            self._small.takeover.decide()
+            if answer.failure is None:
+                return await self._send_small(call, answer, send)
+        else:
+            call.on_cost = stage.add_paid_cost
+        await self._pass(call, path, scope, receive, send)
+        self._small.shadow(call, path, scope)
+
+    async def _send_small(self, call: PassedCall, answer: SmallAnswer, send: Send) -> None:
+        call.status, call.answer, call.ended_at = answer.status, [answer.body], clock.end_of(call.started_at)
+        headers = [*answer.headers, *_call_headers(call)]
+        try:
+            await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+            await send({"type": "http.response.body", "body": answer.body, "more_body": False})
+        finally:
+            self._gateway.traffic.note(call)
 
     async def _pass(self, call: PassedCall, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
@@ -165,11 +199,7 @@ class UpstreamCalls:
             for name, value in response.raw_headers
             if name.lower() == b"content-length" or name.decode("latin-1").lower() not in _HOP
         ]
-        if call.trajectory_id is not None:
-            headers += [
-                (CALL_HEADER.encode(), call.id.encode()),
-                (TRAJECTORY_HEADER.encode(), call.trajectory_id.encode()),
-            ]
+        headers += _call_headers(call)
         call.streamed = "content-length" not in response.headers
         size = 0
         await send({"type": "http.response.start", "status": response.status, "headers": headers})
@@ -183,3 +213,9 @@ class UpstreamCalls:
                 call.answer.append(piece)
             await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _call_headers(call: PassedCall) -> list[tuple[bytes, bytes]]:
+    if call.trajectory_id is None:
+        return []
+    return [(CALL_HEADER.encode(), call.id.encode()), (TRAJECTORY_HEADER.encode(), call.trajectory_id.encode())]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import orjson
@@ -15,6 +15,9 @@ from offbook.base.errors import OffbookError
 from offbook.base.personal_data import mask_personal
 from offbook.base.redaction import redact
 from offbook.base.types import CallStatus, CallTrace, OutputTrace
+from offbook.llms.answer import Tokens
+from offbook.llms.options import Price
+from offbook.llms.prices import cost_of
 from offbook.openai_dialect.chat_answer import Answer
 from offbook.supervised.masking import Masking
 
@@ -60,7 +63,8 @@ class RecordingPolicy:
 @dataclass
 class PassedCall:
     """A call whose answer has been sent. `trajectory_id=None`: it is not recorded. `answer=None`: too large to be read.
-    `counted=False`: no call of a model, such as a list of models."""
+    `counted=False`: no call of a model, such as a list of models. `small`: the model of this server that answered, with its
+    price; its calls are in the takeover's numbers, and not in the sums of what is paid."""
 
     id: str
     dialect: Dialect | None
@@ -75,6 +79,8 @@ class PassedCall:
     cancelled: bool = False
     streamed: bool = False
     counted: bool = True
+    small: tuple[str, Price] | None = None
+    on_cost: Callable[[float | None], None] | None = None
     answer: list[bytes] | None = field(default_factory=list[bytes])
 
     @property
@@ -94,7 +100,7 @@ class RouteTraffic:
         self.policy = policy
         self.counts = RouteCounts()
         self._store = store
-        self._recorded = recorded
+        self.recorded = recorded
         self._queue: asyncio.Queue[PassedCall] = asyncio.Queue()
         self._waiting = 0
         self._key = f"route:{name}"[:64]
@@ -114,7 +120,8 @@ class RouteTraffic:
 
     def note(self, call: PassedCall) -> None:
         """Count a call, and queue it to be read. Returns at once, and never raises."""
-        self.counts.add(call.status, call.ended_at - call.started_at, cancelled=call.cancelled)
+        if call.small is None:
+            self.counts.add(call.status, call.ended_at - call.started_at, cancelled=call.cancelled)
         if call.cancelled or call.status >= 400 or call.answer is None:
             self.counts.uncounted += 1
             if call.trajectory_id is not None:
@@ -163,22 +170,31 @@ class RouteTraffic:
             if call.trajectory_id is not None:
                 self._fail(call, error)
             return
-        self.counts.uncounted += used is None
         body: Answer = orjson.loads(call.request) if call.request else {}
-        asked = body.get("model") or call.path.get("named")
-        price = self.upstream.price if asked == self.upstream.name else None
-        cost = None if used is None else self.counts.spend(used, price)
+        model, cost = self._paid(call, body, used)
+        if call.on_cost is not None:
+            call.on_cost(cost)
         if call.trajectory_id is None:
             return
         try:
-            read = await read_call(call.dialect, body, call.path, answer, self._recorded)
+            read = await read_call(call.dialect, body, call.path, answer, self.recorded)
         except SHAPE_ERRORS as error:
             self._fail(call, error)
             return
-        provider = self.upstream.text.partition("/")[0]
-        trace = _trace(call, f"{provider}/{asked}", self._masked(read), used, cost)
+        trace = _trace(call, model, self._masked(read), used, cost)
         await self._store.write(add_thread_calls, ThreadCall(trace, self.run, call.thread))
         self.counts.recorded += 1
+
+    def _paid(self, call: PassedCall, body: Answer, used: UsedTokens | None) -> tuple[str, float | None]:
+        """The model that answered, and the call's cost in USD, None if it is unknown. Counts what is paid."""
+        if call.small is not None:
+            model, price = call.small
+            return model, None if used is None else cost_of(Tokens(used.prompt, used.completion), used.cached, price)
+        self.counts.uncounted += used is None
+        asked = body.get("model") or call.path.get("named")
+        price = self.upstream.price if asked == self.upstream.name else None
+        cost = None if used is None else self.counts.spend(used, price)
+        return f"{self.upstream.text.partition('/')[0]}/{asked}", cost
 
     def _masked(self, read: ReadCall) -> ReadCall:
         masking = self.policy.masking()

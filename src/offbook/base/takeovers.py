@@ -1,0 +1,128 @@
+"""A takeover in words that server and command share: its plan, its stages, its state, and a record of every decision."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BeforeValidator, Field, FiniteFloat, model_validator
+
+from .wire import REWARDING, Wire
+
+SHADOW = 0.0
+"""The share of the stage in which the small model answers too, unseen."""
+Status = Literal["none", "running", "waiting", "taken_over", "left", "stopped"]
+"""waiting: a stage is passed, and a person must approve the next one. left: traffic went back, for the last decision's reason."""
+Verdict = Literal["started", "passed", "approved", "taken_over", "left", "stopped", "round"]
+
+
+def _from_text(value: object) -> object:
+    """The numbers of a text such as "0,0.05,1", as the command line has them."""
+    return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+
+
+class TakeoverPlan(Wire):
+    """How a small model takes over. Scores and margin have the unit of the app's feedback."""
+
+    model: str | None = Field(
+        default=None, description="small model, as NAME or NAME@STEP; None: the server's newest step"
+    )
+    stages: Annotated[tuple[float, ...], BeforeValidator(_from_text)] = Field(
+        default=(SHADOW, 0.01, 0.05, 0.25, 1.0), description="shares of threads, comma-separated; 0: shadow"
+    )
+    margin: float = Field(default=0.05, gt=0, description="difference of scores that is too much")
+    alpha: float = Field(
+        default=0.05, gt=0, lt=0.5, description="largest probability that a worse model passes a stage"
+    )
+    score: str = Field(default=REWARDING, min_length=1, max_length=60, description="name of the feedback that decides")
+    lowest: FiniteFloat = Field(default=0.0, description="lowest score")
+    highest: FiniteFloat = Field(default=1.0, description="highest score")
+    expected: FiniteFloat = Field(
+        default=0.9, description="mean score of the paid model, to plan the number of threads"
+    )
+    threads: int | None = Field(
+        default=None, ge=1, description="most scored threads of the small model in a stage; None: planned"
+    )
+    min_agreement: float = Field(default=0.8, gt=0, lt=1, description="least agreement with the paid model in shadow")
+    approve: bool = Field(default=False, description="a person approves each next stage")
+    answer_seconds: float = Field(default=30.0, gt=0, description="seconds until the paid model answers in its place")
+    slow_seconds: float = Field(default=10.0, gt=0, description="a call that takes longer is slow")
+    max_slow: float = Field(default=0.05, gt=0, lt=1, description="largest share of slow calls")
+    max_errors: float = Field(default=0.05, gt=0, lt=1, description="largest share of failed calls")
+    max_unknown: float = Field(
+        default=0.2, gt=0, lt=1, description="largest share of calls unlike those that were seen"
+    )
+    prompt_price: float = Field(default=0.0, ge=0, description="USD per million prompt tokens of the small model")
+    completion_price: float = Field(default=0.0, ge=0, description="USD per million completion tokens of it")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        live = [share for share in self.stages if share != SHADOW]
+        if self.stages.count(SHADOW) > 1 or (SHADOW in self.stages and self.stages[0] != SHADOW):
+            raise ValueError(f"stages: shadow (0) is the first stage or none, not {self.stages}")
+        if len(live) < 2 or live[-1] != 1.0 or sorted(set(live)) != live or live[0] < 0:
+            raise ValueError(
+                f"stages: rising shares that end with one below 1, and 1, such as 0,0.05,0.25,1, not {self.stages}"
+            )
+        if not self.lowest < self.highest or self.margin >= self.highest - self.lowest:
+            raise ValueError(
+                f"lowest {self.lowest:g}, highest {self.highest:g}, margin {self.margin:g}: lowest < highest, and the margin "
+                "is smaller than their difference"
+            )
+        return self
+
+    def scaled(self, score: float) -> float:
+        """A score as a number in [0, 1]; beyond lowest and highest, as those."""
+        return min(1.0, max(0.0, (score - self.lowest) / (self.highest - self.lowest)))
+
+
+class StageNeeds(Wire):
+    """The scored threads of the small model that a stage needs: usually, and at most. `traffic`: at most, of all threads."""
+
+    share: float
+    usual: int
+    most: int
+    traffic: int
+
+
+class Numbers(Wire):
+    """What a decision rests on, of the stage so far. Scores are means in the feedback's unit; `lower` and `upper` bound their
+    difference (small - paid), or in shadow the agreement. Costs are USD per call, None without a price or calls."""
+
+    tested: int = 0
+    reference: int = 0
+    score: float | None = None
+    reference_score: float | None = None
+    lower: float | None = None
+    upper: float | None = None
+    calls: int = 0
+    failed: dict[str, int] = Field(default_factory=dict)  # calls that the paid model answered in its place, by reason
+    slow: int = 0
+    unknown: int = 0  # calls unlike those that were seen, which the paid model answered
+    cost: float | None = None
+    reference_cost: float | None = None
+
+
+class Decision(Wire):
+    """A decision, with its numbers. `at`: unix seconds."""
+
+    at: float
+    stage: int
+    share: float
+    verdict: Verdict
+    reason: str
+    numbers: Numbers = Numbers()
+
+
+class TakeoverState(Wire):
+    """A route's takeover. `stage`: index in the plan's stages. `share`: of the threads that the small model answers now."""
+
+    route: str
+    status: Status = "none"
+    id: str = ""
+    model: str = ""
+    plan: TakeoverPlan = TakeoverPlan()
+    stage: int = 0
+    share: float = 0.0
+    needs: tuple[StageNeeds, ...] = ()
+    numbers: Numbers = Numbers()
+    decisions: tuple[Decision, ...] = ()

@@ -1,0 +1,116 @@
+"""The commands `offbook takeover plan|start|status|approve|stop`: a small model takes over from the paid one, by evidence."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime
+from typing import Annotated, Any
+
+import typer
+from pydantic import ValidationError
+
+from offbook.base.errors import ConfigError
+from offbook.base.takeovers import SHADOW, Decision, Numbers, TakeoverPlan, TakeoverState
+from offbook.base.terminal import echo
+from offbook.client.connection.http import Api
+from offbook.client.running_server import server_at
+
+from .generated_options import with_options
+from .options import Dir, Server
+
+app = typer.Typer(
+    help="A small model takes over from the paid one, by evidence.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+Json = Annotated[bool, typer.Option("--json", help="print JSON")]
+
+
+@app.command()
+@with_options(TakeoverPlan)
+def plan(url: Server = None, dir: Dir = None, options: dict[str, Any] = {}) -> None:  # noqa: B006  # the decorator passes it
+    """Show how many threads each stage needs. Nothing changes."""
+    state = asyncio.run(_api(url, dir).takeover("plan", _plan(options)))
+    echo(f"{state.route}: {state.model} takes over at a margin of {state.plan.margin:g}")
+    for needs in state.needs:
+        what = "compared answers" if needs.share == SHADOW else "scored threads of the small model"
+        traffic = "" if needs.share in (SHADOW, 1.0) else f", {needs.traffic:,} of all"
+        echo(f"  {_share(needs.share):>6}  usually {needs.usual:,}, at most {needs.most:,} {what}{traffic}")
+
+
+@app.command()
+@with_options(TakeoverPlan)
+def start(url: Server = None, dir: Dir = None, options: dict[str, Any] = {}) -> None:  # noqa: B006  # the decorator passes it
+    """Begin a takeover: shadow first, then growing shares of threads."""
+    _show(asyncio.run(_api(url, dir).takeover("start", _plan(options))))
+
+
+@app.command()
+def status(url: Server = None, dir: Dir = None, json: Json = False) -> None:
+    """Show the stage, its numbers, and every decision."""
+    state = asyncio.run(_api(url, dir).takeover_state())
+    if json:
+        echo(state.model_dump_json(indent=1))
+    else:
+        _show(state)
+
+
+@app.command()
+def approve(url: Server = None, dir: Dir = None) -> None:
+    """Let a takeover that was started with --approve go on to its next stage."""
+    _show(asyncio.run(_api(url, dir).takeover("approve")))
+
+
+@app.command()
+def stop(url: Server = None, dir: Dir = None) -> None:
+    """Give all calls to the paid model again, at once."""
+    _show(asyncio.run(_api(url, dir).takeover("stop")))
+
+
+def _api(url: str | None, dir: Any) -> Api:
+    api = server_at(url, dir)
+    if api is None:
+        raise ConfigError("no server runs here: start `offbook serve --upstream ...`, or name one with --url")
+    return api
+
+
+def _plan(options: dict[str, Any]) -> TakeoverPlan:
+    try:
+        return TakeoverPlan.model_validate(options)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        name = f"--{str(fault['loc'][0]).replace('_', '-')}: " if fault["loc"] else ""
+        raise ConfigError(f"{name}{fault['msg'].removeprefix('Value error, ')}") from error
+
+
+def _show(state: TakeoverState) -> None:
+    echo(f"{state.route}: {state.status}" + (f", {state.model}" if state.model else ""))
+    if state.status in ("running", "waiting", "taken_over"):
+        echo(f"  {_share(state.share)}: {_numbers(state.numbers)}")
+    for decision in state.decisions:
+        echo(_line(decision))
+
+
+def _line(decision: Decision) -> str:
+    time = datetime.fromtimestamp(decision.at).strftime("%Y-%m-%d %H:%M")
+    numbers = "" if decision.verdict in ("started", "approved") else f" ({_numbers(decision.numbers)})"
+    return f"  {time}  {_share(decision.share):>6}  {decision.verdict}: {decision.reason}{numbers}"
+
+
+def _numbers(numbers: Numbers) -> str:
+    parts = [f"{numbers.tested} against {numbers.reference}" if numbers.reference else f"{numbers.tested}"]
+    if numbers.score is not None:
+        against = "" if numbers.reference_score is None else f" against {numbers.reference_score:.3f}"
+        parts.append(f"mean {numbers.score:.3f}{against}")
+    if numbers.lower is not None and numbers.upper is not None:
+        parts.append(f"interval {numbers.lower:+.3f} to {numbers.upper:+.3f}")
+    failed = sum(numbers.failed.values())
+    return ", ".join(
+        [*parts, f"{numbers.calls} calls, {failed} failed, {numbers.slow} slow, {numbers.unknown} unknown"]
+    )
+
+
+def _share(share: float) -> str:
+    return "shadow" if share == SHADOW else f"{share:.4g}" if share < 0.001 else f"{100 * share:g} %"

@@ -1,0 +1,106 @@
+"""The threads of a takeover: in which stage each began, which side answers it, and its first score. No text, no name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from sqlalchemy import (
+    Boolean,
+    Column,
+    Connection,
+    Double,
+    Integer,
+    String,
+    Table,
+    delete,
+    insert,
+    inspect,
+    select,
+    update,
+)
+
+from offbook.base.errors import OffbookError
+
+from .tables import metadata
+
+threads = Table(
+    "takeover_threads",
+    metadata,
+    Column("id", String(200), primary_key=True),  # of the thread's trajectory, recorded or not
+    Column("takeover", String(64), nullable=False),
+    Column("stage", Integer, nullable=False),
+    Column("small", Boolean, nullable=False),
+    Column("began_at", Double, nullable=False),
+    Column("score", Double),
+    Column("scored_at", Double),
+)
+
+
+class TakenThread(NamedTuple):
+    """A thread, its takeover, the stage in which it began, the side that answers it, and when it began (unix seconds)."""
+
+    id: str
+    takeover: str
+    stage: int
+    small: bool
+    began_at: float
+
+
+class ThreadScore(NamedTuple):
+    """A score of a thread of a takeover, and when it came."""
+
+    id: str
+    takeover: str
+    score: float
+    scored_at: float
+
+
+class ScoredThread(NamedTuple):
+    """The thread that a score is for. `first`: it had none before; only its first score is kept."""
+
+    stage: int
+    small: bool
+    first: bool
+
+
+def begin_takeover(connection: Connection, batch: Sequence[str]) -> list[OffbookError | None]:
+    """Create the table if it is missing, and delete the threads of every takeover but those of the batch."""
+    if not inspect(connection).has_table(threads.name):
+        threads.create(connection)
+    connection.execute(delete(threads).where(threads.c.takeover.not_in(batch)))
+    return [None] * len(batch)
+
+
+def add_threads(connection: Connection, batch: Sequence[Sequence[TakenThread]]) -> list[OffbookError | None]:
+    """Store threads. One that is there stays as it is."""
+    for taken in batch:
+        for start in range(0, len(taken), 500):
+            rows = taken[start : start + 500]
+            known = set(connection.scalars(select(threads.c.id).where(threads.c.id.in_([row.id for row in rows]))))
+            new = {row.id: row._asdict() for row in reversed(rows) if row.id not in known}
+            if new:
+                connection.execute(insert(threads), list(new.values()))
+    return [None] * len(batch)
+
+
+def score_threads(connection: Connection, batch: Sequence[ThreadScore]) -> list[ScoredThread | OffbookError | None]:
+    """Store the first score of each thread; None for a thread that is none of the takeover."""
+    results: list[ScoredThread | OffbookError | None] = []
+    for score in batch:
+        mine = (threads.c.id == score.id) & (threads.c.takeover == score.takeover)
+        row = connection.execute(select(threads.c.stage, threads.c.small, threads.c.score).where(mine)).first()
+        if row is None:
+            results.append(None)
+            continue
+        if row.score is None:
+            connection.execute(update(threads).where(mine).values(score=score.score, scored_at=score.scored_at))
+        results.append(ScoredThread(row.stage, row.small, row.score is None))
+    return results
+
+
+def read_threads(connection: Connection, takeover: str) -> list[tuple[TakenThread, float | None]]:
+    """The threads of a takeover with their scores: those with a score first, in the order in which the scores came."""
+    query = select(threads).where(threads.c.takeover == takeover)
+    rows = connection.execute(query.order_by(threads.c.scored_at.is_(None), threads.c.scored_at, threads.c.began_at))
+    return [(TakenThread(row.id, row.takeover, row.stage, row.small, row.began_at), row.score) for row in rows]

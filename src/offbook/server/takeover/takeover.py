@@ -1,0 +1,270 @@
+"""The takeover of one route: which side answers a thread, what the evidence decides, and the records of both.
+
+Decisions take effect in memory at once, and are stored behind it. A restart repeats a decision that was not stored: it reads
+the same scores in the same order. What the guards counted in a stage begins anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+from offbook.base import clock
+from offbook.base.errors import OffbookError
+from offbook.base.takeovers import SHADOW, Decision, Numbers, Status, TakeoverPlan, TakeoverState, Verdict
+from offbook.base.types import new_id
+
+from ..errors import ApiError
+from ..records.store import Store
+from ..records.takeover_threads import (
+    TakenThread,
+    ThreadScore,
+    add_threads,
+    begin_takeover,
+    read_threads,
+    score_threads,
+)
+from ..records.upstream_threads import read_note, save_notes
+from ..upstream.threads import position, trajectory_id
+from .inputs import SeenInputs
+from .stage import Stage, needs_of
+
+logger = logging.getLogger(__name__)
+
+KNOWN_THREADS = 200_000
+"""Threads whose side is kept in memory: the newest."""
+SAVE_SECONDS = 1.0
+ACTIVE: tuple[Status, ...] = ("running", "waiting", "taken_over")
+
+
+@dataclass(frozen=True)
+class Side:
+    """The stage in which a thread began, and whether the small model answers it."""
+
+    stage: int
+    small: bool
+
+
+class Takeover:
+    """A route's takeover. Needs a running event loop; `open` before use, `close` ends it."""
+
+    def __init__(self, route: str, store: Store) -> None:
+        self.state = TakeoverState(route=route)
+        self.seen = SeenInputs()
+        self._store = store
+        self._key = f"takeover:{route}"[:64]
+        self._sides: dict[str, Side] = {}
+        self._new: list[TakenThread] = []
+        self._stage = Stage(self.state.plan, SHADOW, 1)
+        self._saved = ""
+        self._saving: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Go on from the records. Raises StoreError."""
+        text = await self._store.read(lambda connection: read_note(connection, self._key))
+        if text is not None:
+            state, _, seen = text.partition("\n")
+            self.state, self.seen = TakeoverState.model_validate_json(state), SeenInputs.model_validate_json(seen)
+            self._saved = text
+        if self.state.status in ACTIVE:
+            await self._store.write(begin_takeover, self.state.id)
+            rows = await self._store.read(lambda connection: read_threads(connection, self.state.id))
+            self._replay(rows)
+        self._saving = asyncio.create_task(self._save_all())
+
+    async def close(self) -> None:
+        """Store what is not stored yet."""
+        if self._saving is not None:
+            self._saving.cancel()
+            await asyncio.gather(self._saving, return_exceptions=True)
+        try:
+            await self.save()
+        except OffbookError as error:
+            logger.error("takeover of %s: its last decisions are not stored: %s", self.state.route, error)
+
+    @property
+    def active(self) -> bool:
+        """Whether calls may go to the small model, or in shadow be shown to it."""
+        return self.state.status in ACTIVE
+
+    @property
+    def shadowing(self) -> bool:
+        """Whether the small model answers unseen."""
+        return self.state.status in ("running", "waiting") and self._stage.share == SHADOW
+
+    @property
+    def stage(self) -> Stage:
+        """The evidence of the stage that runs."""
+        return self._stage
+
+    def asks_small(self, thread: str | None) -> bool:
+        """Whether the small model answers a call of this thread. A thread stays on the side on which its first call was.
+
+        Calls without a thread's name stay with the paid model until all threads are with the small one.
+        """
+        state = self.state
+        if not self.active:
+            return False
+        if thread is None:
+            return self._stage.share == 1.0
+        name = trajectory_id(state.route, thread)
+        side = self._sides.get(name)
+        if side is None:
+            side = Side(state.stage, position("takeover", state.route, thread) < self._stage.share)
+            self._remember(name, side)
+            self._new.append(TakenThread(name, state.id, side.stage, side.small, clock.now()))
+        return side.small
+
+    async def score(self, trajectory: str, name: str, score: float) -> bool | None:
+        """Take in feedback named `name`: whether it is the thread's first score; None for a thread that is not part of this.
+
+        Raises StoreError.
+        """
+        state = self.state
+        if not self.active or name != state.plan.score:
+            return None
+        await self._save_threads()
+        scored = await self._store.write(score_threads, ThreadScore(trajectory, state.id, score, clock.now()))
+        if scored is None:
+            return None
+        if scored.first and state.id == self.state.id and scored.stage == self.state.stage:
+            self._stage.add_score(score, small=scored.small)
+            self.decide()
+        return scored.first
+
+    async def start(self, plan: TakeoverPlan, model: str) -> TakeoverState:
+        """Begin a takeover by `model`, a name with a step. Raises ApiError 409 while one is under way, StoreError."""
+        if self.active:
+            raise ApiError(409, f"a takeover by {self.state.model} is under way: stop it first", code="takeover_active")
+        state = TakeoverState(
+            route=self.state.route,
+            status="running",
+            id=new_id("takeover"),
+            model=model,
+            plan=plan,
+            needs=needs_of(plan),
+        )
+        await self._store.write(begin_takeover, state.id)
+        self._sides, self._new = {}, []
+        self.state = state.model_copy(update={"decisions": self.state.decisions})
+        if plan.stages[0] == SHADOW:
+            self.seen = SeenInputs()
+        self._stage = self._stage_of(0)
+        self._record("started", f"{model}, alpha {plan.alpha:g}, margin {plan.margin:g}")
+        await self.save()
+        return self.state
+
+    async def approve(self) -> TakeoverState:
+        """Go on to the next stage. Raises ApiError 409 unless one waits for that, StoreError."""
+        if self.state.status != "waiting":
+            raise ApiError(
+                409, f"no stage waits for approval: the takeover is {self.state.status!r}", code="not_waiting"
+            )
+        self._record("approved", "by a person")
+        self._advance()
+        await self.save()
+        return self.state
+
+    async def stop(self) -> TakeoverState:
+        """Give all calls to the paid model. Raises ApiError 409 if they are there, StoreError."""
+        if not self.active:
+            raise ApiError(409, f"no takeover is under way: it is {self.state.status!r}", code="no_takeover")
+        self._leave("stopped", "by a person")
+        await self.save()
+        return self.state
+
+    def current(self) -> TakeoverState:
+        """The state, with the numbers of now."""
+        return self.state if not self.active else self.state.model_copy(update={"numbers": self._stage.numbers()})
+
+    def decide(self) -> None:
+        """Let the evidence decide. Takes effect at once."""
+        state = self.state
+        if not self.active or (finding := self._stage.finding()) is None:
+            return
+        over = self._stage.share == 1.0
+        if finding.passed is False or (finding.passed is None and state.status == "running" and not over):
+            self._leave("left", finding.reason)
+        elif over:
+            if finding.passed and state.status != "taken_over":
+                self._record("taken_over", finding.reason, status="taken_over")
+            if self._stage.comparison.tested.count >= self._stage.most:
+                self._record("round", "the evidence begins anew, so that a later fall shows")
+                self._stage = self._stage_of(state.stage)
+        elif state.status == "running":
+            waits = state.plan.approve
+            self._record("passed", finding.reason, status="waiting" if waits else "running")
+            if not waits:
+                self._advance()
+
+    def _advance(self) -> None:
+        stage = self.state.stage + 1
+        self.state = self.state.model_copy(update={"stage": stage, "status": "running"})
+        self._stage = self._stage_of(stage)
+        self._record("started", f"the small model answers {self._stage.share:.0%} of new threads")
+
+    def _leave(self, verdict: Verdict, reason: str) -> None:
+        self._record(verdict, reason, status="stopped" if verdict == "stopped" else "left")
+        logger.warning("takeover of %s by %s: %s: %s", self.state.route, self.state.model, verdict, reason)
+        self.state = self.state.model_copy(update={"share": 0.0, "numbers": self._stage.numbers()})
+        self._sides = {}
+
+    def _record(self, verdict: Verdict, reason: str, status: Status | None = None) -> None:
+        state, share = self.state, self._stage.share
+        numbers = Numbers() if verdict == "started" else self._stage.numbers()
+        decision = Decision(
+            at=clock.now(), stage=state.stage, share=share, verdict=verdict, reason=reason, numbers=numbers
+        )
+        decisions = (*state.decisions, decision)
+        self.state = state.model_copy(update={"decisions": decisions, "status": status or state.status, "share": share})
+
+    def _stage_of(self, number: int) -> Stage:
+        plan = self.state.plan
+        share = plan.stages[number]
+        reference = self._stage.comparison.reference if share == 1.0 else None
+        return Stage(plan, share, self.state.needs[number].most, reference)
+
+    def _replay(self, rows: list[tuple[TakenThread, float | None]]) -> None:
+        """Take in the stored threads, and the scores of this stage; of the one before too for its reference."""
+        number = self.state.stage
+        begins = [number - 1, number] if self.state.plan.stages[number] == 1.0 else [number]
+        for stage in begins:
+            self._stage = self._stage_of(stage)
+            for taken, score in rows:
+                if taken.stage == stage and score is not None:
+                    self._stage.add_score(score, small=taken.small)
+        for taken, _ in rows[-KNOWN_THREADS:]:
+            self._remember(taken.id, Side(taken.stage, taken.small))
+        self.decide()
+
+    def _remember(self, name: str, side: Side) -> None:
+        self._sides[name] = side
+        while len(self._sides) > KNOWN_THREADS:
+            del self._sides[next(iter(self._sides))]
+
+    async def save(self) -> None:
+        """Store new threads and the state. Raises StoreError."""
+        await self._save_threads()
+        text = f"{self.state.model_dump_json()}\n{self.seen.model_dump_json()}"
+        if self.state.id and text != self._saved:
+            await self._store.write(save_notes, (self._key, text))
+            self._saved = text
+
+    async def _save_threads(self) -> None:
+        if not self._new:
+            return
+        new, self._new = self._new, []
+        try:
+            await self._store.write(add_threads, new)
+        except BaseException:
+            self._new = (new + self._new)[-KNOWN_THREADS:]
+            raise
+
+    async def _save_all(self) -> None:
+        while True:
+            await asyncio.sleep(SAVE_SECONDS)
+            try:
+                await self.save()
+            except OffbookError as error:
+                logger.error("takeover of %s is not stored: %s", self.state.route, error)

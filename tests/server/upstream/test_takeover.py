@@ -1,0 +1,232 @@
+"""A takeover behind the gateway: shares, evidence, guards, drift, failures and restarts, on real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from offbook.base.takeovers import TakeoverState
+from offbook.commands.main import run
+from offbook.testing import ScriptedChoice, ScriptedCompletion
+
+from .conftest import Opening, Passing
+
+SMALL, PAID = "Hello", "It is on its way."
+PLAN: dict[str, Any] = {"stages": [0.5, 1], "margin": 0.4}
+
+
+async def ask(route: Passing, action: str, **plan: Any) -> TakeoverState:
+    body = PLAN | plan if action in ("plan", "start") else {}
+    answer = await route.http.post(f"{route.url}/api/takeover/{action}", json=body)
+    assert answer.status_code == 200, answer.text
+    return TakeoverState.model_validate_json(answer.content)
+
+
+async def state(route: Passing) -> TakeoverState:
+    return TakeoverState.model_validate_json((await route.http.get(f"{route.url}/api/takeover")).content)
+
+
+async def said(route: Passing, thread: str | None, **body: Any) -> str:
+    answer = await route.chat(thread=thread, **body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]["message"]["content"]
+
+
+async def score(route: Passing, thread: str, value: float) -> httpx.Response:
+    body = {"thread_id": thread, "route": "desk", "score": value}
+    return await route.http.post(f"{route.url}/api/feedback", json=body)
+
+
+async def threads(route: Passing, numbers: range, scored: Callable[[str], float]) -> dict[str, str]:
+    """Let threads ask and be scored by what answered; returns thread -> answer. Ends when the takeover is no longer running."""
+    answers: dict[str, str] = {}
+    for number in numbers:
+        thread = f"t-{number}"
+        answers[thread] = await said(route, thread)
+        assert (await score(route, thread, scored(answers[thread]))).status_code == 200
+        if (await state(route)).status != "running":
+            break
+    return answers
+
+
+async def test_a_model_that_is_as_good_takes_over_and_each_thread_stays_on_its_side(passing: Opening) -> None:
+    async with passing(share=0.0) as route:
+        planned = await ask(route, "plan")
+        assert planned.model == "default@0" and planned.needs[0].usual <= planned.needs[0].most
+        assert (await state(route)).status == "none"
+        await ask(route, "start")
+        answers = await threads(route, range(400), lambda _: 1.0)
+        now = await state(route)
+        assert now.status == "taken_over" and now.share == 1.0
+        assert [decision.verdict for decision in now.decisions] == ["started", "passed", "started", "taken_over"]
+        passed = now.decisions[1].numbers
+        assert passed.score == passed.reference_score == 1.0 and passed.lower is not None and passed.lower > -0.4
+        first = dict(list(answers.items())[: passed.tested + passed.reference])
+        assert set(first.values()) == {SMALL, PAID}
+        for thread, answer in list(first.items())[:10]:
+            assert await said(route, thread) == answer
+        assert {await said(route, f"new-{number}") for number in range(5)} == {SMALL}
+        assert await said(route, None) == SMALL
+
+
+async def test_a_model_that_is_worse_is_left_and_every_thread_goes_back(passing: Opening) -> None:
+    async with passing() as route:
+        await ask(route, "start", margin=0.1)
+        answers = await threads(route, range(400), lambda answer: float(answer == PAID))
+        now = await state(route)
+        assert (now.status, now.decisions[-1].verdict) == ("left", "left")
+        assert now.decisions[-1].reason == "worse by more than 0.1" and now.decisions[-1].numbers.tested <= 25
+        moved = next(thread for thread, answer in answers.items() if answer == SMALL)
+        assert await said(route, moved) == PAID
+
+
+async def test_whatever_fails_here_the_paid_model_answers_and_the_guard_leaves(passing: Opening) -> None:
+    async with passing(share=0.0) as route:
+        await ask(route, "start", stages=[0.9, 1], answer_seconds=2)
+        broken = ScriptedCompletion(status=500, error={"error": {"message": "out of memory"}})
+        cut = ScriptedCompletion(dies_after=1)
+        route.sampler.completions.extend([broken, cut] * 40)
+        streams = [{}, {"stream": True}]
+        for number in range(60):
+            answer = await route.chat(thread=f"t-{number}", **streams[number % 2])
+            assert answer.status_code == 200 and "way." in answer.text and SMALL not in answer.text
+            if (await state(route)).status != "running":
+                break
+        now = await state(route)
+        assert now.status == "left" and now.decisions[-1].reason == "guard: failed calls: more than 5%"
+        assert sum(now.decisions[-1].numbers.failed.values()) >= 2
+
+
+async def test_a_late_answer_is_the_paid_models(passing: Opening) -> None:
+    async with passing(share=0.0) as route:
+        await ask(route, "start", stages=[0.999, 1], answer_seconds=0.3)
+        route.sampler.completions.append(ScriptedCompletion(gates={0: asyncio.Event()}))
+        assert await said(route, "t-1") == PAID
+        assert (await state(route)).numbers.failed == {"late": 1}
+
+
+async def test_streams_tools_and_records_of_the_small_model(passing: Opening) -> None:
+    async with passing() as route:
+        await ask(route, "start", stages=[0.999, 1], prompt_price=1.0, completion_price=1.0)
+        client = openai.AsyncOpenAI(base_url=f"{route.url}/r/desk/v1", api_key="sk-own", max_retries=0)
+        stream = await client.chat.completions.create(
+            model="gpt-4.1",
+            messages=[{"role": "user", "content": "hi"}],
+            stream=True,
+            extra_headers={"x-offbook-thread": "t-1"},
+        )
+        pieces = [chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices]
+        assert "".join(pieces) == SMALL
+        called = ScriptedChoice(pieces=("{}",), token_ids=((1,),), logprobs=((-0.1,),), tool_call=("look_up", "{}"))
+        route.sampler.completions.append(ScriptedCompletion(choices=(called,)))
+        answer = await route.chat(thread="t-1", metadata={"thread_id": "t-1"})
+        assert answer.json()["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "look_up"
+        [thread] = await route.threads()
+        assert [call.model for call in thread.calls] == ["default@0", "default@0"]
+        assert (await route.state()).calls == 0  # nothing was paid
+        numbers = (await state(route)).numbers
+        assert (numbers.calls, numbers.failed) == (2, {})
+        assert numbers.cost == pytest.approx(4e-6)  # 3 + 1 tokens; a stream does not say its own unless asked
+        assert route.paid.asked == []
+
+
+async def test_state_sides_and_scores_survive_a_restart(passing: Opening) -> None:
+    async with passing(share=0.0) as route:
+        await ask(route, "start", margin=0.05)
+        answers = await threads(route, range(12), lambda _: 1.0)
+        before = await state(route)
+        assert before.numbers.tested >= 2
+        assert (await score(route, "t-0", 0.0)).json()["changed"] is False  # only the first score counts
+        assert (await score(route, "nobody", 1.0)).status_code == 404
+    async with passing(share=0.0) as route:
+        after = await state(route)
+        assert after.decisions == before.decisions and after.status == "running"
+        for name in ("tested", "reference", "score", "lower", "upper"):
+            assert getattr(after.numbers, name) == getattr(before.numbers, name)
+        for thread, answer in answers.items():
+            assert await said(route, thread) == answer
+        await ask(route, "stop")
+    async with passing(share=0.0) as route:
+        assert (await state(route)).status == "stopped"
+        assert {await said(route, thread) for thread in answers} == {PAID}
+
+
+@pytest.mark.parametrize("agrees", [True, False])
+async def test_in_shadow_the_small_model_answers_unseen_and_must_agree(passing: Opening, agrees: bool) -> None:
+    async with passing(share=0.0) as route:
+        route.paid.text = SMALL if agrees else PAID
+        await ask(route, "start", stages=[0, 0.5, 1], threads=300)
+        for number in range(400):
+            assert await said(route, f"t-{number}") == route.paid.text
+            now = await state(route)
+            if now.stage == 1 or now.status != "running":
+                break
+        last = next(decision for decision in reversed(now.decisions) if decision.verdict != "started")
+        assert (last.share, last.verdict) == (0.0, "passed" if agrees else "left")
+        assert last.numbers.score == float(agrees) and len(route.paid.asked) > last.numbers.tested
+        assert await said(route, "t-0") == route.paid.text  # a thread that began in shadow stays
+
+
+async def test_a_person_approves_each_stage(passing: Opening) -> None:
+    async with passing(share=0.0) as route:
+        await ask(route, "start", approve=True)
+        await threads(route, range(400), lambda _: 1.0)
+        assert (await state(route)).status == "waiting" and (await state(route)).share == 0.5
+        assert (await ask(route, "approve")).share == 1.0
+        refused = await route.http.post(f"{route.url}/api/takeover/approve", json={})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "not_waiting")
+        again = await route.http.post(f"{route.url}/api/takeover/start", json=PLAN)
+        assert (again.status_code, again.json()["error"]["code"]) == (409, "takeover_active")
+
+
+async def test_calls_unlike_those_that_were_seen_go_to_the_paid_model_and_many_end_it(passing: Opening) -> None:
+    async with passing(share=0.0) as route:
+        route.paid.text = SMALL
+        await ask(route, "start", stages=[0, 0.999, 1], max_unknown=0.3)
+        for number in range(400):
+            await said(route, f"t-{number}")
+            if (await state(route)).stage == 1:
+                break
+        route.paid.text = PAID
+        assert await said(route, "new") == SMALL
+        assert await said(route, "long", messages=[{"role": "user", "content": "x" * 5000}]) == PAID
+        tool = {"type": "function", "function": {"name": "refund", "parameters": {"type": "object", "properties": {}}}}
+        for number in range(60):
+            answer = await route.chat(thread=f"new-{number}", tools=[tool])
+            assert answer.json()["choices"][0]["finish_reason"] == "tool_calls"  # the paid model's
+        now = await state(route)
+        assert now.status == "left"
+        assert now.decisions[-1].reason == "drift: calls unlike those that were seen: more than 30%"
+
+
+async def test_calls_without_a_thread_stay_with_the_paid_model_until_all_are_moved(passing: Opening) -> None:
+    async with passing(share=0.0) as route:
+        await ask(route, "start", stages=[0.999, 1])
+        assert {await said(route, None) for _ in range(5)} == {PAID}
+
+
+async def test_the_commands_plan_start_show_and_stop(passing: Opening, capsys: pytest.CaptureFixture[str]) -> None:
+    async with passing(share=0.0) as route:
+
+        async def command(*words: str) -> tuple[int, str]:
+            code = await asyncio.to_thread(run, ["takeover", *words, "--url", route.url])
+            captured = capsys.readouterr()
+            return code, captured.out + captured.err
+
+        code, text = await command("plan", "--stages", "0,0.25,1", "--margin", "0.1")
+        assert code == 0 and "shadow" in text and "25 %" in text and "of all" in text
+        code, text = await command("plan", "--stages", "0.5,0.25")
+        assert code == 2 and "rising shares" in text
+        code, text = await command("start", "--stages", "0.5,1", "--approve")
+        assert code == 0 and "desk: running, default@0" in text and "50 %" in text
+        code, text = await command("status")
+        assert code == 0 and "started: default@0" in text
+        code, text = await command("approve")
+        assert code == 1 and "no stage waits" in text
+        code, text = await command("stop")
+        assert code == 0 and "stopped: by a person" in text

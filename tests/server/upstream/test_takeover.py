@@ -210,6 +210,15 @@ async def test_calls_without_a_thread_stay_with_the_paid_model_until_all_are_mov
         assert {await said(route, None) for _ in range(5)} == {PAID}
 
 
+@pytest.mark.parametrize("body", [b"[]", b'{"tools": 3, "messages": []}', b'{"tools": [1, {"function": 2}]}'])
+async def test_a_body_that_is_no_chat_is_the_paid_models(passing: Opening, body: bytes) -> None:
+    async with passing(share=0.0) as route:
+        await ask(route, "start", stages=[0.999, 1])
+        headers = {"x-offbook-thread": "t-1", "content-type": "application/json"}
+        await route.http.post("/v1/chat/completions", content=body, headers=headers)
+        assert len(route.paid.asked) == 1 and route.sampler.received == []
+
+
 async def test_the_commands_plan_start_show_and_stop(passing: Opening, capsys: pytest.CaptureFixture[str]) -> None:
     async with passing(share=0.0) as route:
 

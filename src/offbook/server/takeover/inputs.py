@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from pydantic import BaseModel, Field
 
+from offbook.base.types import Json
 from offbook.openai_dialect.chat_answer import Answer
 
 LONGER = 1.5
@@ -36,11 +39,15 @@ class SeenInputs(BaseModel):
 
 def tool_names(body: Answer) -> set[str]:
     """The names of the tools that a request of any API offers."""
-    names: set[str] = set()
-    offered = body.get("tools")
-    for tool in offered if isinstance(offered, list) else []:
-        if isinstance(tool, dict):
-            for part in (tool, tool.get("function"), *(tool.get("functionDeclarations") or [])):
-                if isinstance(part, dict) and isinstance(part.get("name"), str):
-                    names.add(part["name"])
-    return names
+    tools = _objects(body.get("tools"))
+    parts = [
+        *tools,
+        *(part for tool in tools for name in ("function", "functionDeclarations") for part in _objects(tool.get(name))),
+    ]
+    return {name for part in parts if isinstance(name := part.get("name"), str)}
+
+
+def _objects(value: Json) -> list[dict[str, Json]]:
+    """The objects of a JSON list, or the object itself; other values have none."""
+    items = cast(list[Json], value) if isinstance(value, list) else [value]
+    return [cast(dict[str, Json], item) for item in items if isinstance(item, dict)]

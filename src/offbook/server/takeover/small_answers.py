@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import orjson
@@ -15,6 +14,7 @@ from starlette.types import ASGIApp, Message, Scope
 
 from offbook.base import clock
 from offbook.base.server_sent_events import EventReader
+from offbook.base.types import Message as ChatMessage
 from offbook.llms.options import Price
 from offbook.openai_dialect.chat_answer import Answer
 
@@ -53,7 +53,6 @@ class SmallModel:
         self.takeover = takeover
         self._recorded = recorded
         self._shadows: set[asyncio.Task[None]] = set()
-        self._shadowed: set[str] = set()
 
     @property
     def price(self) -> Price:
@@ -62,7 +61,14 @@ class SmallModel:
         return Price(prompt=plan.prompt_price, completion=plan.completion_price)
 
     def chosen(self, call: PassedCall, path: str) -> bool:
-        """Whether a call is the small model's: by its thread's side, and only if it is like those that were seen."""
+        """Whether a call is the small model's: by its thread's side, and only if it is like those that were seen. Never raises."""
+        try:
+            return self._chosen(call, path)
+        except Exception as error:  # noqa: BLE001  # whatever fails here, the paid model answers
+            logger.warning("takeover of %s: a call goes to the paid model: %r", self.takeover.state.route, error)
+            return False
+
+    def _chosen(self, call: PassedCall, path: str) -> bool:
         takeover = self.takeover
         if not takeover.active or path.endswith(_COUNTS) or call.path.get("model") or call.path.get("trajectory"):
             return False
@@ -70,10 +76,7 @@ class SmallModel:
         number = takeover.state.stage
         if not small and number > 0:
             return False
-        try:
-            body: Answer = orjson.loads(call.request)
-        except orjson.JSONDecodeError:
-            return False
+        body: Answer = orjson.loads(call.request)
         if number == 0:
             takeover.seen.learn(body, len(call.request))
         if small and takeover.seen.unlike(body, len(call.request)) is not None:
@@ -127,12 +130,12 @@ class SmallModel:
 
         One call of a thread is chosen, at random: calls of a thread are alike, and the test needs independent ones.
         """
-        thread = call.thread or call.id
+        thread, shadowed = call.thread or call.id, self.takeover.stage.shadowed
         if not self.takeover.shadowing or call.status >= 400 or not call.answer or len(self._shadows) >= SHADOWED:
             return
-        if path.endswith(_COUNTS) or thread in self._shadowed or position("shadow", thread, call.id) >= 0.5:
+        if path.endswith(_COUNTS) or thread in shadowed or position("shadow", thread, call.id) >= 0.5:
             return
-        self._shadowed.add(thread)
+        shadowed.add(thread)
         task = asyncio.create_task(self._compare(call, path, scope))
         self._shadows.add(task)
         task.add_done_callback(self._shadows.discard)
@@ -154,7 +157,7 @@ class SmallModel:
             stage.agreement.add(score)
             takeover.decide()
 
-    async def _message(self, call: PassedCall, body: Answer, raw: bytes) -> Mapping[str, object]:
+    async def _message(self, call: PassedCall, body: Answer, raw: bytes) -> ChatMessage:
         answer = whole_answer(call.dialect, raw)
         read = await read_call(call.dialect, body, call.path, answer, self._recorded)
         return read.answers[0][0]
@@ -169,7 +172,7 @@ def _failure(answer: SmallAnswer, dialect: Dialect | None) -> str | None:
             if data != b"[DONE]" and {"error"} & orjson.loads(data).keys():
                 return "error in its stream"
     try:
-        whole_answer(dialect, answer.body)
+        whole = whole_answer(dialect, answer.body)
     except SHAPE_ERRORS:
         return "unreadable"
-    return None
+    return "error in its answer" if whole.get("error") else None

@@ -76,6 +76,7 @@ class Stage:
     slow: int = 0
     unknown: int = 0
     calls: int = 0
+    shadowed: set[str] = field(default_factory=set[str])
     small_cost: Sums = field(default_factory=Sums)
     paid_cost: Sums = field(default_factory=Sums)
 

@@ -103,9 +103,9 @@ class Numbers(Wire):
 
 
 class Decision(Wire):
-    """A decision, with its numbers. `at`: unix seconds."""
+    """A decision, with its numbers. `decided_at`: unix seconds."""
 
-    at: float
+    decided_at: float
     stage: int
     share: float
     verdict: Verdict

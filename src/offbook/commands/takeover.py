@@ -94,7 +94,7 @@ def _show(state: TakeoverState) -> None:
 
 
 def _line(decision: Decision) -> str:
-    time = datetime.fromtimestamp(decision.at).strftime("%Y-%m-%d %H:%M")
+    time = datetime.fromtimestamp(decision.decided_at).strftime("%Y-%m-%d %H:%M")
     numbers = "" if decision.verdict in ("started", "approved") else f" ({_numbers(decision.numbers)})"
     return f"  {time}  {_share(decision.share):>6}  {decision.verdict}: {decision.reason}{numbers}"
 

@@ -214,7 +214,7 @@ class Takeover:
         state, share = self.state, self._stage.share
         numbers = Numbers() if verdict == "started" else self._stage.numbers()
         decision = Decision(
-            at=clock.now(), stage=state.stage, share=share, verdict=verdict, reason=reason, numbers=numbers
+            decided_at=clock.now(), stage=state.stage, share=share, verdict=verdict, reason=reason, numbers=numbers
         )
         decisions = (*state.decisions, decision)
         self.state = state.model_copy(update={"decisions": decisions, "status": status or state.status, "share": share})

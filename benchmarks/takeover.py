@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from offbook.server.takeover.evidence import REFERENCE, Comparison, MeanBets, threads_needed
+from offbook.server.takeover.evidence import REFERENCE, MeanBets, SequentialComparison, threads_needed
 
 UPSTREAM = 0.92
 """Share of threads that the paid model does well."""
@@ -33,7 +33,7 @@ Ends = NDArray[np.int64]
 
 def stage(draw: np.random.Generator, number: int, good: float, margin: float, share: float) -> tuple[Ends, Ends, int]:
     """Where each of `number` takeovers passed a stage, and where it left it; and the most outcomes it could use."""
-    comparison = Comparison(margin, share, ALPHA, (number,))
+    comparison = SequentialComparison(margin, share, ALPHA, (number,))
     passed, left = np.zeros(number, dtype=np.int64), np.zeros(number, dtype=np.int64)
     most = threads_needed(margin, share, VARIANCE)[1]
     others = min(REFERENCE, round((1 - share) / share))

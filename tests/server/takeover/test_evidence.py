@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from offbook.server.takeover.evidence import CELLS, REFERENCE, Comparison, MeanBets, threads_needed
+from offbook.server.takeover.evidence import CELLS, REFERENCE, MeanBets, SequentialComparison, threads_needed
 
 NUMBER = 100
 MARGIN = 0.2
@@ -15,7 +15,7 @@ MARGIN = 0.2
 
 def ever(good: float, upstream: float, seed: int) -> tuple[float, float]:
     """The shares of 100 comparisons that ever found the policy not worse, and worse."""
-    comparison = Comparison(MARGIN, 0.25, 0.05, (NUMBER,))
+    comparison = SequentialComparison(MARGIN, 0.25, 0.05, (NUMBER,))
     draw = np.random.default_rng(seed)
     passed, left = np.zeros(NUMBER, dtype=bool), np.zeros(NUMBER, dtype=bool)
     for _ in range(threads_needed(MARGIN, 0.25, 0.92 * 0.08)[1]):
@@ -54,7 +54,7 @@ def test_the_first_bet_is_the_one_computed_by_hand() -> None:
 
 def test_bounds_have_the_mean_and_the_difference_and_shrink() -> None:
     draw = np.random.default_rng(4)
-    comparison = Comparison(0.1, 0.5, 0.05)
+    comparison = SequentialComparison(0.1, 0.5, 0.05)
     assert comparison.bounds() == (-1.0, 1.0)
     for _ in range(400):
         comparison.add(float(draw.random() < 0.8), tested=True)
@@ -75,7 +75,7 @@ def test_levels_are_shown_from_both_sides() -> None:
 
 
 def test_more_of_the_reference_than_is_of_use_is_not_counted() -> None:
-    comparison = Comparison(0.1, 0.01, 0.05)
+    comparison = SequentialComparison(0.1, 0.01, 0.05)
     for _ in range(50):
         comparison.add(1.0, tested=False)
     assert comparison.reference.count == REFERENCE

@@ -88,7 +88,7 @@ class MeanBets:
         return float(self._high[-1] if rejected.all() else self._low[np.argmin(rejected)])
 
 
-class Comparison:
+class SequentialComparison:
     """A test whether the mean outcome of `tested` is below that of `reference` by `margin` or more.
 
     `share`: of the threads that `tested` gets. `alpha`: largest probability, over all times, of `not_worse` if the mean is

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from offbook.base.takeovers import SHADOW, Numbers, StageNeeds, TakeoverPlan
 
-from .evidence import Comparison, MeanBets, threads_needed
+from .evidence import MeanBets, SequentialComparison, threads_needed
 
 GUARD_GAP = 0.1
 """A guard's share that is higher than its limit by this much is found soonest."""
@@ -82,7 +82,7 @@ class Stage:
 
     def __post_init__(self) -> None:
         margin = self.plan.margin / (self.plan.highest - self.plan.lowest)
-        self.comparison = Comparison(margin, compared(self.plan, self.share), self.plan.alpha)
+        self.comparison = SequentialComparison(margin, compared(self.plan, self.share), self.plan.alpha)
         if self.reference is not None:
             self.comparison.reference = self.reference
         self.agreement = MeanBets(GUARD_GAP)

@@ -39,7 +39,7 @@ ACTIVE: tuple[Status, ...] = ("running", "waiting", "taken_over")
 
 
 @dataclass(frozen=True)
-class Side:
+class ThreadSide:
     """The stage in which a thread began, and whether the small model answers it."""
 
     stage: int
@@ -54,7 +54,7 @@ class Takeover:
         self.seen = SeenInputs()
         self._store = store
         self._key = f"takeover:{route}"[:64]
-        self._sides: dict[str, Side] = {}
+        self._sides: dict[str, ThreadSide] = {}
         self._new: list[TakenThread] = []
         self._stage = Stage(self.state.plan, SHADOW, 1)
         self._saved = ""
@@ -111,7 +111,7 @@ class Takeover:
         name = trajectory_id(state.route, thread)
         side = self._sides.get(name)
         if side is None:
-            side = Side(state.stage, position("takeover", state.route, thread) < self._stage.share)
+            side = ThreadSide(state.stage, position("takeover", state.route, thread) < self._stage.share)
             self._remember(name, side)
             self._new.append(TakenThread(name, state.id, side.stage, side.small, clock.now()))
         return side.small
@@ -235,10 +235,10 @@ class Takeover:
                 if taken.stage == stage and score is not None:
                     self._stage.add_score(score, small=taken.small)
         for taken, _ in rows[-KNOWN_THREADS:]:
-            self._remember(taken.id, Side(taken.stage, taken.small))
+            self._remember(taken.id, ThreadSide(taken.stage, taken.small))
         self.decide()
 
-    def _remember(self, name: str, side: Side) -> None:
+    def _remember(self, name: str, side: ThreadSide) -> None:
         self._sides[name] = side
         while len(self._sides) > KNOWN_THREADS:
             del self._sides[next(iter(self._sides))]

@@ -39,7 +39,7 @@ def test_an_equal_policy_is_passed_and_is_not_found_worse() -> None:
 
 def test_a_policy_that_is_half_as_good_is_found() -> None:
     passed, left = ever(0.46, 0.92, seed=3)
-    assert passed == 0.0 and left >= 0.9
+    assert passed == 0.0 and left >= 0.8
 
 
 def test_the_first_bet_is_the_one_computed_by_hand() -> None:

@@ -8,7 +8,8 @@ checkpointing), no optimizer. gpu.json and gpu.md are written after every measur
 says so and the rest goes on; the run ends within 9 minutes on an H100 (--budget), and what did not fit is named.
 On a CPU it takes `--shape micro`, in seconds: a test of this script, no measurement.
 
-There is no result in benchmarks/results: no machine with a GPU has been at hand, and the CUDA path has never run.
+The float32 shape is computed a second time in 16 bits: how far rounding alone moves each way's gradient.
+benchmarks/results/gpu.md has the first lines of one H100.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -98,6 +99,10 @@ class Learner:
         for name, value in self.model.named_parameters():
             if "lora_B" in name:  # zero in a fresh adapter, and then A has no gradient to compare
                 torch.nn.init.normal_(value, std=0.02)
+        if shape.exact:  # the same weights in 16 bits
+            for value in self.model.parameters():
+                if not value.requires_grad:
+                    value.data.copy_(value.data.to(torch.bfloat16))
         self.model.train(shape.checkpointing)  # transformers checkpoints in training mode only; there is no dropout
         if shape.checkpointing:
             base.gradient_checkpointing_enable({"use_reentrant": False})
@@ -119,6 +124,12 @@ class Learner:
             call_flops=CALL_FLOPS[device.type],
             attention=self.attention.name,
         )
+
+    def take_weights(self, other: Learner) -> None:
+        """Copy all weights of a model of the same shape."""
+        with torch.no_grad():
+            for mine, theirs in zip(self.model.parameters(), other.model.parameters(), strict=True):
+                mine.copy_(theirs)
 
     def step(self, made: LayoutPlan, way: Way, targets: TargetSettings, coefficients: Tensor) -> None:
         """Adds the gradient of sum(coefficient x logprob) to the adapter's, row by row."""
@@ -190,18 +201,25 @@ class Run:
             return
         learner = made.pop()
         self.facts["attention"][shape.name] = asdict(learner.attention)
-        for group in groups:
-            self._group(learner, shape, group)
+        references: list[list[Tensor]] = [[] for _ in groups]
+        for group, reference in zip(groups, references, strict=True):
+            self._group(learner, shape, group, reference)
+        if shape.exact:
+            rounded = replace(shape, name=f"{shape.name.removesuffix(', float32')}, bfloat16")
+            lower = Learner(rounded, self.device, torch.bfloat16)
+            lower.take_weights(learner)
+            for group, reference in zip(groups, references, strict=True):
+                self._group(lower, rounded, group, reference)
         del learner
         self._free()
 
-    def _group(self, learner: Learner, shape: Shape, group: Group) -> None:
+    def _group(self, learner: Learner, shape: Shape, group: Group, reference: list[Tensor]) -> None:
+        """Measure every way. The first one's gradients are added to an empty `reference`, and all are compared with it."""
         rows = cast("list[Sample]", group.rows(shape.vocabulary))
         ids = np.concatenate([row.completion_ids for row in rows]).astype(np.int64)
         ones = np.ones(len(ids))
         targets = TargetSettings(ids, ones, ones, np.zeros(len(ids), np.int64), 0 * ones)
         coefficients = torch.from_numpy(np.random.default_rng(1).normal(size=len(ids)) / len(ids)).to(self.device)
-        reference: list[Tensor] = []
         whole = plan(rows, "tree", 10**9, learner.shape)
         planned = plan(rows, "auto", self.row_tokens, learner.shape).layout
         for way in WAYS[self.device.type]:

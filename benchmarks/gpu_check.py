@@ -1,8 +1,8 @@
 """What a GPU does with Offbook, in independent stages of at most 9 minutes: scripts/gpu_check OUT [--set bare|full].
 
 `bare` needs torch, transformers and peft: the token tree against plain rows with MFU and memory, and FlexAttention's
-compile time. `full` needs Offbook's server with vLLM too: first, in two minutes, the learner as users get it with each
-loader; then start, logprobs of vLLM against the learner, sleep, release and wake, swap, peak memory against the plan, with
+compile time. `full` needs Offbook's server with vLLM too: first the learner as users get it with each loader, in at most 5
+minutes; then start, logprobs of vLLM against the learner, sleep, release and wake, swap, peak memory against the plan, with
 Unsloth and with PEFT. Weights are random; nothing is downloaded. The table, OUT/gpu_check.md, is written
 after every stage; a stage that fails or takes too long is a line of it, and the rest goes on. `--shape micro` is for a CPU.
 """
@@ -20,7 +20,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 STAGE_SECONDS = 530.0
-FIRST_SECONDS = 120.0
+FIRST_SECONDS = 300.0
 """Limit of the first stage of `full`."""
 
 

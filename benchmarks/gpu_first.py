@@ -1,4 +1,4 @@
-"""The first two minutes on a GPU: the driver, how torch pins host memory, and the learner as users get it, loaded by each
+"""The first minutes on a GPU: the driver, how torch pins host memory, and the learner as users get it, loaded by each
 loader, with the verdict of its probe.
 
     python benchmarks/gpu_first.py --shape 0.5B --output FOLDER
@@ -23,7 +23,7 @@ os.environ.update(learner_settings())  # read when torch is imported
 
 import torch
 from gpu_cases import SHAPES
-from gpu_server import write_base
+from gpu_server import write_base, write_rows
 
 from offbook.engine.protocol import EVENTS, LEARNER_MODULE, Ready, StopCommand
 
@@ -75,12 +75,12 @@ def main() -> None:
         write_base(SHAPES[options.shape], folder / "base", options.device)
         if on_gpu:
             torch.cuda.empty_cache()
-        for loader in ("unsloth", "peft") if on_gpu else ("peft",):
+        for loader in ("peft", "unsloth") if on_gpu else ("peft",):  # Unsloth compiles, for minutes
+            write_rows(rows, folder / "first.md")
             rows += learner(folder / "base", loader, options.device, folder / f"{loader}.txt")
     finally:
         shutil.rmtree(folder / "base", ignore_errors=True)
-        lines = ["| what | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
-        (folder / "first.md").write_text("\n".join(lines) + "\n", "utf-8")
+        write_rows(rows, folder / "first.md")
 
 
 if __name__ == "__main__":

@@ -34,8 +34,9 @@ that is not timed (it compiles): median, fastest, and (slowest - fastest) / medi
 * *MFU*: model FLOPs / (median seconds x peak). Model FLOPs = computed tokens x (4 x frozen + 6 x LoRA weights)
   + visible query-key pairs x 12 x layers x heads x head size + targets x 4 x vocabulary x hidden size: frozen weights
   have no gradient, a causal square counts half, recomputation does not count. Peak assumed: {peak}.
-* *gradient*: the largest relative difference (2-norm, over the adapter's tensors) from call rows. In 16 bits this is
-  rounding, and leaf rows, which involve no tree, are its yardstick; the float32 check shows the mathematics.
+* *gradient*: the largest relative difference (2-norm, over the adapter's tensors) from call rows of the same shape. In 16 bits
+  it is rounding. Leaf rows go through the kernels of call rows, round alike, and so differ less than trees. The check shows
+  both: in float32 the mathematics, and in bfloat16 how far each way, call rows too, is from float32's call rows.
 * *planned*: what the planner takes on this device.
 """
 

@@ -67,6 +67,12 @@ def write_base(shape: Shape, folder: Path, device: str) -> None:
         shutil.copy(tiny_policy() / name, folder / name)
 
 
+def write_rows(rows: list[tuple[str, str]], page: Path) -> None:
+    """Write what is known so far as a table: a stage that is ended at its limit shows it."""
+    lines = ["| what | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
+    page.write_text("\n".join(lines) + "\n", "utf-8")
+
+
 @contextmanager
 def server(base: Path, folder: Path, words: list[str]) -> Iterator[tuple[httpx.Client, float]]:
     """A client of the running server, and the seconds until it answered."""
@@ -140,13 +146,14 @@ def _measure(options: argparse.Namespace, folder: Path) -> None:
     words += ["--max-model-len", "2048", *(["--device", "cpu", "--threads", "1"] if on_cpu else [])]
     with server(folder / "base", folder / "dir", words) as (client, started):
         rows.append(("server ready, s", f"{started:.1f}"))
+        write_rows(rows, folder / "server.md")
         for number in range(1, STEPS + 1):
             metrics = step(client, number, 4 if on_cpu else 32, 16 if on_cpu else 256)
             rows += [(f"step {number}: {name}", f"{metrics[name]:.4g}") for name in METRICS if name in metrics]
+            write_rows(rows, folder / "server.md")
     log = (folder / "dir" / "logs" / "sampler.log").read_text("utf-8", "replace")
     rows += [(f"vLLM: {what}, s", seconds) for seconds, what in TOOK.findall(log)]
-    lines = ["| what | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
-    (folder / "server.md").write_text("\n".join(lines) + "\n", "utf-8")
+    write_rows(rows, folder / "server.md")
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ def test_every_stage_is_shorter_than_9_minutes_and_the_tested_ones_are_all_there
     names = [stage.name for stage in gpu_check.stages("full", ("0.5B", "7B"))]
     assert len(names) == 17 and {"server-7B-unsloth-free_cache", "server-7B-peft-free_cache"} <= set(names)
     assert [stage.name for stage in gpu_check.stages("bare", ("0.5B", "7B"))] == names[1:5]
-    assert (names[0], gpu_check.stages("full", ("0.5B",))[0].limit) == (FIRST, 120)
+    assert (names[0], gpu_check.stages("full", ("0.5B",))[0].limit) == (FIRST, 300)
 
 
 def test_the_weights_of_a_stage_that_fails_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,14 +68,27 @@ def _within_time(pattern: str, method: str, text: str) -> object:
 def longest_text(pattern: str, repeats: int) -> int:
     """About how many characters a text that matches has, if a repeat without an upper limit, or with a higher one, is
     taken `repeats` times: those of nested repeats multiply. Alternatives are added up. Raises re.error."""
-    return _longest(parser.parse(pattern), repeats)
+    return _longest(parser.parse(pattern), repeats, repeats)
 
 
-def _longest(parsed: Any, repeats: int) -> int:
+def written_out(pattern: str) -> int:
+    """About how many characters a pattern has with each repeat written out; one without an upper limit is written as often
+    as it must match, at least once. Raises re.error.
+
+    >>> written_out("^(a{1,50}b){1,50}$"), written_out("(a+)+")
+    (2552, 1)
+    """
+    return _longest(parser.parse(pattern), int(parser.MAXREPEAT), 1)
+
+
+def _longest(parsed: Any, repeats: int, unlimited: int) -> int:
     length = 0
     for operation, argument in parsed:
-        inner = sum(_longest(part, repeats) for part in _parts(argument))
-        times = max(argument[0], min(argument[1], repeats)) if str(operation).endswith("_REPEAT") else 1
+        inner = sum(_longest(part, repeats, unlimited) for part in _parts(argument))
+        times = 1
+        if str(operation).endswith("_REPEAT"):
+            least, most = argument[:2]
+            times = max(least, unlimited if most == parser.MAXREPEAT else min(most, repeats))
         length += times * max(inner, 1)
     return length
 

@@ -185,3 +185,12 @@ def test_fields_without_effect_and_nulls_are_accepted(http: httpx.Client) -> Non
 def test_unknown_names_and_paths_have_openais_error_shape(http: httpx.Client) -> None:
     assert "base" in refused(http, 404, model="other")["message"]
     assert http.get("/nothing").json()["error"]["code"] == 404
+
+
+@pytest.mark.parametrize("where", ["pattern", "patternProperties"])
+def test_a_pattern_whose_nested_repeats_would_make_masks_slow_is_refused(http: httpx.Client, where: str) -> None:
+    slow = "^((a{1,50}){1,50}){1,50}$"
+    part: Json = {"type": "string", "pattern": slow}
+    schema: Json = {"type": "object", "patternProperties": {slow: {}}} if where == "patternProperties" else part
+    error = refused(http, response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
+    assert error["param"] == "response_format" and "125,0" in error["message"] and "50,000" in error["message"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import cast
 
 import torch
 import xgrammar
@@ -13,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from offbook.base.errors import ConfigError
+from offbook.base.schema_patterns import written_out
 from offbook.base.types import Json, Tool
 
 from ..decoding.generation import NoAllowedToken
@@ -108,6 +110,9 @@ _CALL_SPACES = 2
 _JSON_SPACES = 40
 """Most consecutive white space in JSON: enough for indentation, but not unlimited."""
 _MAX_SATISFIABLE = 10_000  # entries in the cache of checked schemas
+_MAX_PATTERN = 50_000
+"""Most characters of a pattern whose repeats are written out. `((a{1,35}){1,35}){1,35}` has 43,000, and a mask takes 0.02 s;
+with 50 it has 125,000, and one takes up to 1.5 s, in which no other call goes on."""
 _MARKUP = re.compile(r"<.+>|\[.+\]")
 _NOT_IN_JSON = re.compile(rb"[\x00-\x09\x0b\x0c\x0e-\x1f]")
 """Control characters, which JSON strings must escape. xgrammar allows them in strings with a length limit. A tab could
@@ -218,6 +223,8 @@ class Grammars:
 
     def _checked_schema(self, schema: Json, param: str) -> xgrammar.CompiledGrammar:
         """Compile a schema on its own. Raises GrammarError, naming `param`, if it is invalid or no JSON satisfies it."""
+        for pattern in _patterns(schema):
+            _check_pattern(pattern, param)
         try:
             text = json.dumps(schema)
             compiled = self._compiler.compile_json_schema(text, max_whitespace_cnt=_JSON_SPACES)
@@ -270,6 +277,35 @@ class Grammars:
             "content": {"type": "sequence", "elements": content},
             "end": self._close,
         }
+
+
+def _patterns(schema: object) -> Iterator[str]:
+    """Every text that may be a pattern: of `pattern`, and the names in `patternProperties`."""
+    if isinstance(schema, list):
+        for part in cast(list[object], schema):
+            yield from _patterns(part)
+    if not isinstance(schema, dict):
+        return
+    for name, value in cast(dict[str, object], schema).items():
+        if name == "pattern" and isinstance(value, str):
+            yield value
+        if name == "patternProperties" and isinstance(value, dict):
+            yield from cast(dict[str, object], value)
+        yield from _patterns(value)
+
+
+def _check_pattern(pattern: str, param: str) -> None:
+    """Raise GrammarError for a pattern whose nested repeats are too many."""
+    try:
+        size = written_out(pattern)
+    except (re.error, RecursionError, OverflowError):
+        return  # xgrammar reads other patterns than Python
+    if size > _MAX_PATTERN:
+        raise GrammarError(
+            f"{param}: the repeats of the pattern {pattern!r:.200} make {size:,} characters, and at most {_MAX_PATTERN:,} "
+            "are allowed: use lower bounds, or none",
+            param,
+        )
 
 
 def control_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

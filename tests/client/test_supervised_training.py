@@ -85,7 +85,7 @@ async def test_held_out_examples_are_measured_logged_and_end_a_training_that_no_
     local_backend: offbook.LocalBackend,
 ) -> None:
     model = model_of(local_backend, "measured")
-    bad = offbook.SFTConfig(learning_rate=0.5, batch_size=2, epochs=4, held_out=0.25, evaluate_every=1, patience=2)
+    bad = offbook.SFTConfig(learning_rate=1e-12, batch_size=2, epochs=4, held_out=0.25, evaluate_every=1, patience=2)
     result = await model.train_sft(DATA, bad)
     assert result.stopped == "no_improvement" and len(result.updates) < 12
     assert len(result.held_out) == len(result.updates) + 1 and result.held_out[0].step == 0

@@ -286,12 +286,13 @@ def _patterns(schema: object) -> Iterator[str]:
             yield from _patterns(part)
     if not isinstance(schema, dict):
         return
-    for name, value in cast(dict[str, object], schema).items():
-        if name == "pattern" and isinstance(value, str):
-            yield value
-        if name == "patternProperties" and isinstance(value, dict):
-            yield from cast(dict[str, object], value)
-        yield from _patterns(value)
+    parts = cast(dict[str, object], schema)
+    if isinstance(pattern := parts.get("pattern"), str):
+        yield pattern
+    if isinstance(named := parts.get("patternProperties"), dict):
+        yield from cast(dict[str, object], named)
+    for part in parts.values():
+        yield from _patterns(part)
 
 
 def _check_pattern(pattern: str, param: str) -> None:

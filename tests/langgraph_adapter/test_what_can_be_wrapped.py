@@ -462,7 +462,7 @@ def test_what_is_wrapped_twice_or_with_an_unknown_option_is_refused(stand_in: Tr
         (stand_in, {}, r"pass it as trainable\(model=\.\.\.\)"),
         (type(chat()), {}, r"is a class; wrap an instance"),
         (chat_graph(), {"to_input": "question"}, "to_input: a function is needed, got 'question'"),
-        (chat_graph(), {"context": Desk}, "context: an instance of Desk"),
+        (chat_graph(), {"context": Desk}, "context: pass an instance of Desk"),
         (chat_graph(), {"scope": "thread"}, "scope: one of"),
         (chat_graph(), {"select": {"nod": "x"}}, "select: there is no key 'nod'"),
     ]:

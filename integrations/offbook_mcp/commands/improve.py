@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import fields
 from typing import Annotated, Any
 
 import typer
@@ -11,10 +10,11 @@ import typer
 from offbook import SFTConfig
 from offbook.auto.estimate import plan_lines
 from offbook.auto.improve import Improver, ImproveStage
-from offbook.auto.improve_options import IMITATION, ImproveOptions
+from offbook.auto.improve_options import IMITATION, ROUNDS_SET, SFT_RATE, ImproveOptions, divided
 from offbook.base.errors import ConfigError
 from offbook.base.terminal import echo
 from offbook.commands.generated_options import with_options
+from offbook.commands.options import SftBatch, SftEpochs, SftRate
 from offbook.llms.ledger import budget
 from offbook_mcp.connection.target import Target
 from offbook_mcp.scenarios.files import ScenarioSet
@@ -28,11 +28,9 @@ from .training import JudgeBase, JudgeModel, LlmBase, Trace, Writer, judge_optio
 RoundRate = Annotated[
     float | None, typer.Option(help="learning rate of the rounds  [default: 1e-5; 2e-3 for tiny-mcp]")
 ]
-NOT_OWN = ("eval_every", "run", "target_reward", "patience", "max_cost")
-"""Options of a training that its rounds set themselves, or that the whole has one of."""
 
 
-@with_options(MCPTrainerOptions, ImproveOptions, without=NOT_OWN)
+@with_options(MCPTrainerOptions, ImproveOptions, without=ROUNDS_SET)
 def improve(
     target: Target,
     teacher: Annotated[
@@ -47,9 +45,9 @@ def improve(
     allow_writes: AllowWrites = False,
     judge: JudgeModel = None,
     judge_api_base: JudgeBase = None,
-    sft_epochs: Annotated[int, typer.Option(min=1, help="passes over the good runs")] = IMITATION.epochs,
-    sft_learning_rate: Annotated[float, typer.Option(help="learning rate of the supervised stage")] = 2e-4,
-    sft_batch_size: Annotated[int, typer.Option(min=1, help="conversations of one update")] = IMITATION.batch_size,
+    sft_epochs: SftEpochs = IMITATION.epochs,
+    sft_learning_rate: SftRate = SFT_RATE,
+    sft_batch_size: SftBatch = IMITATION.batch_size,
     learning_rate: RoundRate = None,
     max_cost: Annotated[
         float | None, typer.Option(help="USD to spend on other LLMs, in all runs with the output folder")
@@ -67,13 +65,10 @@ def improve(
     Generates scenarios, runs them on the teacher, imitates the good runs, trains while held-out success rises, and compares both.
     The same command goes on after Ctrl-C or a crash."""
     named = model_from(target, model, base, dir, url)
-    own = {item.name for item in fields(ImproveOptions)}
-    path = {name: value for name, value in options.items() if name in own}
-    training = {name: value for name, value in options.items() if name not in own}
     sft = SFTConfig.parse(
         epochs=sft_epochs, learning_rate=sft_learning_rate, batch_size=sft_batch_size, skip_bad=IMITATION.skip_bad
     )
-    chosen = ImproveOptions(teacher=teacher, max_cost=max_cost, sft=sft, **path)
+    chosen, training = divided(options, teacher=teacher, max_cost=max_cost, sft=sft)
     if chosen.teaching().as_is:
         raise ConfigError("--teacher: a server has no model of its own: name an LLM, such as openai/gpt-4.1")
     training |= {"llm": writer_at(llm, llm_api_base), "allow_writes": allow_writes, "say": echo}

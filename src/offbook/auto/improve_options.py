@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from offbook.base.config import SFTConfig
 from offbook.base.errors import ConfigError
@@ -15,6 +16,10 @@ from offbook.llms.llm import Llm
 
 IMITATION = SFTConfig(epochs=2, skip_bad=True)
 """Default options of the supervised stage."""
+SFT_RATE = 2e-4
+"""Learning rate of the commands' supervised stage."""
+ROUNDS_SET = ("eval_every", "run", "target_reward", "patience", "max_cost")
+"""Options of a training that its rounds set themselves, or that the whole has one of."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,3 +59,11 @@ class ImproveOptions(RunOptions):
     def teaching(self) -> Candidate:
         """The teacher as a candidate of comparisons. Raises ConfigError."""
         return as_candidate(self.teacher)
+
+
+def divided(options: dict[str, Any], **own: Any) -> tuple[ImproveOptions, dict[str, Any]]:
+    """The options of the path, `own` among them, and those of its trainings."""
+    names = {item.name for item in fields(ImproveOptions)}
+    path = {name: value for name, value in options.items() if name in names}
+    training = {name: value for name, value in options.items() if name not in names}
+    return ImproveOptions(**path, **own), training

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -12,7 +11,7 @@ import typer
 from offbook.auto.estimate import plan_lines
 from offbook.auto.improvable_app import AppWithScenarios, WrappedApp
 from offbook.auto.improve import Improver, ImproveStage
-from offbook.auto.improve_options import IMITATION, ImproveOptions
+from offbook.auto.improve_options import IMITATION, ROUNDS_SET, SFT_RATE, ImproveOptions, divided
 from offbook.base.config import SFTConfig, TrainConfig
 from offbook.base.terminal import echo
 from offbook.scenarios.loading import load_scenarios
@@ -20,7 +19,19 @@ from offbook.trainer.options import TrainerOptions
 from offbook.trainer.trainable_target import load_target
 
 from .generated_options import with_options
-from .options import BaseModel, JudgeBase, JudgeModel, ModelName, RubricFile, Scenarios, Target, Trace
+from .options import (
+    BaseModel,
+    JudgeBase,
+    JudgeModel,
+    ModelName,
+    RubricFile,
+    Scenarios,
+    SftBatch,
+    SftEpochs,
+    SftRate,
+    Target,
+    Trace,
+)
 from .training import judge_option, model_option, sinks_option
 
 Teacher = Annotated[
@@ -28,19 +39,17 @@ Teacher = Annotated[
 ]
 MaxCost = Annotated[float | None, typer.Option(help="USD to spend on other LLMs, in all runs with the folder")]
 HeldOut = Annotated[Path | None, typer.Option("--eval", help="held-out scenarios  [default: a quarter of --scenarios]")]
-NOT_OWN = ("eval_every", "run", "target_reward", "patience", "max_cost")
-"""Options of a training that its rounds set themselves, or that the whole has one of."""
 
 
-@with_options(TrainerOptions, ImproveOptions, without=NOT_OWN)
+@with_options(TrainerOptions, ImproveOptions, without=ROUNDS_SET)
 def improve(
     target: Target,
     scenarios: Scenarios,
     teacher: Teacher = "as-is",
     held_out: HeldOut = None,
-    sft_epochs: Annotated[int, typer.Option(min=1, help="passes over the good runs")] = IMITATION.epochs,
-    sft_learning_rate: Annotated[float, typer.Option(help="learning rate of the supervised stage")] = 2e-4,
-    sft_batch_size: Annotated[int, typer.Option(min=1, help="conversations of one update")] = IMITATION.batch_size,
+    sft_epochs: SftEpochs = IMITATION.epochs,
+    sft_learning_rate: SftRate = SFT_RATE,
+    sft_batch_size: SftBatch = IMITATION.batch_size,
     learning_rate: Annotated[float, typer.Option(help="learning rate of the rounds")] = TrainConfig().learning_rate,
     max_cost: MaxCost = None,
     judge: JudgeModel = None,
@@ -63,13 +72,10 @@ def improve(
     Example:
       offbook improve my_app:agent --scenarios tasks.jsonl
     """
-    own = {item.name for item in fields(ImproveOptions)}
-    path = {name: value for name, value in options.items() if name in own}
-    training = {name: value for name, value in options.items() if name not in own}
     sft = SFTConfig.parse(
         epochs=sft_epochs, learning_rate=sft_learning_rate, batch_size=sft_batch_size, skip_bad=IMITATION.skip_bad
     )
-    chosen = ImproveOptions(teacher=teacher, max_cost=max_cost, sft=sft, **path)
+    chosen, training = divided(options, teacher=teacher, max_cost=max_cost, sft=sft)
     training |= judge_option(judge, judge_api_base, rubric) | sinks_option(None, trace)
     training["config"] = TrainConfig.parse(learning_rate=learning_rate, seed=options["seed"])
     rows = load_scenarios(scenarios)

@@ -39,6 +39,9 @@ Results = Annotated[Path | None, typer.Option(help="file to write the results to
 Server = Annotated[str | None, typer.Option(help="URL of a running server  [default: the one on this machine]")]
 Dir = Annotated[Path | None, typer.Option(help="directory of the server  [default: ./.offbook]")]
 StoreUrl = Annotated[str | None, typer.Option(help="SQLAlchemy URL of the records, if the server has one")]
+SftEpochs = Annotated[int, typer.Option(min=1, help="passes over the good runs")]
+SftRate = Annotated[float, typer.Option(help="learning rate of the supervised stage")]
+SftBatch = Annotated[int, typer.Option(min=1, help="conversations of one update")]
 
 
 def refuse_words(context: typer.Context) -> None:

@@ -371,7 +371,7 @@ async def test_the_lines_tell_what_overlaps_and_how_old_rollouts_were(server: Sc
     watch, first, *_, last, _ = progress.out.getvalue().splitlines()
     assert watch.startswith("watch the run: http://127.0.0.1:")
     assert first == "overlap: rollouts go on during the updates and are at most 2 steps old when they are trained"
-    assert "s of it beside rollouts)  staleness 1.00, max 1  tokens" in last
+    assert "s of it beside rollouts)  staleness 1.00, max 1  taught -  tokens" in last
 
 
 @pytest.mark.parametrize(

@@ -26,11 +26,11 @@ class TakeoverPlan(Wire):
     model: str | None = Field(
         default=None, description="small model, as NAME or NAME@STEP; None: the server's newest step"
     )
-    stages: Annotated[tuple[float, ...], BeforeValidator(_from_text)] = Field(
+    stages: Annotated[tuple[FiniteFloat, ...], BeforeValidator(_from_text)] = Field(
         default=(SHADOW, 0.01, 0.05, 0.25, 1.0), description="shares of threads, comma-separated; 0: shadow"
     )
-    margin: float = Field(default=0.05, gt=0, description="difference of scores that is too much")
-    alpha: float = Field(
+    margin: FiniteFloat = Field(default=0.05, gt=0, description="difference of scores that is too much")
+    alpha: FiniteFloat = Field(
         default=0.05, gt=0, lt=0.5, description="largest probability that a worse model passes a stage"
     )
     score: str = Field(default=REWARDING, min_length=1, max_length=60, description="name of the feedback that decides")
@@ -42,17 +42,21 @@ class TakeoverPlan(Wire):
     threads: int | None = Field(
         default=None, ge=1, description="most scored threads of the small model in a stage; None: planned"
     )
-    min_agreement: float = Field(default=0.8, gt=0, lt=1, description="least agreement with the paid model in shadow")
+    min_agreement: FiniteFloat = Field(
+        default=0.8, gt=0, lt=1, description="least agreement with the paid model in shadow"
+    )
     approve: bool = Field(default=False, description="a person approves each next stage")
-    answer_seconds: float = Field(default=30.0, gt=0, description="seconds until the paid model answers in its place")
-    slow_seconds: float = Field(default=10.0, gt=0, description="a call that takes longer is slow")
-    max_slow: float = Field(default=0.05, gt=0, lt=1, description="largest share of slow calls")
-    max_errors: float = Field(default=0.05, gt=0, lt=1, description="largest share of failed calls")
-    max_unknown: float = Field(
+    answer_seconds: FiniteFloat = Field(
+        default=30.0, gt=0, description="seconds until the paid model answers in its place"
+    )
+    slow_seconds: FiniteFloat = Field(default=10.0, gt=0, description="a call that takes longer is slow")
+    max_slow: FiniteFloat = Field(default=0.05, gt=0, lt=1, description="largest share of slow calls")
+    max_errors: FiniteFloat = Field(default=0.05, gt=0, lt=1, description="largest share of failed calls")
+    max_unknown: FiniteFloat = Field(
         default=0.2, gt=0, lt=1, description="largest share of calls unlike those that were seen"
     )
-    prompt_price: float = Field(default=0.0, ge=0, description="USD per million prompt tokens of the small model")
-    completion_price: float = Field(default=0.0, ge=0, description="USD per million completion tokens of it")
+    prompt_price: FiniteFloat = Field(default=0.0, ge=0, description="USD per million prompt tokens of the small model")
+    completion_price: FiniteFloat = Field(default=0.0, ge=0, description="USD per million completion tokens of it")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -78,7 +82,7 @@ class TakeoverPlan(Wire):
 class StageNeeds(Wire):
     """The scored threads of the small model that a stage needs: usually, and at most. `traffic`: at most, of all threads."""
 
-    share: float
+    share: FiniteFloat
     usual: int
     most: int
     traffic: int
@@ -90,24 +94,24 @@ class Numbers(Wire):
 
     tested: int = 0
     reference: int = 0
-    score: float | None = None
-    reference_score: float | None = None
-    lower: float | None = None
-    upper: float | None = None
+    score: FiniteFloat | None = None
+    reference_score: FiniteFloat | None = None
+    lower: FiniteFloat | None = None
+    upper: FiniteFloat | None = None
     calls: int = 0
     failed: dict[str, int] = Field(default_factory=dict)  # calls that the paid model answered in its place, by reason
     slow: int = 0
     unknown: int = 0  # calls unlike those that were seen, which the paid model answered
-    cost: float | None = None
-    reference_cost: float | None = None
+    cost: FiniteFloat | None = None
+    reference_cost: FiniteFloat | None = None
 
 
 class Decision(Wire):
     """A decision, with its numbers. `decided_at`: unix seconds."""
 
-    decided_at: float
+    decided_at: FiniteFloat
     stage: int
-    share: float
+    share: FiniteFloat
     verdict: Verdict
     reason: str
     numbers: Numbers = Numbers()
@@ -122,7 +126,7 @@ class TakeoverState(Wire):
     model: str = ""
     plan: TakeoverPlan = TakeoverPlan()
     stage: int = 0
-    share: float = 0.0
+    share: FiniteFloat = 0.0
     needs: tuple[StageNeeds, ...] = ()
     numbers: Numbers = Numbers()
     decisions: tuple[Decision, ...] = ()

@@ -4,15 +4,19 @@
 
 Clients roll out in every API, run programs as rollouts, train, download and keep state while one thing at a time is hurt: a
 client, a program, the server, the sampler or the learner is killed with signal 9 or stopped for a while, the disk is full, a file
-is damaged or gone, the wall clock jumps, a supervised training or an import is cut off. After each, everything that was answered is looked up. One line per event; the exit code is 1 when a promise was broken.
+is damaged or gone, the wall clock jumps, a supervised training or an import is cut off. After each, everything that was answered is looked up. One line per event; the
+exit code is 1 when a promise was broken. Ctrl-C or SIGTERM lets the event end, makes the last check and writes the table; a second
+one ends the campaign at once.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -58,14 +62,22 @@ def _row(part: str, those: list[Outcome]) -> str:
     return "| " + " | ".join(str(cell) for cell in cells) + " |"
 
 
-def run(folder: Path, kills: int, seed: int, show: Callable[[list[Outcome]], object] = len) -> list[Outcome]:
-    """Every event and the end, printed as they happen. `show` gets what came of them so far."""
+def run(
+    folder: Path,
+    kills: int,
+    seed: int,
+    show: Callable[[list[Outcome]], object] = len,
+    stop: Callable[[], bool] = lambda: False,
+) -> list[Outcome]:
+    """Every event and the end, printed as they happen. `show` gets what came of them so far; no event begins once `stop()`."""
     outcomes: list[Outcome] = []
     began = time.monotonic()
     with Campaign(folder, seed) as campaign:
         campaign.begin()
         print(f"{time.monotonic() - began:7.1f} s  the first steps are trained", flush=True)
         for number, part in enumerate(decks(kills, random.Random(seed)), 1):
+            if stop():
+                break
             outcomes.append(campaign.event(part))
             print(f"{time.monotonic() - began:7.1f} s  {number}. {outcomes[-1].line()}", flush=True)
             show(outcomes)
@@ -74,6 +86,21 @@ def run(folder: Path, kills: int, seed: int, show: Callable[[list[Outcome]], obj
     end.calls = end.steps = 0  # they were counted by their events
     show([*outcomes, end])
     return [*outcomes, end]
+
+
+def stop_signal() -> threading.Event:
+    """Set by the first SIGINT or SIGTERM; the second does what it does by default."""
+    told = threading.Event()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+
+    def tell(*_: object) -> None:
+        told.set()
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+
+    for number in numbers:
+        signal.signal(number, tell)
+    return told
 
 
 def main() -> int:
@@ -92,7 +119,7 @@ def main() -> int:
             if options.table is not None:
                 options.table.write_text(table(outcomes, words), "utf-8")
 
-        outcomes = run(folder, options.kills, options.seed, show)
+        outcomes = run(folder, options.kills, options.seed, show, stop_signal().is_set)
     print(table(outcomes, words))
     return 1 if any(outcome.broken for outcome in outcomes) else 0
 

@@ -25,15 +25,24 @@ class Runs:
         self.server, self.folder = server, folder
         self._words = [sys.executable, "-m", "tests.trainer.paying_trainer", server.api.url, endpoint.url]
 
-    def start(self, *waits: str) -> subprocess.Popen[str]:
+    def start(self, *waits: str, stderr: int | None = None) -> subprocess.Popen[str]:
         environment = {**os.environ, "OFFBOOK_DIR": str(self.folder), "OPENAI_API_KEY": "none"}
         return subprocess.Popen(
-            [*self._words, *waits], stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment, bufsize=1
+            [*self._words, *waits],
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            cwd=ROOT,
+            env=environment,
+            bufsize=1,
         )
 
-    def to_its_end(self) -> None:
-        with self.start() as process:
-            assert process.wait(300) == 0
+    def to_its_end(self) -> str:
+        """Run once, and return what it wrote to stderr."""
+        with self.start(stderr=subprocess.PIPE) as process:
+            _, errors = process.communicate(timeout=300)
+            assert process.returncode == 0, errors
+            return errors
 
     def costs(self) -> dict[str, float]:
         """The logged costs by the log's id: a server keeps one log of an id."""
@@ -71,6 +80,18 @@ def test_an_answer_that_was_paid_before_a_kill_is_logged_by_the_next_run(runs: R
     assert list(runs.costs().values()) == [1.0, 1.0]
     assert killed["trajectory_ids"] and killed["trajectory_ids"] != own["trajectory_ids"]
     assert not list((runs.folder / "spending").rglob("*.json*")), "what is logged is kept no longer"
+
+
+def test_costs_whose_place_cannot_be_read_are_logged_and_named(runs: Runs) -> None:
+    with runs.start("waits") as process:
+        assert process.stdout is not None
+        while process.stdout.readline() != "paid\n":
+            assert process.poll() is None
+        process.kill()
+    [place] = (runs.folder / "spending").rglob("place.json")
+    place.write_text("{", "utf-8")
+    assert "place.json cannot be read, so what other LLMs cost is logged with the model alone" in runs.to_its_end()
+    assert list(runs.costs().values()) == [1.0, 1.0]
 
 
 @pytest.mark.slow("kills of trainers")

@@ -4,6 +4,8 @@ need years for a short text, while no other thread runs."""
 from __future__ import annotations
 
 import importlib
+import math
+import re
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -16,6 +18,7 @@ parser: Any = importlib.import_module("re._parser")  # the public module has no 
 SECONDS = 1.0
 """Time limit of all searches in one `pattern_time` block, or of one search outside."""
 
+_BOUNDS = re.compile(r"\{(\d*),?(\d*)\}", re.ASCII)
 _DEADLINE: ContextVar[float | None] = ContextVar("offbook_pattern_deadline", default=None)
 
 
@@ -79,6 +82,16 @@ def written_out(pattern: str) -> int:
     (2552, 1)
     """
     return _longest(parser.parse(pattern), int(parser.MAXREPEAT), 1)
+
+
+def product_of_repeats(pattern: str) -> int:
+    """The product of all bounds `{n}` and `{n,m}` of a pattern that Python cannot parse, as if each were nested in the others.
+
+    >>> product_of_repeats(r"^\\p{L}{1,64}@\\p{L}{2,}$")
+    128
+    """
+    bounds = (max(int(number[:9] or 1) for number in repeat.groups("")) for repeat in _BOUNDS.finditer(pattern))
+    return math.prod(max(bound, 1) for bound in bounds)
 
 
 def _longest(parsed: Any, repeats: int, unlimited: int) -> int:

@@ -3,6 +3,7 @@ what a kill left."""
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import AsyncGenerator, Sequence
@@ -18,6 +19,7 @@ from offbook.base.wire import LogRequest
 from offbook.client.model import TrainableModel
 from offbook.llms.ledger import SpendingFile, SpendingTotals
 
+logger = logging.getLogger("offbook")
 PLACE = "place.json"
 """The file in a run's folder that says with which rollouts its costs are logged: a LogRequest without metrics."""
 COSTS = "*.jsonl"
@@ -139,7 +141,12 @@ def _place_of(folder: Path) -> LogRequest:
     """Without a readable place, the costs are logged with the model alone."""
     try:
         return LogRequest.model_validate_json(read_text(folder / PLACE))
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        logger.warning(
+            "%s cannot be read, so what other LLMs cost is logged with the model alone, without its run and step: %s",
+            folder / PLACE,
+            error,
+        )
         return LogRequest(split="train")
 
 

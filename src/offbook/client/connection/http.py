@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from pathlib import PurePath
 from typing import Literal, TypeVar
 from urllib.parse import quote
 
@@ -49,6 +50,8 @@ BATCH_BYTES = 4 * 2**20
 """Approximate size of a request body with finished trajectories, well below the server's limit."""
 TIMEOUT_SECONDS = 120.0
 """Longest silence in a response."""
+ADAPTER_SECONDS = 3600.0
+"""The same, while the server may load a base to compare an adapter with."""
 CONNECT_SECONDS = 30.0
 RETRY_SECONDS = 20.0
 """How long an idempotent request is repeated while nothing answers: the server may be restarting."""
@@ -89,9 +92,12 @@ class Api:
         return self._read(Health.model_validate, await self._ask("GET", "/health"))
 
     async def register(self, request: RegisterRequest) -> ModelState:
-        """Create a trainable model, or return the existing one of the same name and base. An adapter is compared with its
-        base first, which is loaded for it."""
-        answer = await self._ask("POST", "/api/models", request, timeout=3600)
+        """Create a trainable model, or return the existing one of the same name and base.
+
+        A folder may hold an adapter, which the server compares with its base first: it loads the base for it.
+        """
+        seconds = ADAPTER_SECONDS if PurePath(request.base_model).is_absolute() else None
+        answer = await self._ask("POST", "/api/models", request, timeout=seconds)
         return self._read(ModelState.model_validate, answer)
 
     async def models(self) -> list[ModelState]:

@@ -194,3 +194,9 @@ def test_a_pattern_whose_nested_repeats_would_make_masks_slow_is_refused(http: h
     schema: Json = {"type": "object", "patternProperties": {slow: {}}} if where == "patternProperties" else part
     error = refused(http, response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
     assert error["param"] == "response_format" and "125,0" in error["message"] and "50,000" in error["message"]
+
+
+def test_a_pattern_that_python_cannot_parse_has_its_bounds_multiplied(http: httpx.Client) -> None:
+    slow: Json = {"type": "string", "pattern": r"^(?<word>(\p{L}{1,50}){1,50}){1,50}$"}
+    error = refused(http, response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": slow}})
+    assert error["param"] == "response_format" and "125,000" in error["message"]

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from offbook.base.errors import ConfigError
-from offbook.base.schema_patterns import written_out
+from offbook.base.schema_patterns import product_of_repeats, written_out
 from offbook.base.types import Json, Tool
 
 from ..decoding.generation import NoAllowedToken
@@ -299,8 +299,8 @@ def _check_pattern(pattern: str, param: str) -> None:
     """Raise GrammarError for a pattern whose nested repeats are too many."""
     try:
         size = written_out(pattern)
-    except (re.error, RecursionError, OverflowError):
-        return  # xgrammar reads other patterns than Python
+    except (re.error, RecursionError, OverflowError):  # xgrammar reads other patterns than Python
+        size = product_of_repeats(pattern)
     if size > _MAX_PATTERN:
         raise GrammarError(
             f"{param}: the repeats of the pattern {pattern!r:.200} make {size:,} characters, and at most {_MAX_PATTERN:,} "

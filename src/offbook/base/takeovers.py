@@ -55,6 +55,9 @@ class TakeoverPlan(Wire):
     max_unknown: FiniteFloat = Field(
         default=0.2, gt=0, lt=1, description="largest share of calls unlike those that were seen"
     )
+    max_tool_errors: FiniteFloat = Field(
+        default=0.1, gt=0, lt=1, description="largest share of failed results of the app's tools"
+    )
     prompt_price: FiniteFloat = Field(default=0.0, ge=0, description="USD per million prompt tokens of the small model")
     completion_price: FiniteFloat = Field(default=0.0, ge=0, description="USD per million completion tokens of it")
 
@@ -101,6 +104,8 @@ class Numbers(Wire):
     calls: int = 0
     failed: dict[str, int] = Field(default_factory=dict)  # calls that the paid model answered in its place, by reason
     slow: int = 0
+    results: int = 0  # of the app's tools, in the calls that were read
+    tool_errors: int = 0  # those that say that the tool failed
     unknown: int = 0  # calls unlike those that were seen, which the paid model answered
     cost: FiniteFloat | None = None
     reference_cost: FiniteFloat | None = None

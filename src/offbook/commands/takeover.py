@@ -108,7 +108,11 @@ def _numbers(numbers: Numbers) -> str:
         parts.append(f"interval {numbers.lower:+.3f} to {numbers.upper:+.3f}")
     failed = sum(numbers.failed.values())
     return ", ".join(
-        [*parts, f"{numbers.calls} calls, {failed} failed, {numbers.slow} slow, {numbers.unknown} unknown"]
+        [
+            *parts,
+            f"{numbers.calls} calls, {failed} failed, {numbers.slow} slow, {numbers.unknown} unknown",
+            f"{numbers.tool_errors} of {numbers.results} tool results failed",
+        ]
     )
 
 

@@ -138,7 +138,7 @@ class DirectoryLock:
             who = "its pid and address are unknown"
         return (
             f"--dir {self._folder}: another server has this directory ({who}). "
-            "Use that server, stop it, or start this one with another --dir"
+            "Use that server (commands find it by OFFBOOK_URL), stop it, or start this one with another --dir"
         )
 
     def _write_owner(self, facts: dict[str, int | str | None]) -> None:

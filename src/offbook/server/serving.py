@@ -445,7 +445,7 @@ def ready_message(services: Services, url: str, key: Key | None, dashboard: str)
 
 
 def _recorded(share: float) -> str:
-    return f"{share:.4g} of its threads are recorded" if share else "counted, nothing recorded"
+    return f"{100 * share:.4g} % of its threads are recorded" if share else "counted, nothing recorded"
 
 
 def _client_line(url: str, key: Key | None) -> list[str]:

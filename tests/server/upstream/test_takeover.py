@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -12,6 +13,8 @@ import pytest
 
 from offbook.base.takeovers import TakeoverState
 from offbook.commands.main import run
+from offbook.llms.options import Price
+from offbook.server.records.upstream_threads import read_note, save_notes
 from offbook.testing import ScriptedChoice, ScriptedCompletion
 
 from .conftest import Opening, Passing
@@ -156,6 +159,41 @@ async def test_state_sides_and_scores_survive_a_restart(passing: Opening) -> Non
         assert {await said(route, thread) for thread in answers} == {PAID}
 
 
+async def test_decisions_that_a_kill_kept_from_being_stored_are_made_again(passing: Opening) -> None:
+    async with passing(share=0.0) as route:
+        await ask(route, "start", stages=[0.5, 0.75, 1])
+        stored = await route.services.store.read(lambda connection: read_note(connection, "takeover:desk"))
+        for number in range(400):
+            await said(route, f"t-{number}")
+            await score(route, f"t-{number}", 1.0)
+            before = await state(route)
+            if before.stage == 1 and before.numbers.tested >= 3:
+                break
+        await route.gateway.takeover.close()
+        assert stored is not None
+        await route.services.store.write(save_notes, ("takeover:desk", stored))
+    async with passing(share=0.0) as route:
+        after = await state(route)
+        for decision, other in zip(after.decisions, before.decisions, strict=True):
+            assert decision.model_copy(update={"decided_at": other.decided_at, "numbers": other.numbers}) == other
+        assert (after.stage, after.share) == (1, 0.75)
+        assert (after.numbers.tested, after.numbers.lower) == (before.numbers.tested, before.numbers.lower)
+
+
+async def test_a_restart_goes_on_with_the_round_in_which_it_was(passing: Opening) -> None:
+    async with passing(share=0.0) as route:
+        await ask(route, "start", threads=15)
+        for number in range(400):
+            await said(route, f"t-{number}")
+            await score(route, f"t-{number}", 1.0)
+            before = await state(route)
+            if before.decisions[-1].verdict == "round" and before.numbers.tested >= 4:
+                break
+    async with passing(share=0.0) as route:
+        after = await state(route)
+        assert after.decisions == before.decisions and after.numbers.tested == before.numbers.tested == 4
+
+
 @pytest.mark.parametrize("agrees", [True, False])
 async def test_in_shadow_the_small_model_answers_unseen_and_must_agree(passing: Opening, agrees: bool) -> None:
     async with passing(share=0.0) as route:
@@ -201,7 +239,63 @@ async def test_calls_unlike_those_that_were_seen_go_to_the_paid_model_and_many_e
             assert answer.json()["choices"][0]["finish_reason"] == "tool_calls"  # the paid model's
         now = await state(route)
         assert now.status == "left"
-        assert now.decisions[-1].reason == "drift: calls unlike those that were seen: more than 30%"
+        assert now.decisions[-1].reason == "drift: calls unlike those that were seen (new tools, longer): more than 30%"
+
+
+async def asked_until_left(route: Passing, **body: Any) -> TakeoverState:
+    """The state after the calls of new threads that end the takeover."""
+    for number in range(300):
+        assert (await route.chat(thread=f"t-{number}", **body)).status_code == 200
+        await route.gateway.traffic.settled()
+        if (now := await state(route)).status != "running":
+            return now
+    raise AssertionError(f"the takeover goes on: {now}")
+
+
+async def test_a_slow_small_model_is_left(passing: Opening) -> None:
+    async with passing(share=0.0) as route:
+        await ask(route, "start", slow_seconds=1e-6)
+        now = await asked_until_left(route)
+        assert now.status == "left" and now.decisions[-1].reason == "guard: calls slower than 1e-06 s: more than 5%"
+        assert now.decisions[-1].numbers.slow == now.decisions[-1].numbers.calls
+        assert await said(route, "after") == PAID
+
+
+@pytest.mark.parametrize(("price", "status"), [(40.0, "left"), (0.01, "running")])
+async def test_a_small_model_that_costs_more_is_left(
+    passing: Opening, monkeypatch: pytest.MonkeyPatch, price: float, status: str
+) -> None:
+    monkeypatch.setattr("offbook.server.takeover.stage.COST_CALLS", 5)
+    async with passing(share=0.0) as route:
+        traffic = route.gateway.traffic
+        traffic.upstream = replace(traffic.upstream, price=Price(prompt=2.0, completion=8.0))
+        await ask(route, "start", prompt_price=price, completion_price=price)
+        for number in range(40):
+            await said(route, f"t-{number}")
+            await traffic.settled()
+        now = await state(route)
+        assert now.status == status
+        if status == "left":
+            numbers = now.decisions[-1].numbers
+            assert numbers.cost is not None and numbers.reference_cost == pytest.approx(116e-6)  # 30 at 2, 7 at 8
+            assert (
+                now.decisions[-1].reason == f"guard: {numbers.cost:.6f} USD per call, and the paid model costs 0.000116"
+            )
+
+
+async def test_a_tool_that_is_broken_is_found_and_ends_it(passing: Opening) -> None:
+    async with passing(share=0.0) as route:
+        await ask(route, "start", stages=[0.999, 1])
+        call = {"id": "1", "type": "function", "function": {"name": "look_up", "arguments": "{}"}}
+        asked = [{"role": "user", "content": "Where is box 4821?"}, {"role": "assistant", "tool_calls": [call]}]
+        result = {"role": "tool", "tool_call_id": "1"}
+        for number in range(10):
+            assert await said(route, f"t-{number}", messages=[*asked, result | {"content": "on shelf 7"}]) == SMALL
+        now = await asked_until_left(route, messages=[*asked, result | {"content": "Error: no connection"}])
+        assert now.decisions[-1].reason == "guard: failed results of the app's tools: more than 10%"
+        numbers = now.decisions[-1].numbers
+        assert 2 <= numbers.tool_errors <= 20 and numbers.results == 10 + numbers.tool_errors
+        assert await said(route, "after") == PAID
 
 
 async def test_calls_without_a_thread_stay_with_the_paid_model_until_all_are_moved(passing: Opening) -> None:

@@ -99,8 +99,11 @@ def score_threads(connection: Connection, batch: Sequence[ThreadScore]) -> list[
     return results
 
 
-def read_threads(connection: Connection, takeover: str) -> list[tuple[TakenThread, float | None]]:
-    """The threads of a takeover with their scores: those with a score first, in the order in which the scores came."""
+def read_threads(connection: Connection, takeover: str) -> list[tuple[TakenThread, float | None, float]]:
+    """The threads of a takeover with their scores and when those came: first those with a score, in its order."""
     query = select(threads).where(threads.c.takeover == takeover)
     rows = connection.execute(query.order_by(threads.c.scored_at.is_(None), threads.c.scored_at, threads.c.began_at))
-    return [(TakenThread(row.id, row.takeover, row.stage, row.small, row.began_at), row.score) for row in rows]
+    return [
+        (TakenThread(row.id, row.takeover, row.stage, row.small, row.began_at), row.score, row.scored_at or 0.0)
+        for row in rows
+    ]

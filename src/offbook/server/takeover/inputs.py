@@ -1,9 +1,12 @@
-"""What the calls of an app looked like: the names of their tools, and the longest. A call that is unlike them has drifted."""
+"""What the calls of an app looked like: the names of their tools, and the longest. A call that is unlike them has drifted.
+
+Also whether a tool of the app has failed, as its result in a call says it."""
 
 from __future__ import annotations
 
 from typing import cast
 
+import orjson
 from pydantic import BaseModel, Field
 
 from offbook.base.types import Json
@@ -45,6 +48,41 @@ def tool_names(body: Answer) -> set[str]:
         *(part for tool in tools for name in ("function", "functionDeclarations") for part in _objects(tool.get(name))),
     ]
     return {name for part in parts if isinstance(name := part.get("name"), str)}
+
+
+def failed_results(body: Answer) -> list[bool]:
+    """For each result of a tool that a request of any API brings since the last answer: whether it says that the tool failed.
+
+    It says so by `is_error`, as Anthropic's API has it, by a text that begins with "Error", as LangGraph's tools write it, or
+    by a JSON object with a true `error` or `isError`.
+    """
+    results: list[bool] = []
+    for turn in reversed(_objects(body.get("messages") or body.get("contents") or body.get("input"))):
+        if turn.get("role") == "tool" or turn.get("type") == "function_call_output":
+            results.append(_failed(turn.get("content") or turn.get("output")))
+            continue
+        for part in _objects(turn.get("parts") or turn.get("content")):
+            if "functionResponse" in part:
+                results += [_failed(each.get("response")) for each in _objects(part["functionResponse"])]
+            elif part.get("type") == "tool_result":
+                results.append(part.get("is_error") is True or _failed(part.get("content")))
+        break
+    return results
+
+
+def _failed(result: Json) -> bool:
+    """Whether the result of a tool says that it failed: a text, its parts, or an object."""
+    if isinstance(result, list):
+        return any(_failed(part.get("text")) for part in _objects(result))
+    if isinstance(result, str) and result.lstrip().startswith("{"):
+        try:
+            result = orjson.loads(result)
+        except orjson.JSONDecodeError:
+            return False
+    if isinstance(result, dict):
+        told = cast(dict[str, Json], result)
+        return bool(told.get("error") or told.get("isError"))
+    return isinstance(result, str) and result.lstrip().startswith("Error")
 
 
 def _objects(value: Json) -> list[dict[str, Json]]:

@@ -24,6 +24,7 @@ from ..upstream.answers import SHAPE_ERRORS, read_call, whole_answer
 from ..upstream.threads import position
 from ..upstream.traffic import PassedCall
 from .agreement import agreement
+from .inputs import failed_results
 from .takeover import Takeover
 
 logger = logging.getLogger(__name__)
@@ -79,11 +80,15 @@ class SmallModel:
         body: Answer = orjson.loads(call.request)
         if number == 0:
             takeover.seen.learn(body, len(call.request))
-        if small and takeover.seen.unlike(body, len(call.request)) is not None:
-            takeover.stage.add_unknown()
+        if failed := failed_results(body):
+            for each in failed:
+                takeover.stage.add_result(failed=each)
+            takeover.decide()
+        if small and (how := takeover.seen.unlike(body, len(call.request))) is not None:
+            takeover.stage.add_unlike(how)
             takeover.decide()
             return False
-        return small
+        return small and takeover.active
 
     async def answer(self, call: PassedCall, path: str, scope: Scope) -> SmallAnswer:
         """The small model's answer within the plan's seconds. Never raises."""

@@ -74,7 +74,9 @@ class Stage:
     reference: MeanBets | None = None
     failed: Counter[str] = field(default_factory=Counter[str])
     slow: int = 0
-    unknown: int = 0
+    unlike: Counter[str] = field(default_factory=Counter[str])
+    results: int = 0
+    tool_errors: int = 0
     calls: int = 0
     shadowed: set[str] = field(default_factory=set[str])
     small_cost: Sums = field(default_factory=Sums)
@@ -86,7 +88,7 @@ class Stage:
         if self.reference is not None:
             self.comparison.reference = self.reference
         self.agreement = MeanBets(GUARD_GAP)
-        self._guards = {name: MeanBets(GUARD_GAP) for name in ("errors", "slow", "unknown")}
+        self._guards = {name: MeanBets(GUARD_GAP) for name in ("errors", "slow", "unknown", "tools")}
 
     def add_score(self, score: float, *, small: bool) -> None:
         """Take in the first score of a thread that began in this stage."""
@@ -103,10 +105,16 @@ class Stage:
         self._guards["slow"].add(float(slow))
         self._guards["unknown"].add(0.0)
 
-    def add_unknown(self) -> None:
+    def add_unlike(self, how: str) -> None:
         """Take in a call unlike those that were seen, for which the small model was not asked."""
-        self.unknown += 1
+        self.unlike[how] += 1
         self._guards["unknown"].add(1.0)
+
+    def add_result(self, *, failed: bool) -> None:
+        """Take in the result of a tool of the app."""
+        self.results += 1
+        self.tool_errors += failed
+        self._guards["tools"].add(float(failed))
 
     def add_small_cost(self, cost: float | None) -> None:
         """Take in what a call on the small model's side cost in USD, whoever answered in the end."""
@@ -125,13 +133,14 @@ class Stage:
     def _guarded(self) -> Finding | None:
         plan = self.plan
         for name, what, most in (
-            ("errors", "failed calls", plan.max_errors),
-            ("slow", f"calls slower than {plan.slow_seconds:g} s", plan.max_slow),
-            ("unknown", "calls unlike those that were seen", plan.max_unknown),
+            ("errors", "guard: failed calls", plan.max_errors),
+            ("slow", f"guard: calls slower than {plan.slow_seconds:g} s", plan.max_slow),
+            ("tools", "guard: failed results of the app's tools", plan.max_tool_errors),
+            ("unknown", "drift: calls unlike those that were seen", plan.max_unknown),
         ):
-            guard = self._guards[name]
-            if guard.above_level(most, plan.alpha):
-                return Finding(False, f"{'drift' if name == 'unknown' else 'guard'}: {what}: more than {most:.0%}")
+            if self._guards[name].above_level(most, plan.alpha):
+                how = f" ({', '.join(kind for kind, _ in self.unlike.most_common())})" if name == "unknown" else ""
+                return Finding(False, f"{what}{how}: more than {most:.0%}")
         small, paid = self.small_cost, self.paid_cost
         if min(small.calls, paid.calls) >= COST_CALLS and (small.mean or 0.0) > (paid.mean or 0.0):
             return Finding(False, f"guard: {small.mean:.6f} USD per call, and the paid model costs {paid.mean:.6f}")
@@ -176,7 +185,9 @@ class Stage:
             calls=self.calls,
             failed=dict(self.failed),
             slow=self.slow,
-            unknown=self.unknown,
+            results=self.results,
+            tool_errors=self.tool_errors,
+            unknown=self.unlike.total(),
             cost=self.small_cost.mean,
             reference_cost=self.paid_cost.mean,
         )

@@ -1,13 +1,14 @@
 """The takeover of one route: which side answers a thread, what the evidence decides, and the records of both.
 
-Decisions take effect in memory at once, and are stored behind it. A restart repeats a decision that was not stored: it reads
-the same scores in the same order. What the guards counted in a stage begins anew.
+Decisions take effect in memory at once, and are stored behind it. A restart repeats a decision on scores that was not stored:
+it reads the same scores in the same order. What the guards counted in a stage begins anew.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
 
 from offbook.base import clock
@@ -59,6 +60,7 @@ class Takeover:
         self._stage = Stage(self.state.plan, SHADOW, 1)
         self._saved = ""
         self._saving: asyncio.Task[None] | None = None
+        self._decided = asyncio.Event()
 
     async def open(self) -> None:
         """Go on from the records. Raises StoreError."""
@@ -216,6 +218,7 @@ class Takeover:
         decision = Decision(
             decided_at=clock.now(), stage=state.stage, share=share, verdict=verdict, reason=reason, numbers=numbers
         )
+        self._decided.set()
         decisions = (*state.decisions, decision)
         self.state = state.model_copy(update={"decisions": decisions, "status": status or state.status, "share": share})
 
@@ -225,18 +228,23 @@ class Takeover:
         reference = self._stage.comparison.reference if share == 1.0 else None
         return Stage(plan, share, self.state.needs[number].most, reference)
 
-    def _replay(self, rows: list[tuple[TakenThread, float | None]]) -> None:
-        """Take in the stored threads, and the scores of this stage; of the one before too for its reference."""
-        number = self.state.stage
-        begins = [number - 1, number] if self.state.plan.stages[number] == 1.0 else [number]
-        for stage in begins:
-            self._stage = self._stage_of(stage)
-            for taken, score in rows:
-                if taken.stage == stage and score is not None:
-                    self._stage.add_score(score, small=taken.small)
-        for taken, _ in rows[-KNOWN_THREADS:]:
+    def _replay(self, rows: list[tuple[TakenThread, float | None, float]]) -> None:
+        """Take in the stored threads, and their scores as they came: of this stage and those that it leads to, since the last round
+        began; of the stage before too, for its reference."""
+        for taken, _, _ in rows[-KNOWN_THREADS:]:
             self._remember(taken.id, ThreadSide(taken.stage, taken.small))
-        self.decide()
+        number, decisions = self.state.stage, self.state.decisions
+        began = next((each.decided_at for each in reversed(decisions) if each.verdict in ("started", "round")), 0.0)
+        if self.state.plan.stages[number] == 1.0:
+            self._stage = self._stage_of(number - 1)
+            for taken, score, _ in rows:
+                if taken.stage == number - 1 and score is not None:
+                    self._stage.add_score(score, small=taken.small)
+        self._stage = self._stage_of(number)
+        for taken, score, scored_at in rows:
+            if taken.stage == self.state.stage and score is not None and scored_at >= began:
+                self._stage.add_score(score, small=taken.small)
+                self.decide()
 
     def _remember(self, name: str, side: ThreadSide) -> None:
         self._sides[name] = side
@@ -263,7 +271,9 @@ class Takeover:
 
     async def _save_all(self) -> None:
         while True:
-            await asyncio.sleep(SAVE_SECONDS)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._decided.wait(), SAVE_SECONDS)
+            self._decided.clear()
             try:
                 await self.save()
             except OffbookError as error:

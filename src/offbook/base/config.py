@@ -587,7 +587,7 @@ class ServerOptions(Options):
     store_url: str | None = Field(default=None, description="SQLAlchemy URL of the records; None: SQLite in `dir`")
     mirror: str | None = Field(
         default=None,
-        description="place for copies of checkpoints: s3://, gs:// or az://BUCKET/PATH, or file:///FOLDER",
+        description="place for copies of checkpoints: s3://, gs:// or az://BUCKET/PATH, hf://OWNER/REPO/PATH, or file:///FOLDER",
     )
     durable: bool = Field(default=False, description="sync every commit to disk: a power loss loses no answered call")
     api_key: str | None = Field(

@@ -14,7 +14,10 @@ from offbook.client.connection.http import checked_name
 from .lazy_import import imported
 from .options import Dir, Model
 
-Mirror = Annotated[str, typer.Option(help="place of the copies: s3://, gs:// or az://BUCKET/PATH, or file:///FOLDER")]
+Mirror = Annotated[
+    str,
+    typer.Option(help="place of the copies: s3://, gs:// or az://BUCKET/PATH, hf://OWNER/REPO/PATH, or file:///FOLDER"),
+]
 
 
 def push(model: Model, mirror: Mirror, dir: Dir = None) -> None:

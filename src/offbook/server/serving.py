@@ -101,11 +101,11 @@ def run(options: ServerOptions) -> int:
 
 def _pull_newest(root: Path, url: str) -> None:
     """Pull the steps that are newer at the mirror. Raises ConfigError, MissingExtraError, StoreError."""
-    from .mirror.place import MirrorPlace  # needs the extra `mirror`
+    from .mirror.place import mirror_place  # needs the extra `mirror`
     from .mirror.pulls import pull
 
     try:
-        pulled = asyncio.run(pull(root, MirrorPlace(url)))
+        pulled = asyncio.run(pull(root, mirror_place(url)))
     except StoreError as error:
         raise StoreError(
             f"{error}. Which step is the newest is unknown, so the server does not start; without --mirror it starts "
@@ -128,10 +128,10 @@ async def open_services(options: ServerOptions, engine: EngineChoice, base: Base
         jobs = JobFolders(options.dir / "jobs", store)
         history = TrainHistory(store, models.registry, jobs)
         if options.mirror is not None:
-            from .mirror.place import MirrorPlace  # needs the extra `mirror`
+            from .mirror.place import mirror_place  # needs the extra `mirror`
             from .mirror.uploads import MirrorUploads
 
-            mirror = MirrorUploads(MirrorPlace(options.mirror), options.dir, models.registry)
+            mirror = MirrorUploads(mirror_place(options.mirror), options.dir, models.registry)
             mirror.start()
         if not options.inference_only:
             learner = _learner(options, engine, base)

@@ -21,7 +21,7 @@ from offbook.commands.main import run as main
 from offbook.engine.checkpoint_files import FILES, NOTE, digest
 from offbook.server.directory_lock import sweep
 from offbook.server.mirror import copies, uploads
-from offbook.server.mirror.place import MirrorPlace
+from offbook.server.mirror.bucket_place import BucketPlace
 from offbook.server.mirror.pulls import pull
 from offbook.server.mirror.uploads import MirrorUploads
 from offbook.server.models.base_model import BaseModelPath
@@ -34,15 +34,15 @@ KILLED = """
 import asyncio, sys, time
 from pathlib import Path
 from offbook.server.mirror.copies import push
-from offbook.server.mirror.place import MirrorPlace
-write, written = MirrorPlace.upload, []
+from offbook.server.mirror.bucket_place import BucketPlace
+write, written = BucketPlace.upload, []
 async def upload(self, path, source):
     written.append(path)
     if len(written) > int(sys.argv[3]):
         print("now", flush=True)
         time.sleep(60)
     await write(self, path, source)
-MirrorPlace.upload = upload
+BucketPlace.upload = upload
 asyncio.run(push(Path(sys.argv[1]), sys.argv[2], "agent"))
 """
 """Pushes a model, and stops before a file. `sys.argv`: directory, URL, files to write."""
@@ -65,11 +65,11 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> MirrorPlace:
-    return MirrorPlace(f"file://{tmp_path}/mirror")
+def place(tmp_path: Path) -> BucketPlace:
+    return BucketPlace(f"file://{tmp_path}/mirror")
 
 
-def there(place: MirrorPlace, step: int) -> Path:
+def there(place: BucketPlace, step: int) -> Path:
     return Path(place.url.removeprefix("file://")) / AGENT / "checkpoints" / f"{step:04d}"
 
 
@@ -90,7 +90,6 @@ async def eventually(met: Callable[[], object]) -> None:
 @pytest.mark.parametrize(
     ("url", "why"),
     [
-        ("hf://me/agent", "hf:// is not supported yet"),
         ("ftp://host/x", "unknown scheme 'ftp'"),
         ("bucket/x", "unknown scheme ''"),
         ("s3://", "it names no bucket"),
@@ -102,23 +101,23 @@ async def eventually(met: Callable[[], object]) -> None:
 )
 def test_a_url_that_is_no_place_is_refused_by_name(url: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
-        MirrorPlace(url)
+        BucketPlace(url)
 
 
 async def test_the_newest_step_is_uploaded_first_and_each_note_last(
-    folder: Path, place: MirrorPlace, monkeypatch: pytest.MonkeyPatch
+    folder: Path, place: BucketPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[str] = []
     for name in ("upload", "create"):
-        write: Callable[..., Awaitable[object]] = getattr(MirrorPlace, name)
+        write: Callable[..., Awaitable[object]] = getattr(BucketPlace, name)
 
         async def recorded(
-            self: MirrorPlace, path: str, content: object, write: Callable[..., Awaitable[object]] = write
+            self: BucketPlace, path: str, content: object, write: Callable[..., Awaitable[object]] = write
         ):
             written.append(path.removeprefix(f"{AGENT}/"))
             return await write(self, path, content)
 
-        monkeypatch.setattr(MirrorPlace, name, recorded)
+        monkeypatch.setattr(BucketPlace, name, recorded)
     assert await copies.push(folder, place.url, "agent") == [2, 1]
     steps = [
         f"checkpoints/{step}/{name}"
@@ -130,7 +129,7 @@ async def test_the_newest_step_is_uploaded_first_and_each_note_last(
 
 
 async def test_a_lost_directory_comes_back_at_the_same_step_with_equal_bytes(
-    folder: Path, place: MirrorPlace, tmp_path: Path
+    folder: Path, place: BucketPlace, tmp_path: Path
 ) -> None:
     (folder / AGENT / "state.json").write_text('{"value": {"batch": 7}}')
     await copies.push(folder, place.url, "agent")
@@ -145,7 +144,7 @@ async def test_a_lost_directory_comes_back_at_the_same_step_with_equal_bytes(
     assert sweep(fresh) == 0 and await pull(fresh, place) == []
 
 
-async def test_a_directory_whose_records_alone_are_lost_gets_none_by_a_pull(folder: Path, place: MirrorPlace) -> None:
+async def test_a_directory_whose_records_alone_are_lost_gets_none_by_a_pull(folder: Path, place: BucketPlace) -> None:
     await copies.push(folder, place.url, "agent")
     shutil.rmtree(folder / AGENT / "checkpoints" / "0002")
     (folder / "records.db").unlink(missing_ok=True)
@@ -155,7 +154,7 @@ async def test_a_directory_whose_records_alone_are_lost_gets_none_by_a_pull(fold
 
 
 async def test_an_upload_killed_before_its_note_is_not_taken_and_is_completed_later(
-    folder: Path, place: MirrorPlace, tmp_path: Path
+    folder: Path, place: BucketPlace, tmp_path: Path
 ) -> None:
     newest = folder / AGENT / "checkpoints" / "0002"
     shutil.move(newest, tmp_path / "later")
@@ -177,7 +176,7 @@ async def test_an_upload_killed_before_its_note_is_not_taken_and_is_completed_la
 
 
 async def test_a_damaged_copy_is_passed_over_for_the_one_before(
-    folder: Path, place: MirrorPlace, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    folder: Path, place: BucketPlace, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     await copies.push(folder, place.url, "agent")
     adapter = there(place, 2) / "adapter_model.safetensors"
@@ -227,7 +226,7 @@ HOSTILE: dict[str, tuple[int, Callable[[Path], object]]] = {
 
 @pytest.mark.parametrize("attack", HOSTILE)
 async def test_a_hostile_place_gives_a_whole_step_and_writes_nothing_else(
-    folder: Path, place: MirrorPlace, tmp_path: Path, attack: str
+    folder: Path, place: BucketPlace, tmp_path: Path, attack: str
 ) -> None:
     await copies.push(folder, place.url, "agent")
     step, make = HOSTILE[attack]
@@ -243,7 +242,7 @@ async def test_a_hostile_place_gives_a_whole_step_and_writes_nothing_else(
     assert written <= {*FILES, "model.json", "state.json", "records.db", "server.lock"}, written
 
 
-async def test_a_damaged_newest_step_of_the_directory_is_replaced(folder: Path, place: MirrorPlace) -> None:
+async def test_a_damaged_newest_step_of_the_directory_is_replaced(folder: Path, place: BucketPlace) -> None:
     await copies.push(folder, place.url, "agent")
     newest = folder / AGENT / "checkpoints" / "0002"
     (newest / "rng.safetensors").write_bytes(b"")
@@ -251,7 +250,7 @@ async def test_a_damaged_newest_step_of_the_directory_is_replaced(folder: Path, 
     assert same(newest, there(place, 2)) and newest.with_name("0002.damaged-0").is_dir()
 
 
-async def test_two_trainings_are_never_mixed(folder: Path, place: MirrorPlace) -> None:
+async def test_two_trainings_are_never_mixed(folder: Path, place: BucketPlace) -> None:
     await copies.push(folder, place.url, "agent")
     note = there(place, 2) / NOTE
     note.write_bytes(note.read_bytes() + b"\n")
@@ -265,7 +264,7 @@ async def test_two_trainings_are_never_mixed(folder: Path, place: MirrorPlace) -
 
 
 async def test_a_full_disk_is_said_and_leaves_nothing(
-    folder: Path, place: MirrorPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, place: BucketPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await copies.push(folder, place.url, "agent")
     fresh = tmp_path / "fresh"
@@ -277,26 +276,26 @@ async def test_a_full_disk_is_said_and_leaves_nothing(
 
 
 async def test_a_place_that_fails_is_logged_once_and_caught_up_with(
-    folder: Path, place: MirrorPlace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    folder: Path, place: BucketPlace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(uploads, "FIRST_PAUSE", 0.01)
     monkeypatch.setattr(uploads, "LONGEST_PAUSE", 0.02)
     tries: list[str] = []
-    write = MirrorPlace.upload
+    write = BucketPlace.upload
 
-    async def refused(self: MirrorPlace, path: str, source: Path) -> None:
+    async def refused(self: BucketPlace, path: str, source: Path) -> None:
         tries.append(path)
         raise StoreError("mirror: denied")
 
-    monkeypatch.setattr(MirrorPlace, "upload", refused)
+    monkeypatch.setattr(BucketPlace, "upload", refused)
     models = registry(folder)
     mirror = MirrorUploads(place, folder, models)
     assert mirror.steps_behind(models.model("agent")) is None
     mirror.start()
     await eventually(lambda: len(tries) > 3)
     assert mirror.steps_behind(models.model("agent")) == 2
-    monkeypatch.setattr(MirrorPlace, "upload", write)
+    monkeypatch.setattr(BucketPlace, "upload", write)
     await eventually(lambda: mirror.steps_behind(models.model("agent")) == 0)
     await mirror.finish(20)
     assert (there(place, 1) / NOTE).exists()
@@ -304,7 +303,7 @@ async def test_a_place_that_fails_is_logged_once_and_caught_up_with(
     assert caplog.text.count("is up to date again") == 1
 
 
-async def test_a_commit_is_uploaded_and_a_stop_uploads_what_is_left(folder: Path, place: MirrorPlace) -> None:
+async def test_a_commit_is_uploaded_and_a_stop_uploads_what_is_left(folder: Path, place: BucketPlace) -> None:
     models = registry(folder)
     model = models.model("agent")
     second = model.checkpoints.pop(2)
@@ -324,16 +323,16 @@ async def test_a_commit_is_uploaded_and_a_stop_uploads_what_is_left(folder: Path
 
 
 async def test_a_stop_does_not_wait_for_a_place_that_hangs(
-    folder: Path, place: MirrorPlace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    folder: Path, place: BucketPlace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     hung: list[str] = []
 
-    async def hang(self: MirrorPlace, path: str, source: Path) -> None:
+    async def hang(self: BucketPlace, path: str, source: Path) -> None:
         if "/checkpoints/" in path:
             hung.append(path)
             await asyncio.Event().wait()
 
-    monkeypatch.setattr(MirrorPlace, "upload", hang)
+    monkeypatch.setattr(BucketPlace, "upload", hang)
     mirror = MirrorUploads(place, folder, registry(folder))
     mirror.start()
     await eventually(lambda: hung)
@@ -344,7 +343,7 @@ async def test_a_stop_does_not_wait_for_a_place_that_hangs(
 
 
 def test_the_commands_push_and_pull(
-    folder: Path, place: MirrorPlace, tmp_path: Path, capsys: pytest.CaptureFixture
+    folder: Path, place: BucketPlace, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     words = ["agent", "--mirror", place.url, "--dir"]
     assert main(["push", *words, str(folder)]) == 0
@@ -375,4 +374,4 @@ async def test_a_key_that_the_provider_refuses_is_told_in_its_words(monkeypatch:
         with pytest.raises(
             StoreError, match="mirror s3://bucket/a: could not list it: InvalidAccessKeyId: The key does not"
         ):
-            await MirrorPlace("s3://bucket/a").sizes()
+            await BucketPlace("s3://bucket/a").sizes()

@@ -17,7 +17,7 @@ from moto.server import ThreadedMotoServer
 
 from offbook.commands.main import run as main
 from offbook.engine.checkpoint_files import FILES, digest
-from offbook.server.mirror.place import MirrorPlace
+from offbook.server.mirror.bucket_place import BucketPlace
 from tests.server.mirror.test_mirror import AGENT, KILLED, WRITTEN
 from tests.server.servers import RunningServer, until
 
@@ -84,7 +84,7 @@ def test_an_upload_to_a_bucket_killed_before_its_note_is_not_taken(tmp_path: Pat
     with child:
         assert child.stdout is not None and child.stdout.readline() == "now\n"
         child.kill()
-    assert asyncio.run(MirrorPlace(BUCKET).sizes()).keys() > {f"{AGENT}/checkpoints/0002/adapter_config.json"}
+    assert asyncio.run(BucketPlace(BUCKET).sizes()).keys() > {f"{AGENT}/checkpoints/0002/adapter_config.json"}
     assert main(["pull", "agent", "--mirror", BUCKET, "--dir", str(tmp_path / "fresh")]) == 2  # no complete checkpoint
     assert main(["push", "agent", "--mirror", BUCKET, "--dir", str(folder)]) == 0
     assert main(["pull", "agent", "--mirror", BUCKET, "--dir", str(tmp_path / "fresh")]) == 0

@@ -10,7 +10,7 @@ from ...engine.checkpoint_files import whole
 from ..directory_lock import DirectoryLock, make_private
 from ..models.checkpoints import FACTS
 from ..stored_models import find_model
-from .place import MirrorPlace
+from .place import mirror_place
 from .pulls import check_history, ignore_damaged, pull
 from .remote_models import STATE, remote_models, upload
 
@@ -20,7 +20,7 @@ async def push(root: Path, url: str, name: str) -> list[int]:
 
     Raises ConfigError for an unknown model and for another training at the place, StoreError.
     """
-    place = MirrorPlace(url)
+    place = mirror_place(url)
     model, _ = find_model(root, name)
     folder = model.relative_to(root).as_posix()
     there = (await remote_models(place)).get(folder)
@@ -47,7 +47,7 @@ async def pull_model(root: Path, url: str, name: str) -> list[Path]:
 
     Raises ConfigError, also while a server runs on the directory, StoreError.
     """
-    place = MirrorPlace(url)
+    place = mirror_place(url)
     make_private(root)
     lock = DirectoryLock(root)
     try:

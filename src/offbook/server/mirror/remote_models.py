@@ -93,10 +93,9 @@ async def upload(place: MirrorPlace, folder: str, checkpoint: Checkpoint) -> Non
     marker = path_of(folder, checkpoint.step, NOTE)
     there = await place.read(marker)
     if there is None:
-        for name in FILES:
-            if name != NOTE:
-                await place.upload(path_of(folder, checkpoint.step, name), checkpoint.path / name)
-        if await place.create(marker, content):
+        others = [name for name in FILES if name != NOTE]
+        files = {path_of(folder, checkpoint.step, name): checkpoint.path / name for name in others}
+        if await place.add(files, marker, content):
             return
         there = await place.read(marker)
     if there != content:

@@ -342,7 +342,7 @@ def _are_tool_calls(value: Json) -> bool:
 
 class FinishRequest(Wire):
     """End rollouts. Later calls under a finished id are answered and recorded as late, but never trained.
-    Finishing an id again replaces its reward, metrics, metadata and logs."""
+    Finishing an id again replaces its reward, metrics, metadata and logs; feedback that came since stays."""
 
     trajectories: tuple[TrajectoryRecord, ...] = Field(min_length=1, max_length=FINISHED_AT_ONCE)
 

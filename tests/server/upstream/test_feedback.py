@@ -71,6 +71,34 @@ async def test_a_rollouts_own_reward_stays_and_the_score_is_a_metric(gateway: Ga
     assert len(await gateway.calls("r-1")) == 1
 
 
+async def test_a_rollout_that_is_finished_again_keeps_its_feedback(gateway: Gateway) -> None:
+    for name in ("scored", "unscored"):
+        await gateway.chat({"x-offbook-trajectory": name})
+    await gateway.http.post(
+        "/api/trajectories", json={"trajectories": [record("scored", 0.7), record("unscored", None)]}
+    )
+    for name in ("scored", "unscored"):
+        await send(gateway, trajectory_id=name, score=0.25, comment="late")
+        await send(gateway, trajectory_id=name, score=5, name="stars")
+    again = [record("scored", 0.9, metrics={"turns": 2}, metadata={"app": "desk"}), record("unscored", None)]
+    assert (await gateway.http.post("/api/trajectories", json={"trajectories": again})).status_code == 200
+    scored, unscored = await stored(gateway, "scored"), await stored(gateway, "unscored")
+    assert (scored.reward, scored.metrics) == (0.9, {"turns": 2.0, "feedback/score": 0.25, "feedback/stars": 5.0})
+    assert (scored.metadata["app"], scored.metadata["feedback"]["score"]["comment"]) == ("desk", "late")
+    assert (unscored.reward, unscored.metrics) == (0.25, {"feedback/score": 0.25, "feedback/stars": 5.0})
+    assert (await send(gateway, trajectory_id="unscored", score=1)).json()["reward"] == 1.0
+
+
+async def test_feedback_leaves_an_apps_own_metadata_of_that_name(gateway: Gateway) -> None:
+    await gateway.chat({"x-offbook-trajectory": "r-1"})
+    await gateway.http.post(
+        "/api/trajectories", json={"trajectories": [record("r-1", None, metadata={"feedback": "mine"})]}
+    )
+    answer = await send(gateway, trajectory_id="r-1", score=1)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "metadata_taken")
+    assert (await stored(gateway, "r-1")).metadata == {"feedback": "mine"}
+
+
 @pytest.mark.parametrize(
     ("body", "status", "code"),
     [

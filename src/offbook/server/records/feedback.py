@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import fmean
-from typing import NamedTuple, cast
+from typing import NamedTuple, TypeAlias, cast
 
 from sqlalchemy import Connection, select
 
@@ -14,7 +14,7 @@ from offbook.base.types import Json
 from offbook.base.wire import REWARDING, FeedbackRequest, FeedbackResult, TrajectoryRecord
 
 from ..errors import ApiError
-from .claims import finish
+from .claims import Finish, chunks, finish
 from .tables import calls, outputs, trajectories
 
 FIELD = "feedback"
@@ -43,10 +43,54 @@ def add_feedback(connection: Connection, batch: Sequence[Feedback]) -> list[Feed
     return results
 
 
+def finish_again(connection: Connection, batch: Sequence[Finish]) -> list[dict[str, int] | OffbookError]:
+    """Like `claims.finish`. A trajectory that was finished before keeps the feedback that came since."""
+    results: list[dict[str, int] | OffbookError] = []
+    for records in batch:
+        entries: dict[str, Entries] = {}
+        for chunk in chunks([record.id for record in records]):
+            bodies = connection.scalars(select(trajectories.c.body).where(trajectories.c.id.in_(chunk)))
+            for before in map(TrajectoryRecord.model_validate_json, bodies):
+                entries[before.id] = _entries(before) or {}
+        whole = tuple(_with(record, known) if (known := entries.get(record.id)) else record for record in records)
+        results += finish(connection, [whole])
+    return results
+
+
+Entries: TypeAlias = dict[str, dict[str, Json]]
+"""The feedback of a trajectory, by its name and, for a call's, the call's id."""
+
+
+def _entries(record: TrajectoryRecord) -> Entries | None:
+    """The feedback in a trajectory's metadata. None if the app has something of its own there."""
+    stored = record.metadata.get(FIELD, {})
+    entries = list(cast(Entries, stored).values()) if isinstance(stored, dict) else [stored]
+    return cast(Entries, stored) if all(isinstance(entry, dict) and "score" in entry for entry in entries) else None
+
+
+def _with(record: TrajectoryRecord, entries: Entries) -> TrajectoryRecord:
+    """The trajectory with this feedback: in its metadata, as metrics, and as its reward if it has none."""
+    means = {name: _mean(entries, name) for name in dict.fromkeys(key.partition(" ")[0] for key in entries)}
+    changed: dict[str, Json] = {
+        "metadata": {**record.metadata, FIELD: entries},
+        "metrics": {**record.metrics, **{f"{FIELD}/{name}": mean for name, mean in means.items()}},
+        "reward": means.get(REWARDING) if record.reward is None else record.reward,
+    }
+    return record.model_copy(update=changed)
+
+
 def _add(connection: Connection, feedback: Feedback) -> FeedbackResult:
     request = feedback.request
     record = _record(connection, feedback)
-    known = cast(dict[str, dict[str, Json]], record.metadata.get(FIELD) or {})
+    known = _entries(record)
+    if known is None:
+        raise ApiError(
+            409,
+            f"trajectory {record.id!r} has metadata of its own under {FIELD!r}, where feedback is stored: finish it again "
+            "with another name for it",
+            "metadata",
+            "metadata_taken",
+        )
     key = request.name if request.call_id is None else f"{request.name} {request.call_id}"
     entry: dict[str, Json] = {"score": request.score, "comment": request.comment}
     before = known.get(key)
@@ -54,20 +98,15 @@ def _add(connection: Connection, feedback: Feedback) -> FeedbackResult:
         return FeedbackResult(trajectory_id=record.id, reward=record.reward, changed=False)
     rewarded = record.reward is None or _mean(known, REWARDING) == record.reward
     entries = {**known, key: {**entry, "at": feedback.received_at}}
-    changed: dict[str, Json] = {
-        "metadata": {**record.metadata, FIELD: entries},
-        "metrics": {**record.metrics, f"{FIELD}/{request.name}": _mean(entries, request.name)},
-    }
-    if request.name == REWARDING and rewarded:
-        changed["reward"] = _mean(entries, REWARDING)
-    whole = redacted_record(record.model_copy(update=changed))
+    unrewarded = record.model_copy(update={"reward": None}) if rewarded else record
+    whole = redacted_record(_with(unrewarded, entries))
     [failure] = finish(connection, [(whole,)])
     if isinstance(failure, OffbookError):
         raise failure
     return FeedbackResult(trajectory_id=whole.id, reward=whole.reward, changed=True)
 
 
-def _mean(entries: dict[str, dict[str, Json]], name: str) -> float | None:
+def _mean(entries: Entries, name: str) -> float | None:
     """The mean score of a name: of the trajectory itself where it has one, else of its calls."""
     if name in entries:
         return entries[name]["score"]

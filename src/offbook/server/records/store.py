@@ -48,8 +48,9 @@ from offbook.base.wire import (
 
 from .call_reading import WHOLE, read_calls, trace_page
 from .call_rows import call_of, call_row, output_rows
-from .claims import chunks, finish
+from .claims import chunks
 from .database import engine_at
+from .feedback import finish_again
 from .listing import page
 from .overview import model_logs
 from .ownership import RecordsOwnership
@@ -269,10 +270,11 @@ class Store:
 
     async def finish(self, records: Sequence[TrajectoryRecord]) -> dict[str, int]:
         """Finish trajectories and claim their calls in one transaction. Returns the number of calls per trajectory id.
+        One that is finished again keeps its feedback.
 
         Raises ApiError, and writes nothing: 404 for unknown calls, 409 if two trajectories claim one choice.
         """
-        return await self._writer.write(finish, tuple(records))
+        return await self._writer.write(finish_again, tuple(records))
 
     async def finished(self, ids: Sequence[str]) -> dict[str, TrajectoryRecord]:
         """The finished ones of these trajectories, by id."""

@@ -212,6 +212,14 @@ class ForkRequest(Wire):
     from_step: int | None = Field(default=None, ge=0, lt=2**31)
 
 
+class AdoptRequest(Wire):
+    """Make step `step` of `model` the next step of the model in the URL, which must be at step `after`."""
+
+    model: Name
+    step: int = Field(ge=1, lt=2**31)
+    after: int = Field(ge=0, lt=2**31)
+
+
 class LogRequest(Wire):
     """The user's own metrics, stored with the model. An `id` that the model's log has already changes nothing."""
 
@@ -468,13 +476,15 @@ class GroupRecord(Wire):
 
 class TrainRequest(Wire):
     """One step, applied at most once per `id`: a repeated request joins the running step or gets the stored result.
-    `evaluate`: compute the cross-entropy of the groups and change nothing."""
+    `evaluate`: compute the cross-entropy of the groups and change nothing. `sampled_by`: the model whose calls are trained, if it
+    is another, such as the one that `model` is a fork of; importance weights correct for it as for other steps' calls."""
 
     id: str = Field(default_factory=lambda: new_id("train"), min_length=1, max_length=200)
     model: str
     groups: tuple[GroupRecord, ...] = Field(min_length=1, max_length=GROUPS_AT_ONCE)
     config: TrainConfig = Field(default_factory=TrainConfig)
     evaluate: bool = False
+    sampled_by: Name | None = None
 
     @model_validator(mode="after")
     def _evaluated_by_its_loss(self) -> Self:

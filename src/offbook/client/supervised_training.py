@@ -110,7 +110,8 @@ def request_prefix(examples: Sequence[TrainingExample], config: SFTConfig, model
 
 @dataclass
 class SupervisedTraining:
-    """One call of `train_sft`, on a server that knows the model. `prefix`: begins the ids of its requests and records."""
+    """One call of `train_sft`, on a server that knows the model. `prefix`: begins the ids of its requests and records.
+    `finished`: ids of the records that the server has."""
 
     api: Api
     model: str
@@ -118,10 +119,10 @@ class SupervisedTraining:
     prefix: str
     on_event: Callable[[TrainEvent], None] | None = None
     timeout: float | None = None
+    finished: set[str] = field(default_factory=set[str])
     _updates: list[SFTUpdate] = field(default_factory=list[SFTUpdate])
     _held_out: list[HeldOutLoss] = field(default_factory=list[HeldOutLoss])
     _warnings: dict[str, None] = field(default_factory=dict[str, None])
-    _finished: set[str] = field(default_factory=set[str])
     _resumed: int = 0
     _skipped: int = 0
     _step: int = 0
@@ -210,14 +211,14 @@ class SupervisedTraining:
         result = status.result if status is not None else None
         if result is None:
             place = RolloutPlace(run=self.prefix, split=part, step=self._step)
-            new = [one.record for one in examples if one.record.id not in self._finished]
+            new = [one.record for one in examples if one.record.id not in self.finished]
             await self.api.finish([record.model_copy(update={"place": record.place.filled(place)}) for record in new])
             groups = tuple(GroupRecord(trajectory_ids=(one.record.id,)) for one in examples)
             request = TrainRequest(
                 id=request_id, model=self.model, groups=groups, config=config, evaluate=part == HELD_OUT
             )
             result = await train(self.api, request, on_event=self.on_event, timeout=self.timeout)
-        self._finished |= {one.record.id for one in examples}
+        self.finished |= {one.record.id for one in examples}
         self._warnings |= dict.fromkeys(result.warnings)
         for warning in result.warnings if not known else ():
             logger.warning("%s", warning)

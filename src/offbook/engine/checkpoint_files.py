@@ -31,6 +31,15 @@ RNG = "rng.safetensors"
 FILES = (ADAPTER_CONFIG, ADAPTER, OPTIMIZER, OPTIMIZER_NOTE, RNG, NOTE)
 
 
+class CheckpointOrigin(BaseModel):
+    """The step of another model that a checkpoint is a copy of."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    model: str
+    step: int
+
+
 class CheckpointNote(BaseModel):
     """`offbook.json`. `sizes` and `digests`: bytes and SHA-256 of every other file; older checkpoints have no digests."""
 
@@ -47,6 +56,7 @@ class CheckpointNote(BaseModel):
     created_at: float
     sizes: dict[str, int] = Field(default_factory=dict[str, int])
     digests: dict[str, str] = Field(default_factory=dict[str, str])
+    forked_from: CheckpointOrigin | None = None
 
 
 @dataclass(frozen=True)

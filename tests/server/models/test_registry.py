@@ -13,7 +13,7 @@ import pytest
 
 from offbook.base.config import LoraOptions
 from offbook.base.errors import ConfigError
-from offbook.base.wire import ForkRequest, RegisterRequest
+from offbook.base.wire import AdoptRequest, ForkRequest, RegisterRequest
 from offbook.server.errors import ApiError
 from offbook.server.models.base_model import BaseModelPath
 from offbook.server.models.checkpoint_swaps import ModelServices, open_models
@@ -308,3 +308,25 @@ async def test_a_fork_is_a_model_of_its_own_from_the_step_that_was_asked_for(
     base = await models.registration.fork("default", ForkRequest(name="fresh", from_step=0))
     assert base.step == 0
     assert opened(tmp_path, client).registry.model("early").step == 1
+
+
+async def test_a_step_of_a_fork_is_adopted_once_as_the_next_step(tmp_path: Path, client: ConnectedSampler) -> None:
+    opened(tmp_path, client)
+    put_checkpoint(tmp_path, 1, request_id="first")
+    models = opened(tmp_path, client)
+    await models.registration.fork("default", ForkRequest(name="learned"))
+    put_checkpoint(tmp_path, 2, "learned", request_id="second")
+    models = opened(tmp_path, client)
+    request = AdoptRequest(model="learned", step=2, after=1)
+    state = await models.swaps.adopt("default", request)
+    assert (state.step, state.name) == (2, "default") and models.registry.resolve("default").adapter == "default@2"
+    assert (await models.swaps.adopt("default", request)).step == 2  # the answer to the first may be lost
+    note = json.loads((Path(str(state.checkpoint)) / "offbook.json").read_text())
+    assert (note["model"], note["step"], note["request_id"]) == ("default", 2, None)
+    assert note["forked_from"] == {"model": "learned", "step": 2}
+    assert opened(tmp_path, client).registry.model("default").step == 2
+    for wrong, status in ((("learned", 1, 1), 409), (("learned", 9, 2), 404), (("default", 1, 2), 400)):
+        with pytest.raises(ApiError) as caught:
+            model, step, after = wrong
+            await models.swaps.adopt("default", AdoptRequest(model=model, step=step, after=after))
+        assert caught.value.status == status

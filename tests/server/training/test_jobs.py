@@ -13,6 +13,8 @@ from offbook.base.types import (
     Call,
     CallOutput,
     CallStatus,
+    CallTrace,
+    OutputTrace,
     RenderedHistory,
     RolloutException,
     Sampling,
@@ -78,6 +80,33 @@ def test_supervised_training_takes_unscored_rollouts_and_calls_to_other_models()
     assert [sample.call_id for sample in job.groups[0][0].samples] == ["c", "own"] and job.evaluate
     with pytest.raises(ApiError, match="Trajectories with nothing to train on: 't': no call was recorded"):
         build_job(request, {"t": record}, {"t": ()})
+
+
+def test_the_answers_of_a_paid_model_in_a_thread_are_imitated_and_not_rewarded() -> None:
+    answered = OutputTrace(
+        index=0, message={"role": "assistant", "content": "A7"}, finish_reason="stop", status=CallStatus.COMPLETE,
+        tokens=1, logprob_mean=None, logprob_min=None,
+    )  # fmt: skip
+    asked = ({"role": "user", "content": "Where is it?"},)
+    paid = CallTrace(
+        id="p", trajectory_id="t", model="openai/gpt-4.1", step=0, status=CallStatus.COMPLETE, sampling=Sampling(),
+        messages=asked, tools=(TOOL,), started_at=1, ended_at=2, prompt_tokens=3,
+        outputs=(answered, answered.model_copy(update={"index": 1, "status": CallStatus.FAILED})),
+    )  # fmt: skip
+    record = TrajectoryRecord(id="t", model="paid", reward=1.0, outside_calls=(paid,), started_at=1, ended_at=2)
+    group = (GroupRecord(trajectory_ids=("t",)),)
+    imitating = TrainRequest(id="r", model="m", groups=group, config=TrainConfig(loss="cross_entropy"))
+    [history] = build_job(imitating, {"t": record}, {"t": ()}).groups[0][0].histories
+    assert history == RenderedHistory(messages=(*asked, answered.message), tools=(TOOL,), targets=(1,))
+    with pytest.raises(ApiError, match="nothing to train on"):
+        build_job(TrainRequest(id="r", model="m", groups=group), {"t": record}, {"t": ()})
+
+
+def test_a_fork_is_trained_on_the_calls_of_the_model_that_it_is_a_fork_of() -> None:
+    request = TrainRequest(id="r", model="fork", groups=(GroupRecord(trajectory_ids=("t",)),), sampled_by="m")
+    record = TrajectoryRecord(id="t", model="m", reward=1.0, started_at=1, ended_at=2)
+    [[trajectory]] = build_job(request, {"t": record}, {"t": (call("own"), call("not", model="fork"))}).groups
+    assert [(sample.call_id, sample.step) for sample in trajectory.samples] == [("own", 3)]
 
 
 def test_only_a_supervised_request_can_be_evaluated() -> None:

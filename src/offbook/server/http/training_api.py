@@ -15,6 +15,7 @@ from offbook.base.config import Name
 from offbook.base.redaction import Redaction, redacted_record
 from offbook.base.wire import (
     LATEST,
+    AdoptRequest,
     ArchiveRequest,
     ArchiveState,
     CheckpointState,
@@ -30,6 +31,7 @@ from offbook.base.wire import (
     UserState,
 )
 
+from ..errors import ApiError
 from ..models.checkpoints import state_of, write_text
 from ..models.registration import ALL_LINEAR, check_target_modules
 from ..models.registry import ServedModel
@@ -88,6 +90,17 @@ async def get_model(services: ServicesDep, name: str) -> ModelState:
 async def fork_model(services: ServicesDep, name: str, body: ForkRequest) -> ModelState:
     """Create a model that starts from a step of this one."""
     return await services.models.registration.fork(name, body)
+
+
+@router.post("/models/{name}/adopt")
+async def adopt_step(services: ServicesDep, name: str, body: AdoptRequest) -> ModelState:
+    """Make a step of another model, such as a fork that was trained and compared, the newest step of this one."""
+    if services.training.concerns(name):
+        raise ApiError(409, f"Model {name!r} is in training: adopt a step when it has ended", "name", "in_training")
+    state = await services.models.swaps.adopt(name, body)
+    if services.mirror is not None:
+        services.mirror.changed()
+    return state
 
 
 @router.post("/models/{name}/log")

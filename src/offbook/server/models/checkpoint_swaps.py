@@ -9,7 +9,7 @@ from pathlib import Path
 
 from offbook.base.config import DEFAULT_NAME
 from offbook.base.errors import ConfigError, EngineError
-from offbook.base.wire import RegisterRequest
+from offbook.base.wire import AdoptRequest, ModelState, RegisterRequest
 
 from ...engine import checkpoint_files
 from ..errors import ApiError
@@ -79,6 +79,37 @@ class CheckpointSwaps:
             logger.error("Step %d of %s is saved, but not loaded yet: %s", step, name, error)
         model.checkpoints[step] = checkpoint
         return problem
+
+    async def adopt(self, name: str, request: AdoptRequest) -> ModelState:
+        """Make a step of another model the newest step of `name`, and route calls to it. If it is, nothing changes.
+
+        Raises ApiError: 404 for an unknown model or step, 409 if `name` is not at the step `after` or the models' LoRA shapes
+        differ, 400 for its own steps. Raises EngineError for a damaged checkpoint, and OSError.
+        """
+        model, origin = self._registry.model(name), self._registry.model(request.model)
+        source = origin.route(request.step)
+        if origin is model:
+            raise ApiError(400, f"Step {request.step} is a step of {name!r} itself", "model", "invalid_value")
+        newest = model.checkpoints.get(model.step)
+        known = None if newest is None else newest.note.forked_from
+        if known is not None and (known.model, known.step) == (request.model, request.step):
+            return model.state()
+        if model.step != request.after:
+            raise ApiError(
+                409,
+                f"Model {name!r} is at step {model.step}, not {request.after}: what was compared with step {request.after} may "
+                "be worse than its newest step. Compare again",
+                "after",
+                "model_conflict",
+            )
+        if origin.facts.lora != model.facts.lora:
+            raise ApiError(409, f"{source.adapter} has another LoRA shape than {name!r}", "model", "model_conflict")
+        async with self._leases.lease(source.adapter):
+            copied, start = model.step + 1, origin.checkpoints[request.step]
+            await asyncio.to_thread(checkpoints.copy_step, model.checkpoint_folder, start, name, copied)
+        if (problem := await self.advance(name, copied)) is not None:
+            logger.error("Step %d of %s is adopted, but not loaded yet: %s", copied, name, problem)
+        return model.state()
 
     async def delete(self, name: str, step: int) -> None:
         """Delete a checkpoint: stop routing calls to it, wait for its calls, unload it, delete its folder.

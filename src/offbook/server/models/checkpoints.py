@@ -218,21 +218,38 @@ def copy_model(folder: Path, facts: ModelFacts, start: Checkpoint | None) -> Non
     try:
         write_facts(scratch, facts)
         if start is not None:
-            copy = scratch / "checkpoints" / start.path.name
-            shutil.copytree(start.path, copy, copy_function=_copy_synced)
-            note: dict[str, Json] = read_json(copy / NOTE)
-            origin = {"model": note["model"], "step": start.step}
-            stored: dict[str, Json] = note.get("result") or {}
-            result = stored | {"model": facts.name, "request_id": ""}
-            note |= {"model": facts.name, "request_id": None, "result": result, "forked_from": origin}
-            write_text(copy / NOTE, json.dumps(note, indent=2) + "\n")
-            sync(copy.parent)
+            _copy_checkpoint(start, scratch / "checkpoints" / start.path.name, facts.name, start.step)
+            sync(scratch / "checkpoints")
             sync(scratch)
         scratch.rename(folder)
         sync(folder.parent)
     except OSError:
         shutil.rmtree(scratch, ignore_errors=True)
         raise
+
+
+def copy_step(folder: Path, start: Checkpoint, model: str, step: int) -> None:
+    """Create checkpoint `step` of a model in its checkpoints' `folder`, atomically, as a copy of `start`. Raises OSError."""
+    scratch = folder / f".copy-{step}"
+    shutil.rmtree(scratch, ignore_errors=True)  # of an interrupted copy
+    make_folder(folder)
+    try:
+        _copy_checkpoint(start, scratch, model, step)
+        scratch.rename(checkpoint_files.path_of(folder, step))
+        sync(folder)
+    except OSError:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
+
+
+def _copy_checkpoint(start: Checkpoint, copy: Path, model: str, step: int) -> None:
+    shutil.copytree(start.path, copy, copy_function=_copy_synced)
+    note: dict[str, Json] = read_json(copy / NOTE)
+    origin = {"model": note["model"], "step": start.step}
+    stored: dict[str, Json] = note.get("result") or {}
+    result = stored | {"model": model, "step": step, "request_id": ""}
+    note |= {"model": model, "step": step, "request_id": None, "result": result, "forked_from": origin}
+    write_text(copy / NOTE, json.dumps(note, indent=2) + "\n")
 
 
 def delete(checkpoint: Checkpoint) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from offbook.base.types import Call, CallOutput
+from offbook.base.types import Call, CallOutput, CallTrace, RenderedHistory
 from offbook.base.wire import TrainRequest, TrajectoryRecord
 
 from ...engine.protocol import JobTrajectory, Sample, TrainJob, write_job
@@ -105,8 +105,8 @@ def build_job(
     """Convert a train request to the learner's job.
 
     `records` and `calls` are the finished trajectories and their recorded calls, by trajectory id. A sample of the
-    job is one completion of a usable call to the trained model; supervised training also takes those to other models,
-    which have the same base. Raises ApiError 400 if a trajectory was not finished, or if no scored trajectory (in
+    job is one completion of a usable call to the trained model, or to `sampled_by`; supervised training also takes those to
+    other models, which have the same base, and the answers of other LLMs in a trajectory with nothing else. Raises ApiError 400 if a trajectory was not finished, or if no scored trajectory (in
     supervised training: none at all) has anything to train on.
 
     One rollout made one call, whose prompt has two tokens and whose answer has one:
@@ -131,7 +131,7 @@ def build_job(
             "unknown_trajectory",
         )
     supervised = request.config.supervised
-    to_model = None if supervised else request.model
+    to_model = None if supervised else request.sampled_by or request.model
     built = {id: _trajectory(to_model, records[id], calls.get(id, ())) for id in ids}
     scored = [t for t in built.values() if (t.reward is not None or supervised) and not t.failed]
     empty = [
@@ -147,7 +147,7 @@ def build_job(
 
 def _why_empty(empty: Sequence[JobTrajectory], request: TrainRequest, calls: Mapping[str, Sequence[Call]]) -> str:
     """The error message for scored trajectories that have no sample with a weight above 0."""
-    model, supervised = request.model, request.config.supervised
+    model, supervised = request.sampled_by or request.model, request.config.supervised
     ids = [trajectory.id for trajectory in empty]
     excluded = len({sample.call_id for trajectory in empty for sample in trajectory.samples})
     others = sorted(
@@ -194,14 +194,27 @@ def _trajectory(model: str | None, record: TrajectoryRecord, calls: Sequence[Cal
         if output.status.usable and output.token_ids
     ]
     sampled = {sample.call_id for sample in samples}
+    histories = record.histories
+    if model is None and not samples and not histories:
+        histories = _answers_of_others(record.outside_calls)
     return JobTrajectory(
         record.id,
         record.reward,
         tuple(samples),
-        record.histories,
+        histories,
         failed=record.exception is not None,
         left_out=sum(call.id not in sampled for call in to_model),
         call_rewards=tuple(record.call_rewards[call.id] for call in _in_order(calls) if call.id in record.call_rewards),
+    )
+
+
+def _answers_of_others(calls: Sequence[CallTrace]) -> tuple[RenderedHistory, ...]:
+    """Each answer of other LLMs after its prompt, as in a recorded thread of an app on a paid model."""
+    return tuple(
+        RenderedHistory(messages=(*call.messages, output.message), tools=call.tools, targets=(len(call.messages),))
+        for call in calls
+        for output in call.outputs
+        if output.status.usable and output.message.get("role") == "assistant"
     )
 
 

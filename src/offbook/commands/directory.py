@@ -1,15 +1,24 @@
-"""The records that a command reads: those of a running server, or of a directory on which none runs."""
+"""What a command works on: a running server, or the records of a directory on which none runs."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from offbook.base.config import server_folder
+from offbook.base.errors import ConfigError
 from offbook.client.connection.http import Api
 from offbook.client.running_server import server_at
 from offbook.tracing.rollout_reader import StoredRecords
 
 from .lazy_import import imported
+
+
+def server_needed(url: str | None, folder: Path | None, start: str = "offbook serve") -> Api:
+    """The server at `url`, else the one that runs on the directory. Raises ConfigError without one: `start` is the command."""
+    api = server_at(url, folder)
+    if api is None:
+        raise ConfigError(f"no server runs here: start `{start}`, or name one with --url")
+    return api
 
 
 def records_at(url: str | None, folder: Path | None) -> Api | StoredRecords:

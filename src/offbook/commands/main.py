@@ -38,6 +38,8 @@ OWN: Final = {
     "show": "runs:show_records",
     "usage": "usage:usage",
     "traces": "traces:traces",
+    "audit": "audit:audit",
+    "forget": "audit:forget",
     "checkpoints": "checkpoints:checkpoints",
     "export": "checkpoints:export",
     "import": "import_adapter:import_command",

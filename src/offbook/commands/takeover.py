@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import datetime
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,8 +14,8 @@ from offbook.base.errors import ConfigError
 from offbook.base.takeovers import SHADOW, Decision, Numbers, TakeoverPlan, TakeoverState
 from offbook.base.terminal import echo
 from offbook.client.connection.http import Api
-from offbook.client.running_server import server_at
 
+from .directory import server_needed
 from .generated_options import with_options
 from .options import Dir, Server
 
@@ -69,11 +70,8 @@ def stop(url: Server = None, dir: Dir = None) -> None:
     _show(asyncio.run(_api(url, dir).takeover("stop")))
 
 
-def _api(url: str | None, dir: Any) -> Api:
-    api = server_at(url, dir)
-    if api is None:
-        raise ConfigError("no server runs here: start `offbook serve --upstream ...`, or name one with --url")
-    return api
+def _api(url: str | None, dir: Path | None) -> Api:
+    return server_needed(url, dir, "offbook serve --upstream ...")
 
 
 def _plan(options: dict[str, Any]) -> TakeoverPlan:

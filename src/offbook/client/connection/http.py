@@ -12,6 +12,7 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from offbook.base.audits import AuditRequest, Removal, StepAudit, TrajectoryAudit
 from offbook.base.backoff import Backoff
 from offbook.base.config import Name
 from offbook.base.errors import ConfigError, ServerError, UnreachableError
@@ -20,6 +21,7 @@ from offbook.base.types import Json
 from offbook.base.wire import (
     FINISHED_AT_ONCE,
     LATEST,
+    AdoptRequest,
     ArchiveRequest,
     ArchiveState,
     CheckpointState,
@@ -62,6 +64,7 @@ _NAME: TypeAdapter[str] = TypeAdapter(Name)
 _MODELS = TypeAdapter(list[ModelState])
 _LOGS = TypeAdapter(list[LogRequest])
 _CHECKPOINTS = TypeAdapter(list[CheckpointState])
+_AUDITS = TypeAdapter(list[TrajectoryAudit])
 
 
 class Api:
@@ -117,6 +120,10 @@ class Api:
         return self._read(
             ModelState.model_validate, await self._ask("POST", f"{_path(name)}/fork", request, repeat=False)
         )
+
+    async def adopt(self, name: str, request: AdoptRequest) -> ModelState:
+        """Make a step of another model the newest step of this one."""
+        return self._read(ModelState.model_validate, await self._ask("POST", f"{_path(name)}/adopt", request))
 
     async def log(self, name: str, request: LogRequest) -> None:
         """Store metrics with the model. A request with an `id` is sent again while nothing answers."""
@@ -204,6 +211,20 @@ class Api:
         return self._read(
             TrajectoryWithCalls.model_validate, await self._ask("GET", f"/api/trajectories/{trajectory_id}")
         )
+
+    async def step_audit(self, name: str, step: int) -> StepAudit:
+        """What trained a step of a model."""
+        path = f"/api/audit/{checked_name(name, 'name')}/{step}"
+        return self._read(StepAudit.model_validate, await self._ask("GET", path))
+
+    async def audit(self, request: AuditRequest) -> list[TrajectoryAudit]:
+        """The steps that each of these trajectories trained."""
+        return self._read(_AUDITS.validate_python, await self._ask("POST", "/api/audit", request))
+
+    async def remove(self, request: AuditRequest) -> Removal:
+        """Delete these trajectories, and those made from them; may take up to an hour with large records."""
+        answer = await self._ask("POST", "/api/audit/removal", request, timeout=3600)
+        return self._read(Removal.model_validate, answer)
 
     async def takeover_state(self) -> TakeoverState:
         """The takeover of the server's route, with every decision."""

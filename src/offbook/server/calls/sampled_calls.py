@@ -10,7 +10,7 @@ import asyncio
 import copy
 import json
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import cast
 
 from offbook.base.types import Call, Json, Message
@@ -113,6 +113,11 @@ class SampledCalls:
         limited = copy.copy(self)
         limited._only = trajectory_id
         return limited
+
+    def forget(self, trajectory_ids: Iterable[str]) -> None:
+        """Forget trajectories whose records are deleted."""
+        for name in trajectory_ids:
+            self._trajectories.pop(name, None)
 
     def _shrink(self) -> None:
         """Forget the trajectories that were asked for longest ago, beyond the limits."""

@@ -28,7 +28,7 @@ from ..idle_exit import CountedRequests
 from ..pages.site import add_pages
 from ..services import Services, ServicesDep
 from ..upstream.passing import UpstreamCalls
-from . import openai_api, resampling, route_api, takeover_api, training_api, trajectory_api
+from . import audit_api, openai_api, resampling, route_api, takeover_api, training_api, trajectory_api
 from .auth import Guard
 from .model_paths import refusal_body
 from .openapi import add_openapi
@@ -45,7 +45,7 @@ def build(services: Services, guard: Guard) -> FastAPI:
     app = FastAPI(title="Offbook", version=offbook.__version__, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.services = services
     routers = (openai_api.router, trajectory_api.router, trajectory_api.traces, training_api.router, resampling.router)
-    for router in (*routers, route_api.router, takeover_api.router):
+    for router in (*routers, route_api.router, takeover_api.router, audit_api.router):
         app.include_router(router)
     add_pages(app, DashboardSource(services.store, services.options.dir, lambda: engine_state(services)))
     app.add_api_route("/health", health, methods=["GET"])

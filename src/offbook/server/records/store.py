@@ -331,6 +331,10 @@ class Store:
         """See `Writer.write`: for the records of a room of its own. Raises StoreError."""
         return await self._writer.write(apply, argument)
 
+    async def alone(self, work: Callable[[Engine], R]) -> R:
+        """See `Writer.alone`. Raises StoreError."""
+        return await self._writer.alone(work)
+
     async def read(self, read: Callable[[Connection], R]) -> R:
         """Call `read` with a connection in a reader thread, and return its result. Raises StoreError."""
         return await asyncio.get_running_loop().run_in_executor(self._readers, self._reading, read)

@@ -30,7 +30,9 @@ _POSTGRES_FULL = "53100"
 
 @dataclass(frozen=True, eq=False)
 class _Job:
-    apply: Apply[Any, Any]
+    """`apply=None`: `argument` is work on the engine itself, outside of a transaction."""
+
+    apply: Apply[Any, Any] | None
     argument: Any
     answer: asyncio.Future[Any]
     loop: asyncio.AbstractEventLoop
@@ -54,6 +56,13 @@ class Writer:
 
         Raises the result if it is an error, and StoreError if the write failed or the writer is closed.
         """
+        return await self._queued(apply, argument)
+
+    async def alone(self, work: Callable[[Engine], R]) -> R:
+        """Call `work` between two transactions, while writes wait. Raises StoreError if it fails."""
+        return await self._queued(None, work)
+
+    async def _queued(self, apply: Apply[Any, Any] | None, argument: Any) -> Any:
         if self._closed:
             raise StoreError(f"the records at {self._where} are closed: the server is shutting down")
         loop = asyncio.get_running_loop()
@@ -79,8 +88,9 @@ class Writer:
                     break
                 job = self._queue.get()
             ending = job is None
-            if jobs:
-                self._settle(jobs)
+            for alone, part in groupby(jobs, key=lambda job: job.apply is None):
+                for batch in [[job] for job in part] if alone else [list(part)]:
+                    self._settle(batch)
 
     def _settle(self, jobs: list[_Job]) -> None:
         results = self._commit(jobs)
@@ -100,12 +110,14 @@ class Writer:
     def _commit(self, jobs: list[_Job]) -> list[Any] | StoreError:
         results: list[Any] = []
         try:
+            if jobs[0].apply is None:
+                return [jobs[0].argument(self._engine)]
             with self._engine.begin() as connection:
                 if self._check is not None:
                     self._check(connection)
-                for _, group in groupby(jobs, key=lambda job: job.apply):
-                    batch = list(group)
-                    results.extend(batch[0].apply(connection, [job.argument for job in batch]))
+                for apply, group in groupby(jobs, key=lambda job: job.apply):
+                    assert apply is not None
+                    results.extend(apply(connection, [job.argument for job in group]))
         except SQLAlchemyError as error:
             return store_error(error, "write", self._where)
         except StoreError as error:

@@ -111,8 +111,8 @@ def step_lines(audit: StepAudit) -> list[str]:
 
 def trajectory_lines(audit: TrajectoryAudit) -> list[str]:
     """What a trajectory trained, for a person."""
-    made = f", {counted(len(audit.derived), 'rollout')} made from it" if audit.derived else ""
-    lines = [f"{audit.id}: {'recorded' if audit.recorded else 'not recorded'}{made}"]
+    rest = f", {counted(len(audit.derived), 'rollout')} made from it" if audit.derived else ""
+    lines = [f"{audit.id}: {'recorded' if audit.recorded else 'not recorded'}{rest}"]
     if not audit.trained:
         return [*lines, "  trained no step"]
     since = ", ".join(f"{name_at(model, step)} and later" for model, step in audit.seen_since.items())

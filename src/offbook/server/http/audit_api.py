@@ -54,8 +54,8 @@ async def removal(request: AuditRequest, services: ServicesDep) -> Removal:
     404 as for the audit, 409 while a train request that has one of them waits or runs."""
     if services.upstream is not None:
         await services.upstream.traffic.settled()
-    found = await _audit(services, _ids(request, services))
-    ids = tuple(dict.fromkeys(name for one in found for name in (one.id, *one.derived)))
+    audits = await _audit(services, _ids(request, services))
+    ids = tuple(dict.fromkeys(name for one in audits for name in (one.id, *one.derived)))
     removed = await services.store.write(remove, ids)
     services.recorder.sampled.forget(ids)
     try:
@@ -67,7 +67,7 @@ async def removal(request: AuditRequest, services: ServicesDep) -> Removal:
         ) from error
     erased = await services.store.alone(erase)
     return Removal(
-        trajectories=tuple(found), records=removed.trajectories, calls=removed.calls, files=files, erased=erased
+        trajectories=tuple(audits), records=removed.trajectories, calls=removed.calls, files=files, erased=erased
     )
 
 
@@ -79,7 +79,7 @@ def _ids(request: AuditRequest, services: Services) -> list[str]:
 
 async def _audit(services: Services, ids: Sequence[str]) -> list[TrajectoryAudit]:
     lineage = await _lineage(services)
-    made, recorded = await services.store.read(
+    copies, recorded = await services.store.read(
         lambda connection: (derived(connection, ids), is_recorded(connection, ids))
     )
     by_id: dict[str, list[tuple[str, int]]] = {}
@@ -88,15 +88,15 @@ async def _audit(services: Services, ids: Sequence[str]) -> list[TrajectoryAudit
             by_id.setdefault(name, []).append(place)
     audits: list[TrajectoryAudit] = []
     for name in ids:
-        if name not in recorded and name not in by_id and not made[name]:
+        if name not in recorded and name not in by_id and not copies[name]:
             message = f"no trajectory {name!r}: nothing was recorded under that id, and no train request had it"
             raise ApiError(404, message, "trajectory_ids", "unknown_trajectory")
-        places = dict.fromkeys(place for one in (name, *made[name]) for place in by_id.get(one, ()))
+        places = dict.fromkeys(place for one in (name, *copies[name]) for place in by_id.get(one, ()))
         audits.append(
             TrajectoryAudit(
                 id=name,
                 recorded=name in recorded,
-                derived=made[name],
+                derived=copies[name],
                 trained=names(places),
                 seen_since=lineage.seen_since(places),
             )

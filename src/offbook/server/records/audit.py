@@ -89,7 +89,7 @@ def _audited(name: str, record: TrajectoryRecord | None, own: tuple[str, ...]) -
 def derived(connection: Connection, ids: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """For each of these trajectories, those that were made from it: runs of a scenario that has its id, and examples with a
     conversation of it. Those that claim one of its calls count too."""
-    made: dict[str, dict[str, None]] = {name: {} for name in ids}
+    results: dict[str, dict[str, None]] = {name: {} for name in ids}
     for chunk in chunks(ids):
         by_scenario = select(trajectories.c.scenario, trajectories.c.id).where(trajectories.c.scenario.in_(chunk))
         by_call = (
@@ -100,10 +100,10 @@ def derived(connection: Connection, ids: Sequence[str]) -> dict[str, tuple[str, 
         for query in (by_scenario, by_call):
             for origin, name in connection.execute(query):
                 if name != origin:
-                    made[origin][name] = None
+                    results[origin][name] = None
     for origin, name in _copies(connection, ids):
-        made[origin][name] = None
-    return {origin: tuple(names) for origin, names in made.items()}
+        results[origin][name] = None
+    return {origin: tuple(names) for origin, names in results.items()}
 
 
 def _copies(connection: Connection, ids: Collection[str]) -> Iterator[tuple[str, str]]:
@@ -133,7 +133,7 @@ def _copies(connection: Connection, ids: Collection[str]) -> Iterator[tuple[str,
 
 def _key(messages: Sequence[Message]) -> bytes:
     """What is said in a conversation. Fields that an export leaves out or adds do not count."""
-    said = [
+    spoken = [
         [
             message.get("role"),
             message.get("content") or "",
@@ -141,4 +141,4 @@ def _key(messages: Sequence[Message]) -> bytes:
         ]
         for message in messages
     ]
-    return orjson.dumps(said, option=orjson.OPT_SORT_KEYS)
+    return orjson.dumps(spoken, option=orjson.OPT_SORT_KEYS)

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 import offbook
-from offbook.auto.good_runs import good_runs, row_of
+from offbook.auto.good_runs import good_runs, row_of, with_rewards
 from offbook.auto.improve import Improver
 from offbook.auto.improve_options import ImproveOptions
 from offbook.auto.improve_report import CurvePoint, ImproveReport, write_report
 from offbook.base.choices import choice_of
-from offbook.base.errors import ConfigError
+from offbook.base.errors import ConfigError, RolloutError
 from offbook.client.supervised_training import SFTResult, SFTUpdate
 from offbook.commands.main import run as command_line
 from offbook.comparison.journal import ComparedRollout
@@ -51,6 +51,24 @@ def test_good_runs_are_those_with_success_or_the_reward_that_is_asked_for() -> N
     assert [one.key for one in good_runs(plain, None).rows] == ["a"]
     with pytest.raises(ConfigError, match="none of 3 scored ones has a reward of at least 1"):
         good_runs(plain, 1.0)
+    mixed = good_runs([*rows, *plain], None)  # a judge scored those without success
+    assert [one.key for one in mixed.rows] == ["a", "c", "a"]
+    assert mixed.rule == "success, or where it is not reported a reward of at least the mean, 0.400"
+
+
+async def test_a_judge_that_scores_none_of_what_needs_it_ends_the_observation_with_its_reason() -> None:
+    async def down(group: offbook.TrajectoryGroup) -> offbook.TrajectoryGroup:
+        if group.metadata["scenario_id"] != "a":
+            raise OSError("nobody answers")
+        return group
+
+    rows = [row("a", 0.5), row("b", None)]
+    with pytest.raises(
+        RolloutError, match=r"none of 1 group was scored, the first because .*nobody answers.*run it again"
+    ):
+        await with_rewards(rows, down)
+    kept = await with_rewards([*rows, row("a", 0.5), row("c", 0.2)], None)
+    assert [one.key for one in kept] == ["a", "a", "c"]
 
 
 def test_a_run_becomes_a_conversation_in_which_only_the_models_answers_have_weight(tmp_path: Path) -> None:
@@ -172,15 +190,15 @@ class Measured:
         return Measured(name, self.values, self.notes)
 
 
-def improved(folder: Path, values: dict[tuple[str, int], float]) -> tuple[ImproveReport, list[str]]:
-    """Run the stages after the observation; one round of ten steps."""
+def improved(folder: Path, values: dict[tuple[str, int], float], rounds: int = 1) -> tuple[ImproveReport, list[str]]:
+    """Run the stages after the observation; rounds of ten steps."""
     (folder / "observed").mkdir(exist_ok=True)
     (folder / "observed" / "rollouts.jsonl").write_text(
         "".join(row(f"{number}", 1.0).model_dump_json() + "\n" for number in range(20))
     )
     (folder / "good.jsonl").write_text("{}\n")
     notes: list[str] = []
-    improver = Improver(Measured("desk", values, notes), ImproveOptions(rounds=1, output=folder))
+    improver = Improver(Measured("desk", values, notes), ImproveOptions(rounds=rounds, output=folder))
     return improver.run(), notes
 
 
@@ -189,6 +207,13 @@ def test_the_rounds_go_on_from_the_supervised_step_where_it_is_better(tmp_path: 
     assert "desk to step 19" in notes and not any(" from step " in note for note in notes)
     assert notes[-1] == "desk in comparison: as-is step:0 step:9 step:19"
     assert (report.model, report.best and report.best.step) == ("desk", 19)
+
+
+def test_a_step_is_measured_beside_all_before_it_since_a_judges_scores_hold_in_one_comparison(tmp_path: Path) -> None:
+    values = {("desk", 0): 0.3, ("desk", 9): 0.4, ("desk", 19): 0.5, ("desk", 29): 0.6}
+    report, notes = improved(tmp_path, values, rounds=2)
+    assert "desk in comparison: step:0 step:9 step:19 step:29" in notes
+    assert [point.mean for point in report.curve] == [0.3, 0.4, 0.5, 0.6]
 
 
 def test_the_rounds_begin_at_the_base_where_imitation_made_it_worse(tmp_path: Path) -> None:

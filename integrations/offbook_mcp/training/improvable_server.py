@@ -17,10 +17,10 @@ from offbook.contracts import Judge
 from offbook.trainer.options import TrainerOptions
 from offbook.trainer.report import TrainReport
 from offbook_mcp.scenarios.files import ScenarioSet
-from offbook_mcp.scenarios.scenario import CheckKind
 from offbook_mcp.scenarios.split import HELD_OUT
 
 from .mcp_trainer import MCPTrainer
+from .scenario_judge import ScenarioJudge, unused_judge
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,11 @@ class ImprovableServer:
 
     @property
     def judge(self) -> Judge | None:
-        """The trainer's judge, where scenarios need one or all have it; None: each run has a reward from execution."""
-        options = self.trainer.options
-        scenarios = self.known.scenarios if self.known is not None else ()
-        needed = options.judge_all or any(scenario.check is CheckKind.JUDGE for scenario in scenarios)
-        return options.judge if needed else None
+        """The judge as in training: it scores what cannot be executed, or all. None: each run has a reward from execution."""
+        options, scenarios = self.trainer.options, self.known.scenarios if self.known is not None else ()
+        if options.judge is None or unused_judge(scenarios, options.judge, judge_all=options.judge_all):
+            return None
+        return ScenarioJudge(options.judge, scenarios, judge_all=options.judge_all)
 
     def sizes(self) -> tuple[int, int]:
         """How many scenarios there are, or will be, to train on and held out."""
@@ -84,7 +84,8 @@ class ImprovableServer:
             if split == "held-out":
                 shared["trained_on"] = scenarios.train
             chosen = scenarios.train if split == "train" else scenarios.eval
-            target = JudgedRollouts(rollout, self.model, judge=self.judge)
+            judge = self.trainer.options.judge if self.judge is not None else None  # compares whatever has rewards too
+            target = JudgedRollouts(rollout, self.model, judge=judge)
             return await acompare(target, chosen[:first], candidates, **shared, **options)
 
     async def trained(self, steps: int) -> TrainReport:

@@ -232,7 +232,11 @@ class MCPTrainer:
                 f"and {held_out} held out, and kept in {scenario_file(self.model)}"
             )
             options = self._trainer_options(scenarios, steps)
-            unused = unused_judge(scenarios, self.options.judge, judge_all=self.options.judge_all) if scenarios else ""
+            unused = (
+                unused_judge(scenarios.scenarios, self.options.judge, judge_all=self.options.judge_all)
+                if scenarios
+                else ""
+            )
             planned = scenarios is None and self.options.allow_writes
             shown = ShownTools(self._max_tools, _withheld(pool, scenarios, allow_writes=planned))
             return plan_lines(pool, self.model, known, steps, options, self._loop(), shown, unused)
@@ -261,7 +265,7 @@ class MCPTrainer:
             if changed := scenarios.server_change(pool.fingerprint):
                 self.options.say(changed)
             check_usable(scenarios, pool, self._max_tools, self.options.judge is not None, trained=trained)
-            if unused := unused_judge(scenarios, self.options.judge, judge_all=self.options.judge_all):
+            if unused := unused_judge(scenarios.scenarios, self.options.judge, judge_all=self.options.judge_all):
                 self.options.say(f"judge: {unused}")
             model = self.model if step is None else ModelAtStep(self.model, step)
             state = await TrainingState.of(model, scenarios.digest)

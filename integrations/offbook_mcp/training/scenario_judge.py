@@ -8,7 +8,6 @@ from offbook import TrainableModel, Trajectory, TrajectoryGroup
 from offbook.base.errors import RolloutError
 from offbook.contracts import Judge
 from offbook_mcp.rollouts.rollout import McpRollout
-from offbook_mcp.scenarios.files import ScenarioSet
 from offbook_mcp.scenarios.scenario import CheckKind, McpScenario
 
 SHARE = 0.5
@@ -28,9 +27,9 @@ def unjudged(rollout: McpRollout) -> Callable[[TrainableModel, McpScenario], Awa
     return run
 
 
-def unused_judge(scenarios: ScenarioSet, judge: Judge | None, *, judge_all: bool) -> str:
+def unused_judge(scenarios: Sequence[McpScenario], judge: Judge | None, *, judge_all: bool) -> str:
     """Why a judge would never be asked; "" if it is, or if there is none."""
-    if judge is None or judge_all or any(scenario.check is CheckKind.JUDGE for scenario in scenarios.scenarios):
+    if judge is None or judge_all or any(scenario.check is CheckKind.JUDGE for scenario in scenarios):
         return ""
     return "not asked, since every scenario is scored by execution; --judge-all makes it half of every reward"
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from offbook.base.choices import as_message, is_choice
 from offbook.base.errors import ConfigError
-from offbook.base.types import History, Json, RolloutPlace, TrajectoryGroup
+from offbook.base.types import History, Json, RolloutPlace, Trajectory, TrajectoryGroup
 from offbook.comparison.journal import ComparedRollout
 from offbook.comparison.judged_groups import blind
 from offbook.contracts import Judge
-from offbook.trainer.judging import judged
+from offbook.trainer.judging import DROPPED, judged, nothing_scored
 
 from .task import write_whole
 
@@ -28,16 +28,28 @@ class GoodRuns:
 
 
 async def with_rewards(rows: Sequence[ComparedRollout], judge: Judge | None) -> list[ComparedRollout]:
-    """The runs that did not fail; a judge scores those of each scenario together. Raises the judge's errors."""
+    """The runs that did not fail; a judge scores those of each scenario together, and those it gives no score are left out.
+
+    Raises the judge's errors, and RolloutError if it scores no group of runs that have no reward."""
     whole = [row for row in rows if not row.failed]
     if judge is None:
         return [row for row in whole if row.reward is not None]
     by_scenario: dict[str, list[ComparedRollout]] = {}
     for row in whole:
         by_scenario.setdefault(row.scenario, []).append(row)
-    blinded = {scenario: [blind(row.trajectory) for row in own] for scenario, own in by_scenario.items()}
-    groups = [TrajectoryGroup(shown, place=RolloutPlace(scenario=name)) for name, shown in blinded.items()]
+    blinded = {scenario: [_for_judge(row) for row in own] for scenario, own in by_scenario.items()}
+    groups = [
+        TrajectoryGroup(shown, metadata={"scenario_id": name}, place=RolloutPlace(scenario=name))
+        for name, shown in blinded.items()
+    ]
     answers = await judged(groups, judge)
+    unscored = [
+        answer
+        for own, answer in zip(by_scenario.values(), answers, strict=True)
+        if any(row.reward is None for row in own)
+    ]
+    if answers and all(answer.metrics.get(DROPPED) for answer in unscored or answers):
+        raise nothing_scored(unscored or answers)
     scores = {item.id: item.reward for answer in answers for item in answer if item.reward is not None}
     return [
         row.model_copy(update={"reward": scores[shown.id]})
@@ -47,20 +59,35 @@ async def with_rewards(rows: Sequence[ComparedRollout], judge: Judge | None) -> 
     ]
 
 
+def _for_judge(row: ComparedRollout) -> Trajectory:
+    """What a judge gets to see in training: the conversation, and the reward that the run has already."""
+    shown = blind(row.trajectory)
+    shown.reward = row.reward
+    return shown
+
+
 def good_runs(rows: Sequence[ComparedRollout], success_at: float | None) -> GoodRuns:
-    """The runs with success, or a reward of at least `success_at`; without either, of at least the mean reward.
+    """The runs with a reward of at least `success_at`; without it those with success, and of runs that do not report success those
+    with at least their mean reward.
 
     Raises ConfigError if none is good."""
     scored = [row for row in rows if row.reward is not None]
-    rewards = [float(row.reward or 0.0) for row in scored]
+    plain = [float(row.reward or 0.0) for row in scored if "success" not in row.metrics]
     if success_at is not None:
         rule, least = f"a reward of at least {success_at:g}", success_at
-    elif scored and all("success" in row.metrics for row in scored):
-        rule, least, rewards = "success", 1.0, [float(row.metrics["success"]) for row in scored]
-    else:
-        least = sum(rewards) / max(len(rewards), 1)
+    elif plain or not scored:
+        least = sum(plain) / max(len(plain), 1)
         rule = f"a reward of at least the mean, {least:.3f}"
-    chosen = tuple(row for row, value in zip(scored, rewards, strict=True) if value >= least)
+        rule = rule if len(plain) == len(scored) else f"success, or where it is not reported {rule}"
+    else:
+        rule, least = "success", 1.0
+
+    def good(row: ComparedRollout) -> bool:
+        if success_at is None and "success" in row.metrics:
+            return float(row.metrics["success"]) >= 1
+        return float(row.reward or 0.0) >= least
+
+    chosen = tuple(row for row in scored if good(row))
     if not chosen:
         raise ConfigError(
             f"no run of the teacher is good: none of {len(scored)} scored ones has {rule}. Name another teacher, or lower "

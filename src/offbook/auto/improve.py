@@ -29,7 +29,7 @@ from offbook.trainer.report import Stopped, TrainReport
 from .estimate import StagePlan, tokens_of
 from .good_runs import good_runs, with_rewards, write_conversations
 from .improve_options import ImproveOptions
-from .improve_report import CurvePoint, ImproveReport, best_of, write_report
+from .improve_report import SUPERVISED, CurvePoint, ImproveReport, best_of, own_points, write_report
 from .stages import StagesRun, run_stages
 from .task import write_whole
 
@@ -38,8 +38,6 @@ STAGES: tuple[ImproveStage, ...] = get_args(ImproveStage)
 Split = Literal["train", "held-out"]
 GOOD = "good.jsonl"
 STATE = "stages.json"
-SUPERVISED = "supervised"
-"""The stage of the curve whose step the supervised training made."""
 FIRST_RUNS = 8
 """Scenarios that are run before the cost of the others is estimated."""
 
@@ -202,9 +200,13 @@ class Improver:
             echo(f"observe: {_told(report, report.candidates[0])}")
         good = self.folder / GOOD
         if not good.exists():
-            chosen = good_runs(await with_rewards(self._observed(), self.app.judge), options.success_at)
-            number = write_conversations(chosen.rows, good)
+            observed = self._observed()
+            chosen = good_runs(await with_rewards(observed, self.app.judge), options.success_at)
+            number, left_out = write_conversations(chosen.rows, good), len(observed) - chosen.scored
             progress.good = f"{len(chosen.rows):,} of {counted(chosen.scored, 'run')} are good ({chosen.rule}): {counted(number, 'conversation')}"
+            progress.good += (
+                f"; {left_out:,} more got no score (delete {good.name} to have them judged again)" if left_out else ""
+            )
             echo(f"observe: {progress.good} in {good}")
         self._keep(progress)
 
@@ -245,9 +247,8 @@ class Improver:
                     progress.ended = f"the training had no signal left ({report.stopped})"
                 progress.seconds[f"round {number}"] = clock.end_of(began) - began
                 self._keep(progress)
-            best = best_of(progress.curve)
             point = await self._evaluated(progress, f"round {number}", progress.rounds[number - 1])
-            if not progress.ended and not _above(point, best):
+            if not progress.ended and not _above(point, best_of(own_points(progress.curve[:-1], progress.fork))):
                 progress.ended = f"held-out {self._measure(progress)} no longer rose in round {number}"
                 self._keep(progress)
             if progress.ended and number == len(progress.rounds):
@@ -268,13 +269,18 @@ class Improver:
         return 0
 
     async def _evaluated(self, progress: Progress, stage: str, step: int) -> CurvePoint:
-        """Measure a step on the held-out scenarios, beside the base and the best so far. Known rollouts are not run again."""
-        best = best_of(progress.curve)
-        steps = dict.fromkeys([0, *([best.step] if best is not None else []), step])
+        """Measure a step on the held-out scenarios, beside all before it: a judge's scores hold within one comparison alone. Known
+        rollouts are not run again."""
+        own = own_points(progress.curve, progress.fork)
+        steps = dict.fromkeys([0, *(point.step for point in own), step])
         report = await self.app.compared("held-out", [f"step:{one}" for one in steps], **self._compare_options())
         progress.comparison = report
         if not progress.curve:
             progress.curve.append(CurvePoint("base", 0, report.of("step:0")))
+        progress.curve = [
+            replace(point, result=report.of(f"step:{point.step}")) if point in own else point
+            for point in progress.curve
+        ]
         point = CurvePoint(stage, step, report.of(f"step:{step}"))
         progress.curve.append(point)
         echo(f"held out after {stage}: {_told(report, point.result)}")
@@ -282,8 +288,7 @@ class Improver:
 
     async def _compare(self, progress: Progress) -> None:
         echo(f"next: {self.plan()[3].line()}")
-        # The supervised step is none of the fork's; it was compared with the same base.
-        own = [point for point in progress.curve if not (progress.fork and point.stage == SUPERVISED)]
+        own = own_points(progress.curve, progress.fork)
         steps = dict.fromkeys(point.step for point in own)
         candidates: list[CandidateLike] = [self.teacher, *(f"step:{step}" for step in steps)]
         report = await self.app.compared("held-out", candidates, **self._compare_options())

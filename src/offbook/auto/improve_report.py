@@ -13,6 +13,8 @@ from offbook.llms.ledger import SpendingTotals
 
 from .pages import Page, spending_table, write_pages
 
+SUPERVISED = "supervised"
+"""The stage of the curve whose step the supervised training made."""
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 720, 300, 56, 40, 16, 96
 
 
@@ -34,6 +36,11 @@ def best_of(curve: Sequence[CurvePoint]) -> CurvePoint | None:
     """The measured point with the highest value, the earliest of several; None before the first."""
     measured = [point for point in curve if point.result.value is not None]
     return max(measured, key=lambda point: point.mean, default=None)
+
+
+def own_points(curve: Sequence[CurvePoint], fork: str) -> list[CurvePoint]:
+    """The points of the model that the rounds trained. The supervised step is none of a fork's; both have the same base."""
+    return [point for point in curve if not (fork and point.stage == SUPERVISED)]
 
 
 @dataclass(frozen=True)
@@ -59,7 +66,7 @@ class ImproveReport:
     @property
     def best(self) -> CurvePoint | None:
         """The measured step with the highest value, the earliest of several."""
-        return best_of(self.curve)
+        return best_of(own_points(self.curve, self.fork))
 
     @property
     def compared(self) -> CandidateResult | None:
@@ -125,7 +132,7 @@ def curve_table(report: ImproveReport) -> Table:
     """The held-out result after each stage."""
     measure = (report.comparison.measure if report.comparison is not None else None) or "success"
     head = ("after", "step", f"held-out {measure}, 95 % interval", "difference to the base", "minutes")
-    took = {"supervised": "sft"}
+    took = {SUPERVISED: "sft"}
     rows = tuple(
         (
             point.stage,

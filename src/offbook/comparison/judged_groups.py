@@ -6,8 +6,6 @@ import random
 from collections.abc import Sequence
 
 from offbook.base.choices import as_message
-from offbook.base.errors import RolloutError
-from offbook.base.text import counted
 from offbook.base.types import (
     History,
     Message,
@@ -17,7 +15,7 @@ from offbook.base.types import (
     new_id,
 )
 from offbook.contracts import Judge
-from offbook.trainer.judging import DROPPED, judged
+from offbook.trainer.judging import DROPPED, judged, nothing_scored
 
 from .results import Scored
 from .winrates import JudgedGroup, JudgedRollout
@@ -58,11 +56,7 @@ async def judge_side_by_side(
         }
         judged_groups.append((scenario, scores))
     if shown_groups and not judged_groups:
-        why = next((line for answer in answers for line in answer.logs), "the judge gave no scores")
-        raise RolloutError(
-            f"judge: none of {counted(len(shown_groups), 'group')} was scored, the first because {why}. The rollouts are kept: run it again with "
-            "another judge"
-        )
+        raise nothing_scored(answers)
     return judged_groups, len(shown_groups) - len(judged_groups)
 
 

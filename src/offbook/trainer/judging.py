@@ -16,7 +16,9 @@ from offbook.base.errors import (
     ConfigError,
     LlmError,
     MissingExtraError,
+    RolloutError,
 )
+from offbook.base.text import counted
 from offbook.base.types import TrajectoryGroup
 from offbook.contracts import Judge
 from offbook.llms import Llm
@@ -126,6 +128,15 @@ async def _asked(group: TrajectoryGroup, judge: Judge) -> TrajectoryGroup | None
         elif trajectory.reward is not None:
             trajectory.reward = as_reward(trajectory.reward, f"the judge (trajectory {trajectory.id})").reward
     return answer
+
+
+def nothing_scored(groups: Sequence[TrajectoryGroup]) -> RolloutError:
+    """The error for groups of stored rollouts, all of which the judge dropped."""
+    why = next((line for group in groups for line in group.logs), "the judge gave no scores")
+    return RolloutError(
+        f"judge: none of {counted(len(groups), 'group')} was scored, the first because {why}. The rollouts are kept: run it "
+        "again, or with another judge"
+    )
 
 
 def _dropped(group: TrajectoryGroup, failure: Exception | BaseException | None) -> TrajectoryGroup:

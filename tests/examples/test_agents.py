@@ -7,10 +7,12 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import aclosing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 from openai.types.chat import ChatCompletionMessage
 
@@ -19,7 +21,12 @@ from offbook.llms import Llm
 from offbook.testing import LlmReply, LlmRequest, calls_tool, says, scripted_llm
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-AGENTS = ("supervisor_agent", "customer_service", "existing_server", "observe_and_improve")
+AGENTS = (
+    "supervisor_agent",
+    "customer_service",
+    "existing_server",
+    "observe_and_improve",
+)  # with a training of 60 lines
 TRAINED = ("supervisor_agent", "customer_service", "observe_and_improve", "auto_rl", "mcp_rl")
 
 
@@ -29,7 +36,7 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "unused")
 
 
-@pytest.mark.parametrize("example", AGENTS)
+@pytest.mark.parametrize("example", [*AGENTS, "on_the_job"])
 def test_an_agent_knows_nothing_of_offbook(example: str) -> None:
     code = f"import sys, {example}.agent; sys.exit(sorted(name for name in sys.modules if name.startswith('offbook')) or 0)"
     done = subprocess.run([sys.executable, "-c", code], cwd=EXAMPLES, capture_output=True, text=True, timeout=60)
@@ -105,6 +112,39 @@ def test_the_teacher_answers_nine_of_ten_visitors(monkeypatch: pytest.MonkeyPatc
         said = [agent.invoke({"messages": [("user", each["question"])]})["messages"][-1].text for each in asked]
     right = [each["answer"] == text for each, text in zip(asked, said, strict=True)]
     assert 0.8 < sum(right) / len(right) < 1
+
+
+def test_the_shops_paid_model_is_right_for_92_of_100_customers() -> None:
+    from on_the_job.agent import ORDERS
+    from on_the_job.paid import QUESTIONS, paid
+
+    right: list[bool] = []
+    for tool, wordings in QUESTIONS.items():
+        for question in (words.format(order) for words in wordings for order in ORDERS):
+            body = {"messages": [{"role": "user", "content": question}]}
+            completion: Any = paid(LlmRequest("/v1/chat/completions", {}, body)).completion
+            [call] = completion["choices"][0]["message"]["tool_calls"]
+            right.append(call["function"]["name"] == tool)
+    assert 0.90 <= sum(right) / len(right) <= 0.94
+
+
+def test_the_shop_goes_back_from_a_model_that_was_not_trained(tmp_path: Path) -> None:
+    from on_the_job.paid import paid
+    from on_the_job.run import served
+    from on_the_job.shop import Shop
+
+    async def story(url: str) -> None:
+        async with httpx.AsyncClient(base_url=url, trust_env=False) as http:
+            plan = {"stages": [0.5, 1], "margin": 0.2}
+            (await http.post("/api/takeover/start", json=plan)).raise_for_status()
+        async with aclosing(Shop(url, seed=0)) as shop:
+            state = await shop.serve(320, lambda state: state.status != "running")
+            assert state.status == "left" and state.decisions[-1].reason == "worse by more than 0.2"
+            assert 0.0 < shop.rows[0]["small"] < 1.0
+            assert (await shop.serve(32)).share == shop.rows[-1]["small"] == 0.0
+
+    with scripted_llm(paid) as provider, served(tmp_path, provider.url, "--inference-only") as url:
+        asyncio.run(story(url))
 
 
 def test_the_writer_writes_all_that_a_training_asks_for(litellm: Any, tmp_path: Path) -> None:

@@ -103,9 +103,9 @@ def step_lines(audit: StepAudit) -> list[str]:
         thread = f" (thread {one.thread_id})" if one.thread_id is not None else ""
         lines.append(f"  {one.id}{thread}: {', '.join(one.calls) if one.recorded else 'deleted since'}")
     if audit.after:
-        lines.append(f"  goes on from {', '.join(audit.after)}")
+        lines.append(f"  goes on from {', '.join(spans(audit.after))}")
     if audit.unrecorded:
-        lines.append(f"  not in the records: what trained {', '.join(audit.unrecorded)}")
+        lines.append(f"  not in the records: what trained {', '.join(spans(audit.unrecorded))}")
     return lines
 
 
@@ -117,6 +117,22 @@ def trajectory_lines(audit: TrajectoryAudit) -> list[str]:
         return [*lines, "  trained no step"]
     since = ", ".join(f"{name_at(model, step)} and later" for model, step in audit.seen_since.items())
     return [*lines, f"  trained {', '.join(audit.trained)}", f"  in what was learned by {since}"]
+
+
+def spans(names: Sequence[str]) -> list[str]:
+    """Steps with those that follow downwards in one text.
+
+    >>> spans(["fork@5", "fork@4", "agent@4", "agent@3", "agent@2"])
+    ['fork@5 to 4', 'agent@4 to 2']
+    """
+    ends: list[tuple[str, int, int]] = []
+    for name in names:
+        model, _, number = name.rpartition("@")
+        if ends and ends[-1][0] == model and ends[-1][2] == int(number) + 1:
+            ends[-1] = (model, ends[-1][1], int(number))
+        else:
+            ends.append((model, int(number), int(number)))
+    return [name_at(model, first) + (f" to {last}" if last != first else "") for model, first, last in ends]
 
 
 async def _step_audit(api: Api, step: str) -> StepAudit:

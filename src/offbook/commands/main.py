@@ -30,6 +30,7 @@ OWN: Final = {
     "compare": "compare:compare_command",
     "auto": "auto:auto",
     "improve": "improve:improve",
+    "learn": "learn:learn",
     "judge-check": "judge_check:judge_check",
     "serve": "serve:serve",
     "takeover": "takeover:app",

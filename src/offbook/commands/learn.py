@@ -1,0 +1,98 @@
+"""The command `offbook learn`."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from datetime import datetime, timedelta
+from typing import Annotated, Any
+
+import typer
+
+from offbook.auto.improvable_app import WrappedApp
+from offbook.auto.improve_options import IMITATION, SFT_RATE
+from offbook.auto.learn import Learning, LearnOptions
+from offbook.base.config import SFTConfig, TrainConfig
+from offbook.base.errors import ConfigError, OffbookError
+from offbook.base.terminal import echo
+from offbook.trainer.trainable_target import load_target
+
+from .generated_options import with_options
+from .options import BaseModel, ModelName, SftBatch, SftEpochs, SftRate, Target
+from .training import model_option
+
+NIGHTLY = "03:00"
+Schedule = Annotated[
+    str, typer.Option(help="when to learn: none (now, once), nightly (at 03:00), or a time such as 23:30")
+]
+
+
+@with_options(LearnOptions)
+def learn(
+    target: Target,
+    sft_epochs: SftEpochs = IMITATION.epochs,
+    sft_learning_rate: SftRate = SFT_RATE,
+    sft_batch_size: SftBatch = IMITATION.batch_size,
+    learning_rate: Annotated[
+        float, typer.Option(help="learning rate of the step on the model's own answers")
+    ] = TrainConfig().learning_rate,
+    model: ModelName = None,
+    base_model: BaseModel = None,
+    schedule: Schedule = "none",
+    *,
+    options: dict[str, Any],
+) -> None:
+    """Go on learning from an app's newest traffic, and promote only what does better.
+
+    A fork of the model imitates the good threads that the server recorded, and learns from the scores of its own. The app then
+    runs questions that never train with both steps. If Ctrl-C or a crash ends a round, the same command continues.
+
+    \b
+    Example:
+      offbook learn my_app:agent --route order-desk --min-reward 1 --schedule nightly
+    """
+    moment = None if schedule == "none" else time_of_day(NIGHTLY if schedule == "nightly" else schedule)
+    app = load_target(target)
+    if not isinstance(app, WrappedApp):
+        raise ConfigError(f"target: what offbook_langgraph.trainable(...) returned is needed, got {app!r:.200}")
+    models = app.own_models()
+    trained = model_option(model, base_model).get("model") or (models[0] if len(models) == 1 else None)
+    if trained is None:
+        raise ConfigError("target: one model is trained: pass trainable(model=...), or --model and --base-model")
+    sft = SFTConfig.parse(
+        epochs=sft_epochs, learning_rate=sft_learning_rate, batch_size=sft_batch_size, skip_bad=IMITATION.skip_bad
+    )
+    rl = TrainConfig.parse(learning_rate=learning_rate)
+    learning = Learning(app, trained, LearnOptions(**options, sft=sft, rl=rl))
+    if moment is None:
+        asyncio.run(learning.once())
+        return
+    while True:
+        seconds = seconds_until(moment, datetime.now())
+        echo(f"next round at {moment}, in {seconds / 3600:.1f} h")
+        time.sleep(seconds)
+        try:
+            asyncio.run(learning.once())
+        except OffbookError as error:  # the next night tries again
+            echo(f"offbook: {error}", err=True)
+
+
+def time_of_day(text: str) -> str:
+    """A time of day, as HH:MM. Raises ConfigError."""
+    if re.fullmatch(r"([01]\d|2[0-3]):[0-5]\d", text) is None:
+        raise ConfigError(f"--schedule {text!r}: none, nightly, or a time such as 23:30 is needed")
+    return text
+
+
+def seconds_until(moment: str, now: datetime) -> float:
+    """Seconds from `now` to the next time of day `moment`, by the clock of this machine.
+
+    >>> seconds_until("03:00", datetime(2026, 1, 1, 2, 0)), seconds_until("03:00", datetime(2026, 1, 1, 3, 0))
+    (3600.0, 86400.0)
+    """
+    hour, minute = map(int, moment.split(":"))
+    next_time = now.replace(hour=hour, minute=minute, second=0, microsecond=0)
+    if next_time <= now:
+        next_time += timedelta(days=1)
+    return (next_time - now).total_seconds()

@@ -1,6 +1,6 @@
 """GRPO on the order desk in one process: the embedded engine's scheduler samples, the learner trains.
 
-`sample_efficiency.py` runs this many times. Prompts, tool calls, rewards and steps are those of the server; HTTP and
+`sample_efficiency.py` and `distillation.py` run this many times. Prompts, tool calls, rewards and steps are those of the server; HTTP and
 LangGraph are left out, since only the number of rollouts counts here.
 """
 
@@ -48,7 +48,8 @@ MAX_CALLS = 6
 class Training:
     """How a policy is trained. `config`: step 1, 2, ... -> its options. `batch_scale`: divide advantages by the standard deviation of
     the whole batch instead of the group's. `probes`: first sample so many rollouts of each of twice the scenarios, then spend
-    the rest of the step's on the half whose success is nearest to 1/2. `a_scale`: multiplies the LoRA's initial A."""
+    the rest of the step's on the half whose success is nearest to 1/2. `a_scale`: multiplies the LoRA's initial A. `teacher`: the
+    checkpoint of the teacher that the options name."""
 
     config: Callable[[int], TrainConfig]
     lora: LoraOptions = field(default_factory=LoraOptions)
@@ -58,6 +59,7 @@ class Training:
     batch_scale: bool = False
     probes: int = 0
     a_scale: float = 1.0
+    teacher: Path | None = None
 
 
 @dataclass
@@ -166,6 +168,13 @@ class DeskTraining:
         self._step = self._iterations = self.rollouts = 0
         self.taught: list[float] = []
         """For each step, the share of rollouts whose advantage is not zero."""
+        self.metrics: dict[str, float] = {}
+        """What the learner measured in the newest update."""
+
+    @property
+    def newest(self) -> Path:
+        """The checkpoint of the newest step."""
+        return self._folder / "checkpoints" / f"{self._step:04d}"
 
     def held_out(self, temperature: float) -> float:
         """Success of the newest step on the held-out requests."""
@@ -177,7 +186,7 @@ class DeskTraining:
         self._iterations += 1
         self.rollouts += sum(map(len, groups))
         self.taught.append(fmean(len({r.reward for r in group}) > 1 for group in groups for _ in group))
-        if any(len({rollout.reward for rollout in group}) > 1 for group in groups):
+        if self._training.teacher or any(len({rollout.reward for rollout in group}) > 1 for group in groups):
             self._update(groups)
         return fmean(rollout.success for group in groups for rollout in group)
 
@@ -275,17 +284,21 @@ class DeskTraining:
         )
         request = f"step-{self._step + 1}"
         write_job(job, TrainJob(request, "desk", trajectories, config))
-        checkpoints = self._folder / "checkpoints"
         command = TrainCommand(
-            request_id=request, model="desk", job=job, checkpoints=checkpoints, step=self._step, lora=self._lora
+            request_id=request,
+            model="desk",
+            job=job,
+            checkpoints=self._folder / "checkpoints",
+            step=self._step,
+            lora=self._lora,
+            teacher=self._training.teacher,
         )
         result = self._learner.train(command)
         shutil.rmtree(job.parent)
         if result.applied:
-            self._step = result.step
-            newest = checkpoints / f"{result.step:04d}"
-            self._sampler.load(f"desk@{result.step}", newest)
-            shutil.rmtree(checkpoints / f"{result.step - 1:04d}", ignore_errors=True)
+            old, self._step, self.metrics = self.newest, result.step, result.metrics
+            self._sampler.load(f"desk@{result.step}", self.newest)
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def right_call(request: Request) -> tuple[str, dict[str, Any]]:

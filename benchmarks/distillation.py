@@ -1,93 +1,153 @@
 """A fresh policy learns the order desk from the quickstart's trained policy, beside GRPO: success against rollouts.
 
-    python benchmarks/distillation.py --seeds 3
+    OMP_NUM_THREADS=1 python benchmarks/distillation.py
 
-GRPO trains a teacher per seed, as the quickstart does; the first seed's teacher scores the students of all seeds, which see no
-reward. Both curves are the success of the rollouts that a step trained on, at temperature 1; the held-out rate is greedy.
+GRPO trains each seed as the quickstart does. The first seed's policy then scores the students of all seeds, which see no reward. Each run
+that ends is kept in `results/distillation.json` and not run again, and `results/distillation.md` is written anew.
 """
 
 import argparse
-import asyncio
 import json
+import shutil
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from offbook import LocalBackend, TeacherKL, TrainableModel, TrainConfig
-from offbook.quickstart.desk import Desk
-from offbook.quickstart.run import (
-    GROUP_SIZE,
-    SCENARIOS_PER_STEP,
-    TEST_REQUESTS,
-    TRAIN_REQUESTS,
-    schedule,
-    trainable_agent,
-)
+import torch
+from desk_training import DeskTraining, Training
+
+from offbook import TeacherKL, TrainConfig
+from offbook.quickstart.run import STEPS, schedule
+
+RESULTS = Path(__file__).parent / "results" / "distillation.json"
+REACHED = 0.9
+TAUGHT_STEPS = 12
+Curve = dict[str, list[float]]
+"""`rollouts` and `held_out` of each measurement, `sampled` (success) and `kl` (to the teacher, before it) of each step."""
 
 
-def distilled(step: int, steps: int, teacher: str) -> TrainConfig:
-    """The quickstart's options of a step with a teacher in place of rewards and of the KL to the base."""
-    own = schedule(step, steps)
-    return own.model_copy(update={"kl_coef": 0.0, "distill": TeacherKL(teacher=teacher, alone=True)})
+@dataclass(frozen=True)
+class Way:
+    """A way to train. `every`: steps between measurements on the held-out requests."""
+
+    title: str
+    steps: int
+    every: int
+    training: Training
 
 
-async def trained(
-    desk: Desk, backend: LocalBackend, name: str, seed: int, steps: int, group_size: int, teacher: str | None
-) -> dict[str, object]:
-    """One model trained from its first step, with a row per step: rollouts so far, their success, and the KL to the teacher."""
-    model = TrainableModel(name=name, project="distillation", base_model="tiny", backend=backend)
-    agent = trainable_agent(desk, model)
-    config = partial(schedule, steps=steps) if teacher is None else partial(distilled, steps=steps, teacher=teacher)
-    report = await agent.atrain(
-        desk.requests("train", TRAIN_REQUESTS, seed),
-        steps=steps,
-        group_size=group_size,
-        scenarios_per_step=SCENARIOS_PER_STEP,
-        concurrency=group_size * SCENARIOS_PER_STEP,
-        config=config,
-        seed=seed,
-    )
-    test = await agent.aevaluate(desk.requests("test", TEST_REQUESTS), temperature=0.0, concurrency=64, timeout=600)
-    rows = [
-        {
-            "rollouts": (index + 1) * group_size * SCENARIOS_PER_STEP,
-            "success": iteration.success,
-            "kl": iteration.metrics.get("kl/teacher"),
-            "seconds": iteration.rollout_seconds + iteration.train_seconds,
-        }
-        for index, iteration in enumerate(report.iterations)
+def taught(step: int) -> TrainConfig:
+    """The quickstart's options of a step, with a teacher in place of rewards and of the KL to the base."""
+    own = schedule(step, TAUGHT_STEPS)
+    return own.model_copy(update={"kl_coef": 0.0, "distill": TeacherKL(teacher="expert", alone=True)})
+
+
+WAYS = {
+    "grpo": Way("GRPO", STEPS, 6, Training(partial(schedule, steps=STEPS))),
+    "distillation": Way("distillation", TAUGHT_STEPS, 3, Training(taught, group_size=1, scenarios=48)),
+}
+
+
+def trained(name: str, seed: int, teacher: Path) -> Curve:
+    """Train one policy. The first seed's GRPO leaves its last checkpoint at `teacher`; GRPO of other seeds ends at `REACHED`."""
+    way, makes_teacher = WAYS[name], name == "grpo" and seed == 0
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    curve: Curve = {"rollouts": [], "held_out": [], "sampled": [], "kl": []}
+    with tempfile.TemporaryDirectory() as folder:
+        options = way.training if name == "grpo" else replace(way.training, teacher=teacher)
+        training = DeskTraining(options, seed, Path(folder), first_call=False)
+        for step in range(way.steps + 1):
+            if step:
+                curve["sampled"].append(round(training.step(), 4))
+                curve["kl"] += [round(value, 5) for metric, value in training.metrics.items() if metric == "kl/teacher"]
+            if step % way.every == 0:
+                curve["rollouts"].append(training.rollouts)
+                curve["held_out"].append(round(training.held_out(0.0), 4))
+                print(f"{name}, seed {seed}, step {step}: {curve['held_out'][-1]:.0%} held out", flush=True)
+                if name == "grpo" and not makes_teacher and curve["held_out"][-1] >= REACHED:
+                    break
+        training.close()
+        if makes_teacher:
+            shutil.copytree(training.newest, teacher)
+    return curve
+
+
+def until_reached(curve: Curve) -> str:
+    """How many rollouts the first measurement at `REACHED` had behind it."""
+    points = zip(curve["rollouts"], curve["held_out"], strict=True)
+    return next((f"{rollouts:,}" for rollouts, rate in points if rate >= REACHED), "not reached")
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """A table in Markdown, with an empty line before it."""
+    return ["", *("| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows))]
+
+
+def page(kept: dict[str, dict[str, Curve]]) -> str:
+    """The page of all that was measured."""
+    lines = [
+        "# Distillation on policy, beside GRPO",
+        "",
+        "    OMP_NUM_THREADS=1 python benchmarks/distillation.py",
+        "",
+        "GRPO trains the bundled policy on the quickstart's order desk, with its options: 96 rollouts a step. The policy of seed 0 after",
+        f"{STEPS} steps is the teacher. Fresh policies then learn from its probabilities alone, without rewards: {TAUGHT_STEPS} steps of 48 rollouts, each",
+        "of another request. Success is greedy, on 120 held-out requests. Sampler and learner run in one process, without HTTP and",
+        f"LangGraph. GRPO of the other seeds ended at {REACHED:.0%}.",
     ]
-    kind = "grpo" if teacher is None else "distillation"
-    return {"kind": kind, "seed": seed, "held_out": test.success, "steps": rows}
-
-
-async def measure(folder: Path, seeds: int, steps: int, taught: int, group_size: int, file: Path) -> None:
-    """Train the first teacher, the students, then GRPO with the other seeds; keep each as it ends."""
-    folder.mkdir(parents=True, exist_ok=True)
-    desk, backend = Desk(folder / "desk.db"), LocalBackend(dir=folder / "server", engine="embedded")
-    runs: list[dict[str, object]] = []
-
-    async def run(name: str, seed: int, steps: int, size: int, teacher: str | None) -> None:
-        runs.append(await trained(desk, backend, name, seed, steps, size, teacher))
-        file.write_text(json.dumps(runs, indent=1) + "\n", encoding="utf-8")
-
-    await run("grpo-0", 0, steps, GROUP_SIZE, None)
-    for seed in range(seeds):
-        await run(f"student-{seed}", seed, taught, group_size, f"grpo-0@{steps}")
-    for seed in range(1, seeds):
-        await run(f"grpo-{seed}", seed, steps, GROUP_SIZE, None)
+    runs = [(name, seed, curve) for name in WAYS for seed, curve in sorted(kept.get(name, {}).items())]
+    rows = [
+        [
+            *(WAYS[name].title, seed, until_reached(curve), f"{curve['held_out'][-1]:.0%}"),
+            *((f"{curve['kl'][0]:.3f}", f"{curve['kl'][-1]:.3f}") if curve["kl"] else ("", "")),
+        ]
+        for name, seed, curve in runs
+    ]
+    head = [
+        "",
+        "seed",
+        f"rollouts until {REACHED:.0%}",
+        "success at the end",
+        "KL at the first step",
+        "KL at the last step",
+    ]
+    lines += table(head, rows)
+    lines += ["", "The KL to the teacher is in nats per token, on the step's rollouts before its update."]
+    for name, way in WAYS.items():
+        longest = max((curve for other, _, curve in runs if other == name), key=lambda curve: len(curve["rollouts"]))
+        own = [[seed, *(f"{rate:.0%}" for rate in curve["held_out"])] for other, seed, curve in runs if other == name]
+        width = len(longest["rollouts"])
+        lines += ["", f"## Success of {way.title} after so many rollouts"]
+        lines += table(
+            ["seed", *(f"{rollouts:,}" for rollouts in longest["rollouts"])],
+            [row + [""] * (width + 1 - len(row)) for row in own],
+        )
+    return "\n".join([*lines, ""])
 
 
 def main() -> None:
-    """Run the comparison, and write its rows as JSON."""
+    """Run what is missing, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=36, help="steps of GRPO")
-    parser.add_argument("--taught", type=int, default=12, help="steps of distillation")
-    parser.add_argument("--group-size", type=int, default=4, help="rollouts of a request in distillation")
-    parser.add_argument("--folder", type=Path, default=Path("distillation-run"))
-    parser.add_argument("--json", type=Path, default=Path("distillation.json"), help="where the rows are written")
+    parser.add_argument("--json", type=Path, default=RESULTS, help="where the curves are kept; the page is beside it")
+    parser.add_argument("--teacher", type=Path, default=Path("distillation-teacher"), help="folder of its checkpoint")
     known = parser.parse_args()
-    asyncio.run(measure(known.folder, known.seeds, known.steps, known.taught, known.group_size, known.json))
+    kept: dict[str, dict[str, Curve]] = json.loads(known.json.read_text()) if known.json.exists() else {}
+    if not known.teacher.exists():
+        kept.get("grpo", {}).pop("0", None)
+    runs = [
+        ("grpo", 0),
+        *(("distillation", seed) for seed in range(known.seeds)),
+        *(("grpo", seed) for seed in range(1, known.seeds)),
+    ]
+    for name, seed in runs:
+        if str(seed) not in kept.setdefault(name, {}):
+            kept[name][str(seed)] = trained(name, seed, known.teacher)
+            known.json.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    known.json.with_suffix(".md").write_text(page(kept), encoding="utf-8")
 
 
 if __name__ == "__main__":

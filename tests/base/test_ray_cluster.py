@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from types import SimpleNamespace
 
 import pytest
@@ -26,3 +27,16 @@ def test_why_ray_does_not_connect_is_told_with_what_to_start(error: Exception, m
         BackendError, match=rf"--ray: no Ray cluster at address='auto' \({error}\): start one with `ray"
     ):
         ray_cluster.connect("auto", option="--ray")
+
+
+@pytest.mark.parametrize("form", ["127.0.0.1:{}", "ray://127.0.0.1:{}"])
+def test_an_address_where_nothing_listens_is_told_at_once(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(*args: object, **options: object) -> None:
+        pytest.fail("Ray would wait for minutes")
+
+    monkeypatch.setattr(ray_cluster, "ray_module", lambda: SimpleNamespace(is_initialized=lambda: False, init=init))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = form.format(free.getsockname()[1])
+        with pytest.raises(BackendError, match=rf"--ray: no Ray cluster at address='{address}' \(.*refused\)"):
+            ray_cluster.connect(address, option="--ray")

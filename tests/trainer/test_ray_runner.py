@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import os
 import random
 import signal
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -17,11 +20,13 @@ from typing import Any
 
 import pytest
 
-from offbook import RayRunner, TrainableModel, TrainConfig, Trainer, Trajectory, capture_auto_trajectory
+from offbook import LocalBackend, RayRunner, TrainableModel, TrainConfig, Trainer, Trajectory, capture_auto_trajectory
 from offbook.base.errors import ConfigError, LeakError
 from offbook.base.types import RecordedError
+from offbook.base.wire import TrajectoryQuery
 from offbook.client.rollouts.sampling import at_temperature, completion_limit, completions_limited, forced_temperature
 from offbook.llms.ledger import SpendingTotals, budget, spending
+from offbook.quickstart import run as quickstart
 from offbook.trainer.ray_runner import RemoteResult, RemoteRollout, pickled, remote_result
 
 SCENARIOS = [{"id": str(number), "prompt": f"say {number}"} for number in range(3)]
@@ -50,6 +55,19 @@ def test_a_worker_has_the_evaluations_temperature_and_the_limit_and_returns_cost
     assert result.spent == {"judge": SpendingTotals(questions=1, cost=0.5)}
     assert (result.failed, result.fault) == (None, None)
     assert spent.total.questions == 1  # this is the same process; a task's own is another
+
+
+def test_a_rollout_runs_in_the_trainers_folder_where_the_machine_has_it(tmp_path: Path) -> None:
+    async def rollout(model: object, scenario: object) -> Trajectory:
+        return Trajectory(metadata={"folder": os.getcwd()})
+
+    def ran_in(folder: Path) -> object:
+        job = RemoteRollout(rollout, None, None, None, None, str(folder))
+        return asyncio.run(remote_result(pickled(job))).value.metadata["folder"]
+
+    with contextlib.chdir(Path.cwd()):
+        assert ran_in(tmp_path) == str(tmp_path)
+        assert ran_in(tmp_path / "elsewhere") == str(tmp_path)  # as before
 
 
 def test_a_failure_keeps_its_type_and_traceback_and_a_common_fault_is_raised_as_itself() -> None:
@@ -154,11 +172,11 @@ def test_a_killed_worker_costs_no_rollout_and_only_its_own_run_again(
     cluster: Any, model: TrainableModel, tmp_path: Path
 ) -> None:
     async def rollout(model: TrainableModel, scenario: dict[str, str]) -> Trajectory:
-        with (tmp_path / scenario["id"]).open("a") as starts:
+        with Path(scenario["id"]).open("a") as starts:  # in the trainer's folder
             starts.write(f"{os.getpid()}\n")
         trajectory = await counting(model, scenario)
-        if scenario["id"] == "1" and not (tmp_path / "killed").exists():
-            (tmp_path / "killed").touch()
+        if scenario["id"] == "1" and not Path("killed").exists():
+            Path("killed").touch()
             os.kill(os.getpid(), signal.SIGKILL)  # after its call, before its end
         return trajectory
 
@@ -167,12 +185,41 @@ def test_a_killed_worker_costs_no_rollout_and_only_its_own_run_again(
         model, rollout, SCENARIOS, runner=RayRunner(num_cpus=0.5), group_size=4, scenarios_per_step=3,
         config=TrainConfig(learning_rate=1e-3),
     )  # fmt: skip
-    report = trainer.train(1)
+    with contextlib.chdir(tmp_path):
+        report = trainer.train(1)
     (iteration,) = report.iterations
     assert (report.step, iteration.failed) == (1, 0)
     starts = {name: (tmp_path / name).read_text().split() for name in ("0", "1", "2")}
     assert {name: len(pids) for name, pids in starts.items()} == {"0": 4, "1": 5, "2": 4}
     assert str(os.getpid()) not in {pid for pids in starts.values() for pid in pids}
+
+
+async def first_step(backend: LocalBackend) -> Counter[str]:
+    """How many rollouts step 0 made of each training request."""
+    page = await (await backend.connect()).trajectories(TrajectoryQuery(split="train", limit=100))
+    places = [record.place for record in page.trajectories]
+    assert {place.step for place in places} == {0}
+    return Counter(str(place.scenario) for place in places)
+
+
+@pytest.mark.slow("real Ray, two quickstarts")
+def test_the_quickstart_on_a_cluster_makes_the_same_first_step(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, few in {"TEST_REQUESTS": 10, "GROUP_SIZE": 4, "SCENARIOS_PER_STEP": 4}.items():
+        monkeypatch.setattr(quickstart, name, few)
+    told, first = {}, {}
+    for ray in (None, "auto"):
+        folder = tmp_path / f"ray={ray}"
+        backend = LocalBackend(dir=folder / "server")
+        try:
+            quickstart.main(3, 1, folder, tmp_path / "results.json", ray=ray)
+            told[ray] = json.loads((tmp_path / "results.json").read_text())
+            first[ray] = asyncio.run(first_step(backend))
+        finally:
+            backend.close()
+    assert first["auto"] == first[None] and first["auto"].total() == 16
+    assert [len(each["rewards"]) for each in told.values()] == [1, 1]
 
 
 @pytest.mark.slow("real Ray")

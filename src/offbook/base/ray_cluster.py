@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 from collections.abc import Mapping
 from importlib import import_module
@@ -12,6 +13,7 @@ from typing import Any
 
 from .errors import BackendError, MissingExtraError
 
+CONNECT_SECONDS = 10.0
 _connecting = threading.Lock()
 
 
@@ -35,6 +37,7 @@ def connect(address: str | None, *, option: str, runtime_env: Mapping[str, objec
         if ray.is_initialized():
             return
         try:
+            _check_answer(address)
             ray.init(
                 address,
                 runtime_env=None if runtime_env is None else dict(runtime_env),
@@ -46,3 +49,10 @@ def connect(address: str | None, *, option: str, runtime_env: Mapping[str, objec
                 f"{option}: no Ray cluster at address={address!r} ({error}): start one with `ray start --head`; an "
                 "address other than auto also needs its token (RAY_AUTH_MODE=token)"
             ) from error
+
+
+def _check_answer(address: str | None) -> None:
+    """Raise OSError if nothing listens at an address of the form HOST:PORT, for which Ray would wait for minutes."""
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()

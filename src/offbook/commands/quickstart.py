@@ -10,7 +10,7 @@ import typer
 from offbook.base.config import EngineOptions
 
 from .lazy_import import imported
-from .options import Results
+from .options import Ray, Results
 
 
 def quickstart(
@@ -22,12 +22,7 @@ def quickstart(
     output: Annotated[Path, typer.Option(help="folder for all files that it writes")] = Path("offbook-quickstart"),
     engine: Annotated[str, typer.Option(help="inference engine: auto, embedded or vllm")] = "auto",
     loader: Annotated[str, typer.Option(help="loader of the base for training: auto, peft or unsloth")] = "auto",
-    ray: Annotated[
-        str | None,
-        typer.Option(
-            help="run the rollouts on a Ray cluster: auto (the one on this machine), local (start one), or its address"
-        ),
-    ] = None,
+    ray: Ray = None,
 ) -> None:
     """Train a LangGraph agent on this machine, in minutes.
 

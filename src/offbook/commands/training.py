@@ -21,6 +21,7 @@ from offbook.trainer.evaluate import RegressionGate, interval_lines, printing_fa
 from offbook.trainer.judge_check import ruler_at
 from offbook.trainer.messages import evaluation_line, failure_lines
 from offbook.trainer.options import EvaluateOptions, TrainOptions
+from offbook.trainer.ray_runner import RayRunner
 from offbook.trainer.trainable_target import TrainableTarget, load_target
 
 from .generated_options import with_options
@@ -29,6 +30,7 @@ from .options import (
     JudgeBase,
     JudgeModel,
     ModelName,
+    Ray,
     Results,
     RubricFile,
     Scenarios,
@@ -72,6 +74,7 @@ def train(
     rubric: RubricFile = None,
     log: Annotated[Path | None, typer.Option(help="folder to write rollouts and steps to, as JSONL")] = None,
     trace: Trace = None,
+    ray: Ray = None,
     model: ModelName = None,
     base_model: BaseModel = None,
     *,
@@ -87,6 +90,8 @@ def train(
     trainable = target_or_command(target, command, inside, options)
     config = TrainConfig.parse(learning_rate=learning_rate, loss=loss, overlap=overlap, seed=options["seed"])
     options |= {"config": config, **judge_option(judge, judge_api_base, rubric), **model_option(model, base_model)}
+    if ray is not None:
+        options["runner"] = RayRunner(ray)
     loaded = load_scenarios(scenarios)
     if eval is not None:
         options["eval"] = load_scenarios(eval)

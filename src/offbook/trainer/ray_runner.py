@@ -5,10 +5,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -28,13 +30,15 @@ Rollout = Callable[[Any, Any], Awaitable[Trajectory]]
 
 @dataclass(frozen=True)
 class RemoteRollout:
-    """What a worker needs for one rollout. `limit`: completion tokens."""
+    """What a worker needs for one rollout. `limit`: completion tokens. `folder`: the trainer's current one, in which the rollout
+    runs too if the worker's machine has it; None: the worker's own."""
 
     rollout: Rollout
     model: Any
     scenario: Any
     temperature: float | None
     limit: int | None
+    folder: str | None = None
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,8 @@ class RayRunner:
         """Run one rollout on the cluster. Raises what the rollout raised: RecordedError, or an error that ends the run."""
         if await asyncio.to_thread(self._connect) > 1:
             check_reachable(model)
-        payload = pickled(RemoteRollout(rollout, model, scenario, forced_temperature(), completion_limit()))
+        folder = None if "working_dir" in (self._runtime_env or {}) else str(Path.cwd())
+        payload = pickled(RemoteRollout(rollout, model, scenario, forced_temperature(), completion_limit(), folder))
         task = self._task.remote(payload)
         try:
             result: RemoteResult = _cloudpickle().loads(await asyncio.wrap_future(task.future()))
@@ -151,6 +156,8 @@ async def remote_result(payload: bytes) -> RemoteResult:
         )
         failed.__cause__ = error
         return RemoteResult(fault=failed)
+    if job.folder is not None and Path(job.folder).is_dir():
+        os.chdir(job.folder)  # a worker runs one rollout at a time
     limit = nullcontext() if job.limit is None else completions_limited(job.limit)
     with budget() as spent, at_temperature(job.temperature), limit:
         value, outcome = None, partial(RemoteResult)

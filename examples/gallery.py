@@ -80,6 +80,28 @@ def draw(example: Example, seeds: Sequence[dict[str, Any]]) -> None:
     plt.close(figure)
 
 
+def draw_takeover() -> None:
+    """The share of the shop's customers whom the small model answers and of right answers, over customers, with what happened."""
+    [path] = (HERE / "on_the_job/results").glob("seed-*.json")
+    told = json.loads(path.read_text())
+    figure, axes = plt.subplots(figsize=(8, 4), layout="constrained")
+    threads = [each["threads"] for each in told["rows"]]
+    right = [each["right"] for each in told["rows"]]
+    means = [sum(right[max(0, index - 4) : index + 1]) / min(5, index + 1) for index in range(len(right))]
+    axes.plot(threads, means, label="right answers, of the last 160", linewidth=1)
+    small = [each["small"] for each in told["rows"]]
+    axes.plot(threads, small, label="answered by the small model, of 32", linewidth=1)
+    for number, mark in enumerate(told["marks"]):
+        axes.axvline(mark["threads"], color="0.6", linewidth=0.8, linestyle=":")
+        axes.text(mark["threads"], 1.03, "ABCDEFGH"[number], ha="center", fontsize=8)
+    legend = "\n".join(f"{'ABCDEFGH'[number]}  {mark['what']}" for number, mark in enumerate(told["marks"]))
+    axes.set(xlabel=f"customers\n\n{legend}", ylabel="share", ylim=(-0.03, 1.1))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="center left")
+    figure.savefig(HERE / "on_the_job/shares.png", dpi=110, metadata={"Software": None})
+    plt.close(figure)
+
+
 def row(example: Example, seeds: Sequence[dict[str, Any]]) -> str:
     gains = ", ".join(f"{seed['gain']['low']:.2f} to {seed['gain']['high']:.2f}" for seed in seeds)
     before_after = ", ".join(f"{seed['before']:.2f} → {seed['after']:.2f}" for seed in seeds)
@@ -99,6 +121,7 @@ def main() -> None:
         if seeds := figures_of(example):
             draw(example, seeds)
             rows.append(row(example, seeds))
+    draw_takeover()
     text = PAGE.read_text()
     for (begin, end), lines in (((BEGIN, END), rows), (GPU, gpu_table())):
         before, after = text.split(begin)[0], text.split(end)[1]

@@ -184,15 +184,22 @@ class ActorProcess:
                 news: EngineNews = await _answer(self.actor.news.remote(position))
                 position += len(news.log)
                 if news.log:
-                    with self.log_path.open("ab") as file:
-                        file.write(news.log)
+                    self._append(news.log)
                 if news.code is not None:
                     self._ending, self.returncode = news.ending, news.code
-        except Exception as error:  # noqa: BLE001  # ray's: the actor is gone, or its machine; or the log's disk is full
+        except Exception as error:  # noqa: BLE001  # ray's: the actor is gone, or its machine
             self._ending, self.returncode = f"its Ray actor is gone: {_reason(error)}", -9
             self.kill()
         finally:
             self.exited.set()
+
+    def _append(self, output: bytes) -> None:
+        """Copy output of the engine; it goes on without its log where that cannot be written."""
+        try:
+            with self.log_path.open("ab") as file:
+                file.write(output)
+        except OSError as error:
+            logger.warning("%s cannot be written, %d bytes of the log are lost: %s", self.log_path, len(output), error)
 
 
 async def _answer(reference: Any) -> Any:

@@ -18,12 +18,12 @@ def verify(
     dir: Dir = None,
     store_url: StoreUrl = None,
     repair: Annotated[
-        bool, typer.Option("--repair", help="move corrupted parts aside, rebuild model.json and start new records")
+        bool, typer.Option("--repair", help="move damaged parts aside, rebuild model.json and start new records")
     ] = False,
 ) -> None:
     """Check the records, models and checkpoints of a directory.
 
-    Exits with code 1 if any is corrupted or could not be checked. Records at --store-url are not checked. No server may run
+    Exits with code 1 if any is damaged or could not be checked. Records at --store-url are not checked. No server may run
     on the directory."""
     raise typer.Exit(maintenance.verify(_existing(dir), repair=repair, own_records=store_url is None))
 
@@ -35,7 +35,7 @@ def backup(
 ) -> None:
     """Copy the records, models and checkpoints of a directory, and verify the copy.
 
-    Exits with code 1 if a part of the copy is corrupted. Records at --store-url are not copied. The server may be running.
+    Exits with code 1 if a part of the copy is damaged. Records at --store-url are not copied. The server may be running.
     """
     code = maintenance.backup(_existing(dir), output.expanduser().absolute(), own_records=store_url is None)
     raise typer.Exit(code)

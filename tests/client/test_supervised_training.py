@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import offbook
-from offbook.base.errors import BackendError, ConfigError
+from offbook.base.errors import ConfigError
 from offbook.base.types import RolloutException
 from offbook.base.wire import TrainEvent
 from offbook.client.supervised_training import SFTResult, rate_at, split
@@ -127,28 +127,6 @@ async def test_a_killed_client_goes_on_in_mid_epoch_and_applies_nothing_twice(
     assert ended.returncode == -signal.SIGKILL
     model = model_of(local_backend, "killed")
     check_resumed(await model.train_sft(DATA, FAST), await request_ids(model))
-
-
-@pytest.mark.slow("whole trainings")
-async def test_a_killed_server_goes_on_in_mid_epoch_and_applies_nothing_twice(tmp_path: Path) -> None:
-    backend = offbook.LocalBackend(dir=tmp_path / "server")
-    model = model_of(backend, "killed")
-    pid = (await (await backend.connect("tiny")).health()).pid
-    updates = 0
-
-    def kill(event: TrainEvent) -> None:
-        nonlocal updates
-        updates += event.phase == "update" and event.done == 0
-        if updates == 2:
-            updates = -1000
-            os.kill(pid, signal.SIGKILL)
-
-    try:
-        with pytest.raises(BackendError):
-            await model.train_sft(DATA, FAST, on_event=kill)
-        check_resumed(await model.train_sft(DATA, FAST), await request_ids(model))
-    finally:
-        await backend.close()
 
 
 def test_the_rate_warms_up_and_falls_and_a_list_gives_each() -> None:

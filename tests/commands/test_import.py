@@ -25,6 +25,7 @@ from offbook.engine.learner.model.policy import Policy
 from offbook.tiny import path
 
 SHAPE = LoraOptions(r=4, alpha=12, target_modules=("q_proj", "v_proj"))
+ROWS = [{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello there"}]}]
 
 
 @pytest.fixture(scope="module")
@@ -191,51 +192,44 @@ async def test_an_imported_model_is_at_step_1_and_trains_on(
     assert capsys.readouterr().out.strip().endswith("desk/checkpoints/0001")
     assert run(words) == 2
     assert "there is a model 'desk'" in capsys.readouterr().err
-    backend = offbook.LocalBackend(dir=tmp_path / "server", engine="embedded", threads=1)
-    try:
+    with offbook.LocalBackend(dir=tmp_path / "server", engine="embedded", threads=1) as backend:
         model = offbook.TrainableModel(name="desk", project="default", base_model="tiny", backend=backend)
         assert await model.get_step() == 1
-        rows = [{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello there"}]}]
-        result = await model.train_sft(rows, epochs=2, batch_size=1, learning_rate=5e-3, schedule="constant", warmup=0)
+        result = await model.train_sft(ROWS, epochs=2, batch_size=1, learning_rate=5e-3, schedule="constant", warmup=0)
         assert result.step == 3 and result.updates[1].loss < result.updates[0].loss
-    finally:
-        backend.close()
+        await _check_adapters_as_bases(backend, adapter)
 
 
-@pytest.mark.slow("two servers, and an import in each")
-async def test_an_adapter_that_is_named_as_the_base_starts_a_model(adapter: Path, tmp_path: Path) -> None:
+async def _check_adapters_as_bases(backend: offbook.LocalBackend, adapter: Path) -> None:
+    """`base_model=` the folder of an adapter imports it, or says why not."""
     changed(adapter, base_model_name_or_path=str(path()))
     given = load_file(adapter / ADAPTER)
 
-    def on(backend: offbook.LocalBackend, name: str = "desk", **options: Any) -> offbook.TrainableModel:
-        return offbook.TrainableModel(name, base_model=str(adapter), backend=backend, **options)
+    def on(name: str) -> offbook.TrainableModel:
+        return offbook.TrainableModel(name, base_model=str(adapter), backend=backend)
 
-    with offbook.LocalBackend(dir=tmp_path / "server", engine="embedded", threads=1) as backend:
-        model = on(backend)
-        assert await model.get_step() == 1
-        state = await (await model.api()).model("desk")
-        assert (state.base_model, state.lora) == ("tiny", SHAPE) and state.checkpoint is not None
-        kept = load_file(Path(state.checkpoint) / ADAPTER)
-        assert given.keys() == kept.keys() and all(torch.equal(given[name], kept[name]) for name in given)
-        rows = [{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello there"}]}]
-        assert (await model.train_sft(rows, epochs=1, learning_rate=5e-3, schedule="constant", warmup=0)).step == 2
-        plain = offbook.TrainableModel("plain", base_model="tiny", backend=backend)
-        assert await plain.get_step() == 0
-        with pytest.raises(ServerError, match="'plain' exists and did not begin with the adapter"):
-            await on(backend, "plain").get_step()
-        changed(adapter, r=2)
-        with pytest.raises(ServerError, match=r"was not imported: .*is \(4, "):
-            await on(backend, "narrow").get_step()
-        changed(adapter, r=4, base_model_name_or_path="Qwen/Qwen2.5-7B-Instruct")
-        with pytest.raises(ServerError, match=r"base model is 'tiny', not 'Qwen/Qwen2\.5-7B-Instruct'"):
-            await on(backend, "other").get_step()
-        changed(adapter, base_model_name_or_path=None)
-        with pytest.raises(ServerError, match="names no base"):
-            await on(backend, "unnamed").get_step()
-        assert [one.name for one in await (await plain.api()).models()] == ["default", "desk", "plain"]
+    model = on("named")
+    assert await model.get_step() == 1
+    api = await model.api()
+    state = await api.model("named")
+    assert (state.base_model, state.lora) == ("tiny", SHAPE) and state.checkpoint is not None
+    kept = load_file(Path(state.checkpoint) / ADAPTER)
+    assert given.keys() == kept.keys() and all(torch.equal(given[name], kept[name]) for name in given)
+    assert (await model.train_sft(ROWS, epochs=1, learning_rate=5e-3, schedule="constant", warmup=0)).step == 2
+    assert await on("named").get_step() == 2
+    assert await offbook.TrainableModel("plain", base_model="tiny", backend=backend).get_step() == 0
+    refusals: list[tuple[str, dict[str, Any], str]] = [
+        ("plain", {}, "'plain' exists and did not begin with the adapter"),
+        ("narrow", {"r": 2}, r"was not imported: .*is \(4, "),
+        ("other", {"base_model_name_or_path": "Qwen/Qwen2.5-7B-Instruct"}, r"base model is 'tiny', not 'Qwen/Qwen2\.5"),
+        ("unnamed", {"base_model_name_or_path": None}, "names no base"),
+    ]
+    for name, fields, message in refusals:
+        changed(adapter, **({"r": 4, "base_model_name_or_path": str(path())} | fields))
+        with pytest.raises(ServerError, match=message):
+            await on(name).get_step()
     changed(adapter, base_model_name_or_path=str(path()))
-    with offbook.LocalBackend(dir=tmp_path / "server", engine="embedded", threads=1) as backend:
-        assert await on(backend).get_step() == 2
-        save_file({name: value + 1 for name, value in given.items()}, adapter / ADAPTER)
-        with pytest.raises(ServerError, match="'desk' exists and did not begin with the adapter"):
-            await on(backend).get_step()
+    save_file({name: value + 1 for name, value in given.items()}, adapter / ADAPTER)
+    with pytest.raises(ServerError, match="'named' exists and did not begin with the adapter"):
+        await on("named").get_step()
+    assert {one.name for one in await api.models()} == {"default", "desk", "named", "plain"}

@@ -86,7 +86,9 @@ def passing(tmp_path: Path) -> Opening:
                 serving(app.build(own, guard or Guard(None))) as url,
                 httpx.AsyncClient(base_url=f"{url}/r/desk", timeout=20, trust_env=False) as http,
             ):
-                yield Passing(url, http, paid, own, gateway, sampler)
-                await gateway.close()
+                try:
+                    yield Passing(url, http, paid, own, gateway, sampler)
+                finally:
+                    await gateway.close()
 
     return opened

@@ -1,4 +1,4 @@
-"""`offbook improve`, killed in each stage and between them, and run again."""
+"""`offbook improve`, killed in each stage and between two, and run again."""
 
 from __future__ import annotations
 
@@ -123,12 +123,9 @@ def content_of(request: LlmRequest) -> str:
 
 KILLS: list[tuple[str, Callable[[Watch], bool]]] = [
     ("while observing", lambda watch: watch.asked("train.jsonl") >= 22),
-    ("before the supervised training", lambda watch: "next: sft" in watch.printed),
-    ("in it", lambda watch: watch.steps() >= 1),
-    ("while it is measured", lambda watch: len(watch.rows("comparison")) >= 3),
+    ("in the supervised training", lambda watch: watch.steps() >= 1),
     ("before the rounds", lambda watch: "next: train" in watch.printed),
     ("in a round", lambda watch: watch.steps() > updates(watch)),
-    ("after the round", lambda watch: "held out after round 1" in watch.printed),
     ("while comparing", lambda watch: watch.asked("held_out.jsonl") >= 4),
 ]
 

@@ -35,7 +35,7 @@ def add_pages(app: FastAPI, source: DashboardSource) -> None:
     """Add the dashboard's routes to an application."""
     app.state.dashboard = source
     for router in ROUTERS:
-        app.include_router(router)
+        app.router.routes.extend(router.routes)  # as the API's, which are not made anew either
     app.mount("/pages/static", StaticFilesOfPages(directory=STATIC))
     app.add_exception_handler(UnknownPage, _unknown)
 

@@ -10,9 +10,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from offbook.base.alerts import taught_share
 from offbook.engine import checkpoint_files
 from offbook.server.models.checkpoints import state_of
-from offbook.server.views.numbers import fixed, number
+from offbook.server.views.numbers import fixed, number, percent
 from tests.server.pages.recorded_run import MODEL, RUN
 
 pytestmark = pytest.mark.slow("whole trainings")
@@ -43,7 +44,7 @@ def test_the_charts_and_the_table_have_the_learners_numbers(recorded: Path, dash
         assert row is not None
         cells = re.findall(r'<td class="num">(.*?)</td>', row[1])
         assert cells[:2] == [fixed(metrics[step]["reward/mean"], 3), fixed(metrics[step]["reward/std"], 3)]
-        assert cells[3] == number(metrics[step]["tokens/trained"])
+        assert cells[3:5] == [percent(taught_share(metrics[step])), number(metrics[step]["tokens/trained"])]
 
 
 def test_a_steps_page_agrees_with_the_records_and_the_learner(recorded: Path, dashboard: str) -> None:

@@ -7,10 +7,11 @@ try:
     from .calls.capture_block import capture
     from .calls.observe import observe
     from .chat_model import ChatOffbook
+    from .training.replayed_tools import replayed_tools
     from .training.trainable import trainable
 except ModuleNotFoundError as error:
     if error.name is None or error.name.startswith("offbook"):
         raise
     raise MissingExtraError(error.name, "langgraph") from error
 
-__all__ = ["ChatOffbook", "capture", "observe", "trainable", "uncaptured"]
+__all__ = ["ChatOffbook", "capture", "observe", "replayed_tools", "trainable", "uncaptured"]

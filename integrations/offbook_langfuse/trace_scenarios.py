@@ -118,13 +118,21 @@ def _scored(rest: LangfuseRest, bound: ScoreBound, since: datetime | None) -> di
     found: dict[str, float] = {}
     parameters = {**bound.parameters, "fields": "subject", "limit": SCORES, "fromTimestamp": _time(since)}
     for score in rest.by_cursor("/api/public/v3/scores", parameters):
-        about: Json = score.get("subject")
-        subject = cast(Mapping[str, Json], about if isinstance(about, dict) else {})
-        trace = subject.get("id") if subject.get("kind") == "trace" else subject.get("traceId")
+        trace, _ = subject_of(score)
         value = score.get("value")
         if trace is not None and isinstance(value, int | float) and bound.holds(float(value)):
-            found.setdefault(str(trace), float(value))
+            found.setdefault(trace, float(value))
     return found
+
+
+def subject_of(score: Mapping[str, Json]) -> tuple[str | None, str | None]:
+    """The trace that a score is on, and the observation in it; None for what it has not. A session's score has no trace."""
+    about: Json = score.get("subject")
+    subject = cast(Mapping[str, Json], about if isinstance(about, dict) else {})
+    trace, observation = subject.get("traceId"), subject.get("id") if subject.get("kind") == "observation" else None
+    if subject.get("kind") == "trace":
+        trace = subject.get("id")
+    return None if trace is None else str(trace), None if observation is None else str(observation)
 
 
 def _scenarios(
@@ -160,7 +168,7 @@ def _roots(rest: LangfuseRest, wanted: TraceFilter, scores: Mapping[str, float] 
     for chunk in chunks:
         conditions = [
             *_conditions(wanted),
-            *([_condition("traceId", "stringOptions", "any of", chunk)] if chunk else []),
+            *([condition("traceId", "stringOptions", "any of", chunk)] if chunk else []),
         ]
         for root in merge(*(_read(rest, each) for each in _named(wanted, conditions)), key=_start, reverse=True):
             trace = str(root.get("traceId"))
@@ -180,7 +188,7 @@ def _named(wanted: TraceFilter, conditions: list[Json]) -> list[list[Json]]:
     name = wanted.get("name")
     if name is None:
         return [conditions]
-    return [[*conditions, _condition(column, "string", "=", name)] for column in ("traceName", "name")]
+    return [[*conditions, condition(column, "string", "=", name)] for column in ("traceName", "name")]
 
 
 def _conditions(wanted: TraceFilter) -> list[Json]:
@@ -197,10 +205,11 @@ def _conditions(wanted: TraceFilter) -> list[Json]:
         ("startTime", "datetime", ">=", _time(wanted.get("from_time"))),
         ("startTime", "datetime", "<", _time(wanted.get("to_time"))),
     ]
-    return [_condition(*each) for each in known if each[3] is not None]
+    return [condition(*each) for each in known if each[3] is not None]
 
 
-def _condition(column: str, kind: str, operator: str, value: Json) -> Json:
+def condition(column: str, kind: str, operator: str, value: Json) -> Json:
+    """One condition of the API's parameter `filter`."""
     return {"type": kind, "column": column, "operator": operator, "value": value}
 
 

@@ -157,24 +157,44 @@ def _scores(server: TraceServer, query: Query) -> Answer:
         return 400, {"message": "limit: at most 100"}
     if ("valueMin" in query or "valueMax" in query) and query.get("dataType") != ["NUMERIC"]:
         return 400, {"message": "valueMin and valueMax require dataType=NUMERIC"}
+    groups = set(query.get("fields", [""])[0].split(",")) - {""}
+    if unknown := groups - FIELD_GROUPS.keys():
+        return 400, {"message": f"fields: unknown {sorted(unknown)}"}
     items = server.kept_scores + [_score(body) for body in server.scores.values()]
     for parameter, kind in (("traceId", "trace"), ("sessionId", "session")):
         if parameter in query:
             items = [each for each in items if each["subject"] == {"kind": kind, "id": query[parameter][0]}]
-    least, most = float(query.get("valueMin", ["-inf"])[0]), float(query.get("valueMax", ["inf"])[0])
-    names = query.get("name")
-    fitting = [each for each in items if least <= each["value"] <= most and (names is None or each["name"] in names)]
-    return _page(fitting, query)
+    for parameter, default in (("name", ""), ("source", "API")):
+        if parameter in query:
+            wanted = query[parameter][0].split(",")
+            items = [each for each in items if each.get(parameter, default) in wanted]
+    if "dataType" in query:
+        items = [each for each in items if each.get("dataType", "NUMERIC") in query["dataType"]]
+        least, most = float(query.get("valueMin", ["-inf"])[0]), float(query.get("valueMax", ["inf"])[0])
+        items = [each for each in items if least <= each["value"] <= most]
+    hidden = {name for group, names in FIELD_GROUPS.items() if group not in groups for name in names}
+    return _page([{name: fact for name, fact in each.items() if name not in hidden} for each in items], query)
+
+
+FIELD_GROUPS = {
+    "details": ("comment", "configId", "metadata"),
+    "subject": ("subject",),
+    "annotation": ("authorUserId",),
+}
+"""Fields of a score that are read only with their group in the parameter `fields`."""
 
 
 def _score(body: Mapping[str, Any]) -> dict[str, Any]:
     """A score as it is read, by the API's third version."""
-    kind = "trace" if "traceId" in body else "session"
+    kind = next(kind for kind in ("observation", "trace", "session") if f"{kind}Id" in body)
+    inner = {"traceId": body["traceId"]} if kind == "observation" else {}
+    data_type, value = body.get("dataType") or "NUMERIC", body["value"]
     return {
-        "id": body["id"], "projectId": "project", "name": body["name"], "value": body["value"], "dataType": "NUMERIC",
-        "source": "API", "timestamp": NOW, "environment": body.get("environment", "default"), "createdAt": NOW,
-        "updatedAt": NOW, "comment": body.get("comment"), "metadata": body.get("metadata"),
-        "subject": {"kind": kind, "id": body[f"{kind}Id"]},
+        "id": body["id"], "projectId": "project", "name": body["name"], "dataType": data_type,
+        "value": bool(value) if data_type == "BOOLEAN" else value, "source": body.get("source", "API"),
+        "timestamp": NOW, "environment": body.get("environment", "default"), "createdAt": NOW,
+        "updatedAt": body["updatedAt"], "comment": body.get("comment"), "metadata": body.get("metadata"),
+        "subject": {"kind": kind, "id": body[f"{kind}Id"], **inner},
     }  # fmt: skip
 
 

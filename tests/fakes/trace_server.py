@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -29,7 +30,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
-from .langfuse_rest import rest
+from offbook.base.types import new_id
+
+from .langfuse_rest import NOW, rest
 
 PUBLIC, SECRET = "pk-lf-test", "sk-lf-test"
 TYPES = {"agent", "generation", "tool", "span", "evaluator"}
@@ -305,7 +308,7 @@ class Handler(BaseHTTPRequestHandler):
             issue = {"code": "invalid_type", "expected": expected, "path": [], "message": f"Expected {expected}"}
             return self._answer(400, {"message": "Invalid request data", "error": [issue]})
         several = body if isinstance(body, list) else [body]
-        faults = [fault for each in several if (fault := self._kept(each, each["timestamp"])) is not None]
+        faults = [fault for each in several if (fault := self._kept(each, each.get("timestamp", NOW))) is not None]
         if not isinstance(body, list):
             return self._answer(400, {"message": faults[0]}) if faults else self._answer(200, {"id": body["id"]})
         if not faults:
@@ -317,10 +320,12 @@ class Handler(BaseHTTPRequestHandler):
         """Keep a score, or say why not. ClickHouse keeps one row for each name, id and day of a score."""
         fault = _score_fault(body) or ("refused" if self.stand_in.refused_scores(body) else None)
         if fault is None:
-            known = self.stand_in.scores.get(body["id"])
+            known = self.stand_in.scores.get(body.setdefault("id", new_id("score")))
             if known is not None and known["timestamp"][:10] != timestamp[:10]:
                 self.stand_in.broken.append(f"score {body['name']} came again with another day")
-            self.stand_in.scores[body["id"]] = {**body, "timestamp": timestamp}
+            self.stand_in.scores[body["id"]] = {
+                **body, "timestamp": timestamp, "updatedAt": datetime.now(UTC).isoformat().replace("+00:00", "Z"),
+            }  # fmt: skip
         return fault
 
     def _answer(self, status: int, body: Any) -> None:
@@ -338,8 +343,8 @@ class Handler(BaseHTTPRequestHandler):
 def _score_fault(body: Mapping[str, Any]) -> str | None:
     if not ("traceId" in body) ^ ("sessionId" in body):
         return "traceId or sessionId"
-    value = body.get("value")
-    return None if isinstance(value, int | float) and value == value else f"value {value!r}"
+    value, kind = body.get("value"), str if body.get("dataType") == "CATEGORICAL" else int | float
+    return None if isinstance(value, kind) and value == value else f"value {value!r}"
 
 
 @contextmanager

@@ -81,7 +81,8 @@ def passing(tmp_path: Path) -> Opening:
             takeover = Takeover("desk", services.store)
             await takeover.open()
             gateway = UpstreamGateway(traffic, takeover)
-            own = replace(services, upstream=gateway)
+            options = services.options.model_copy(update={"route": "desk"})
+            own = replace(services, upstream=gateway, options=options)
             async with (
                 serving(app.build(own, guard or Guard(None))) as url,
                 httpx.AsyncClient(base_url=f"{url}/r/desk", timeout=20, trust_env=False) as http,

@@ -27,6 +27,8 @@ from offbook.base.wire import (
     CheckpointState,
     ExportRequest,
     ExportResult,
+    FeedbackRequest,
+    FeedbackResult,
     FinishRequest,
     FinishResult,
     ForkRequest,
@@ -211,6 +213,10 @@ class Api:
         return self._read(
             TrajectoryWithCalls.model_validate, await self._ask("GET", f"/api/trajectories/{trajectory_id}")
         )
+
+    async def feedback(self, request: FeedbackRequest) -> FeedbackResult:
+        """Store a score for a finished trajectory, one of its calls, or a thread."""
+        return self._read(FeedbackResult.model_validate, await self._ask("POST", "/api/feedback", request))
 
     async def step_audit(self, name: str, step: int) -> StepAudit:
         """What trained a step of a model."""

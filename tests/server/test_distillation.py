@@ -15,13 +15,13 @@ ASKED: ChatCompletionUserMessageParam = {"role": "user", "content": "hi"}
 async def rollouts(model: offbook.TrainableModel, rewards: list[float | None]) -> offbook.TrajectoryGroup:
     client = model.openai_client()
 
-    async def rollout(reward: float | None) -> offbook.Trajectory:
+    async def rollout(seed: int, reward: float | None) -> offbook.Trajectory:
         completion = await client.chat.completions.create(
-            model=model.inference_name(), messages=[ASKED], max_tokens=8, temperature=1.0
+            model=model.inference_name(), messages=[ASKED], max_tokens=8, temperature=2.0, seed=seed
         )
         return offbook.Trajectory(messages_and_choices=[ASKED, completion.choices[0]], reward=reward)
 
-    return offbook.TrajectoryGroup([await rollout(reward) for reward in rewards])
+    return offbook.TrajectoryGroup([await rollout(seed, reward) for seed, reward in enumerate(rewards)])
 
 
 async def test_a_step_of_another_model_teaches_without_rewards(local_backend: offbook.LocalBackend) -> None:

@@ -100,8 +100,13 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 @pytest.mark.slow("kills of real servers")
-@pytest.mark.parametrize("killed", ["trainer", "server"])
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize(
+    ("phase", "killed"),
+    [
+        *((phase, "trainer") for phase in PHASES),
+        *((phase, "server") for phase in ("sampling", "training", "evaluating")),
+    ],
+)
 def test_a_kill_in_any_phase_of_a_run_loses_no_step_and_makes_none_twice(
     served: Served, tmp_path: Path, phase: str, killed: str
 ) -> None:

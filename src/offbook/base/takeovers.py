@@ -15,6 +15,15 @@ Status = Literal["none", "running", "waiting", "taken_over", "left", "stopped"]
 Verdict = Literal["started", "passed", "approved", "taken_over", "left", "stopped", "round"]
 
 
+def share_text(share: float) -> str:
+    """A stage's share of threads as text.
+
+    >>> share_text(0.0), share_text(0.25), share_text(0.0005)
+    ('shadow', '25 %', '0.0005')
+    """
+    return "shadow" if share == SHADOW else f"{share:.4g}" if share < 0.001 else f"{100 * share:g} %"
+
+
 def _from_text(value: object) -> object:
     """The numbers of a text such as "0,0.05,1", as the command line has them."""
     return [part.strip() for part in value.split(",")] if isinstance(value, str) else value

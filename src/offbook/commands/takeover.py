@@ -11,7 +11,7 @@ import typer
 from pydantic import ValidationError
 
 from offbook.base.errors import ConfigError
-from offbook.base.takeovers import SHADOW, Decision, Numbers, TakeoverPlan, TakeoverState
+from offbook.base.takeovers import SHADOW, Decision, Numbers, TakeoverPlan, TakeoverState, share_text
 from offbook.base.terminal import echo
 from offbook.client.connection.http import Api
 
@@ -38,7 +38,7 @@ def plan(url: Server = None, dir: Dir = None, options: dict[str, Any] = {}) -> N
     for needs in state.needs:
         what = "compared answers" if needs.share == SHADOW else "scored threads of the small model"
         traffic = "" if needs.share in (SHADOW, 1.0) else f", {needs.traffic:,} of all"
-        echo(f"  {_share(needs.share):>6}  usually {needs.usual:,}, at most {needs.most:,} {what}{traffic}")
+        echo(f"  {share_text(needs.share):>6}  usually {needs.usual:,}, at most {needs.most:,} {what}{traffic}")
 
 
 @app.command()
@@ -86,7 +86,7 @@ def _plan(options: dict[str, Any]) -> TakeoverPlan:
 def _show(state: TakeoverState) -> None:
     echo(f"{state.route}: {state.status}" + (f", {state.model}" if state.model else ""))
     if state.status in ("running", "waiting", "taken_over"):
-        echo(f"  {_share(state.share)}: {_numbers(state.numbers)}")
+        echo(f"  {share_text(state.share)}: {_numbers(state.numbers)}")
     for decision in state.decisions:
         echo(_line(decision))
 
@@ -94,7 +94,7 @@ def _show(state: TakeoverState) -> None:
 def _line(decision: Decision) -> str:
     time = datetime.fromtimestamp(decision.decided_at).strftime("%Y-%m-%d %H:%M")
     numbers = "" if decision.verdict in ("started", "approved") else f" ({_numbers(decision.numbers)})"
-    return f"  {time}  {_share(decision.share):>6}  {decision.verdict}: {decision.reason}{numbers}"
+    return f"  {time}  {share_text(decision.share):>6}  {decision.verdict}: {decision.reason}{numbers}"
 
 
 def _numbers(numbers: Numbers) -> str:
@@ -112,7 +112,3 @@ def _numbers(numbers: Numbers) -> str:
             f"{numbers.tool_errors} of {numbers.results} tool results failed",
         ]
     )
-
-
-def _share(share: float) -> str:
-    return "shadow" if share == SHADOW else f"{share:.4g}" if share < 0.001 else f"{100 * share:g} %"

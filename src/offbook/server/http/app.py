@@ -123,6 +123,7 @@ def engine_state(services: Services) -> EngineState:
         sampler=services.sampler.state,
         learner=", ".join(facts),
         training=services.training.running,
+        takeover=services.upstream.takeover.current() if services.upstream is not None else None,
     )
 
 

@@ -12,6 +12,7 @@ import jinja2
 from fastapi import Depends, Request
 from fastapi.responses import HTMLResponse
 
+from offbook.base.takeovers import share_text
 from offbook.base.types import Json
 from offbook.server.views import numbers, page_urls
 from offbook.server.views.dashboard_source import DashboardSource
@@ -35,7 +36,7 @@ THEME = "offbook_theme"
 
 FILTERS = (
     *(numbers.number, numbers.fixed, numbers.signed, numbers.percent, numbers.seconds),
-    *(numbers.moment, numbers.machine_moment, numbers.ago),
+    *(numbers.moment, numbers.machine_moment, numbers.ago, share_text),
 )
 """The filters of templates, by their names."""
 
@@ -67,6 +68,7 @@ FUNCTIONS = (
     page_urls.step_url,
     page_urls.group_url,
     page_urls.trajectory_url,
+    page_urls.takeover_url,
     page_urls.search_url,
     static,
 )

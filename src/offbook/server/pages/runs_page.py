@@ -8,6 +8,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
 from offbook.server.views.run_tables import lines_of
+from offbook.server.views.takeover_view import small_models_part, takeover_status
 
 from .rendering import Crumb, SourceDep, page
 
@@ -30,6 +31,7 @@ async def runs_page(
         "page_number": page_number,
         "pages": max(1, -(-len(listed) // RUNS_SHOWN)),
         "engine": source.engine,
+        "takeovers": [(state, takeover_status(state), small_models_part(state)) for state in await source.takeovers()],
         "folder": "/".join(source.folder.parts[-2:]),
     }
     return page(request, "runs.html", "Runs", (Crumb("Runs"),), context)

@@ -10,12 +10,12 @@ from starlette.types import Scope
 
 from offbook.server.views.dashboard_source import DashboardSource
 
-from . import export, group_page, rollout_page, run_page, runs_page, search_page, step_page
+from . import export, group_page, rollout_page, run_page, runs_page, search_page, step_page, takeover_page
 from .rendering import SAFE, STATIC, Crumb, UnknownPage, page
 
 ROUTERS = (
     *(runs_page.router, run_page.router, step_page.router, group_page.router, rollout_page.router),
-    *(search_page.router, export.router),
+    *(takeover_page.router, search_page.router, export.router),
 )
 
 

@@ -14,6 +14,7 @@ from sqlalchemy import (
     String,
     Table,
     delete,
+    func,
     insert,
     inspect,
     select,
@@ -107,3 +108,12 @@ def read_threads(connection: Connection, takeover: str) -> list[tuple[TakenThrea
         (TakenThread(row.id, row.takeover, row.stage, row.small, row.began_at), row.score, row.scored_at or 0.0)
         for row in rows
     ]
+
+
+def threads_by_side(connection: Connection, takeover: str) -> dict[tuple[int, bool], int]:
+    """The number of threads of a takeover, by the stage in which they began and whether the small model answers them."""
+    if not inspect(connection).has_table(threads.name):
+        return {}
+    query = select(threads.c.stage, threads.c.small, func.count().label("number"))
+    rows = connection.execute(query.where(threads.c.takeover == takeover).group_by(threads.c.stage, threads.c.small))
+    return {(row.stage, row.small): row.number for row in rows}

@@ -94,3 +94,9 @@ def save_notes(connection: Connection, batch: Sequence[tuple[str, str]]) -> list
 def read_note(connection: Connection, key: str) -> str | None:
     """The text that `save_notes` stored under a key; None if there is none."""
     return connection.scalar(select(meta.c.value).where(meta.c.key == key))
+
+
+def notes_under(connection: Connection, prefix: str) -> dict[str, str]:
+    """The texts of all keys that begin with a prefix, by the rest of the key."""
+    rows = connection.execute(select(meta.c.key, meta.c.value).where(meta.c.key.startswith(prefix, autoescape=True)))
+    return {row.key.removeprefix(prefix): row.value for row in rows}

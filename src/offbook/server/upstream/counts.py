@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BaseModel, Field
 
@@ -11,7 +11,8 @@ from offbook.llms.answer import Tokens
 from offbook.llms.options import Price
 from offbook.llms.prices import cost_of
 
-from .answers import UsedTokens
+if TYPE_CHECKING:
+    from .answers import UsedTokens
 
 EDGES = tuple(0.001 * 1.25**number for number in range(64))
 """Upper edges of the bins of latency in seconds, from 1 ms to 21 min. A quantile is exact to 25 %."""

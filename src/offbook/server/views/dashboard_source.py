@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from sqlalchemy import Connection
 
+from offbook.base.takeovers import TakeoverState
 from offbook.base.wire import TrajectoryWithCalls
 from offbook.engine import checkpoint_files
 from offbook.server.models.checkpoints import ModelFacts, scan_models
@@ -17,6 +18,7 @@ from offbook.server.records import overview
 from offbook.server.records.overview import RolloutRow, RunRow, StepRollouts
 from offbook.server.records.read_only import Readable
 from offbook.server.records.store import recorded_trajectory
+from offbook.server.records.upstream_threads import notes_under
 
 from .run_index import EvaluationIndex, ListedRun, LoggedEvaluation, TrainUpdate, UpdateIndex, under_trainings
 
@@ -25,10 +27,14 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
+ROUTE_KEY = 64 - len("route:")
+"""Characters of a route's name in the keys of its notes."""
+
 
 @dataclass(frozen=True)
 class EngineState:
-    """The state of a running server. `training` is the id of the train request that is being applied."""
+    """The state of a running server. `training` is the id of the train request that is being applied; `takeover`: None without
+    a route."""
 
     version: str
     base_model: str
@@ -36,6 +42,7 @@ class EngineState:
     sampler: str
     learner: str
     training: str | None
+    takeover: TakeoverState | None = None
 
 
 @dataclass(frozen=True)
@@ -192,6 +199,20 @@ class DashboardSource:
     async def trajectory(self, trajectory_id: str) -> TrajectoryWithCalls | None:
         """A trajectory, finished or not, with its calls and their tokens; None if it is unknown."""
         return await self.read(lambda connection: recorded_trajectory(connection, trajectory_id))
+
+    async def takeovers(self) -> list[TakeoverState]:
+        """The takeover of each route, in order of their names. One that a running server goes on with has the numbers of now."""
+
+        def read(connection: Connection) -> list[TakeoverState]:
+            states = {name: TakeoverState(route=name) for name in notes_under(connection, "route:")}
+            for text in notes_under(connection, "takeover:").values():
+                state = TakeoverState.model_validate_json(text.partition("\n")[0])
+                states[state.route[:ROUTE_KEY]] = state
+            return [state for _, state in sorted(states.items())]
+
+        live = self.engine.takeover if self.engine is not None else None
+        states = await self.read(read)
+        return [live if live is not None and live.route == state.route else state for state in states]
 
     def models(self) -> list[ModelFacts]:
         """All models of the directory."""

@@ -57,6 +57,11 @@ def trajectory_url(trajectory_id: str) -> str:
     return f"/trajectories/{segment(trajectory_id)}"
 
 
+def takeover_url(route: str) -> str:
+    """The page of a route's takeover."""
+    return f"/takeovers/{segment(route)}"
+
+
 def search_url(filters: Mapping[str, str | int | float | None]) -> str:
     """The search page with these filters; None and "" leave one out."""
     chosen = {name: value for name, value in filters.items() if value is not None and value != ""}

@@ -179,7 +179,12 @@ def test_improve_killed_in_each_stage_pays_and_records_nothing_twice(folder: Pat
     good = (folder / "out" / "good.jsonl").read_text().count("\n")
     assert state["sft"] == -(-good // 4) and len(state["rounds"]) == 1
     with closing(sqlite3.connect(folder / "own" / "records.db")) as database:
-        trains = Counter(name for (name,) in database.execute("SELECT model FROM trains WHERE state = 'done'"))
+        results = [
+            json.loads(told)["result"] for (told,) in database.execute("SELECT status FROM trains WHERE state = 'done'")
+        ]
         compared = database.execute("SELECT count(*) FROM trajectories WHERE split = 'compare'").fetchone()[0]
-    assert trains.total() == state["sft"] + 2
+    applied = [
+        one["step"] for one in results if one["applied"]
+    ]  # a step of equal rewards is answered, and applies nothing
+    assert sorted(applied) == list(range(1, state["sft"] + 3))
     assert compared == len(rows)

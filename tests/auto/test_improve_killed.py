@@ -183,8 +183,7 @@ def test_improve_killed_in_each_stage_pays_and_records_nothing_twice(folder: Pat
             json.loads(told)["result"] for (told,) in database.execute("SELECT status FROM trains WHERE state = 'done'")
         ]
         compared = database.execute("SELECT count(*) FROM trajectories WHERE split = 'compare'").fetchone()[0]
-    applied = [
-        one["step"] for one in results if one["applied"]
-    ]  # a step of equal rewards is answered, and applies nothing
+    # A step of equal rewards is answered, and applies nothing.
+    applied = [one["step"] for one in results if one["applied"]]
     assert sorted(applied) == list(range(1, state["sft"] + 3))
     assert compared == len(rows)

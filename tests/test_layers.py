@@ -64,7 +64,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "processes": USER | {*CLIENT, "rewards", "scenarios", "trainer"},
     "comparison": USER
     | {*CLIENT, "http_listener", "llms", "openai_dialect", "rewards", "scenarios", "tracing", "trainer"},
-    "auto": USER | {*CLIENT, "comparison", "llms", "rewards", "scenarios", "scenarios.file_rows", "trainer"},
+    "auto": USER | {*CLIENT, "comparison", "llms", "rewards", "scenarios", "scenarios.file_rows", "tracing", "trainer"},
     "quickstart": USER | {*CLIENT, "rewards", "scenarios", "tracing", "trainer", "offbook_langgraph"},
     "compat": USER
     | {*CLIENT, "llms", "rewards", "supervised", "supervised.masking", "offbook_langgraph", "offbook_mcp"},

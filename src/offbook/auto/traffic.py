@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import cast
 
 from offbook.base.types import Json, Message
 from offbook.base.wire import RolloutTrace, TrajectoryQuery
 from offbook.client.connection.http import Api
+from offbook.tracing.rollout_reader import pages
 
 PAGE = 200
 
@@ -45,7 +46,7 @@ async def newest_threads(api: Api, run: str, model: str, since: float, most: int
     """The threads of a run that ended since a time (unix seconds), the last begun first, without failed ones and those that
     ask nothing in words."""
     threads: list[Thread] = []
-    async for rollout in _rollouts(api, run):
+    async for rollout in pages(api, _finished(run)):
         thread = _thread(rollout, model)
         if thread is not None and rollout.record.ended_at >= since:
             threads.append(thread)
@@ -57,7 +58,7 @@ async def newest_threads(api: Api, run: str, model: str, since: float, most: int
 async def threads_of(api: Api, ids: Collection[str], run: str, model: str) -> dict[str, Thread]:
     """Those of these threads that are still recorded, by id."""
     threads: dict[str, Thread] = {}
-    async for rollout in _rollouts(api, run):
+    async for rollout in pages(api, _finished(run)):
         thread = _thread(rollout, model) if rollout.record.id in ids else None
         if thread is not None:
             threads[thread.id] = thread
@@ -66,15 +67,8 @@ async def threads_of(api: Api, ids: Collection[str], run: str, model: str) -> di
     return threads
 
 
-async def _rollouts(api: Api, run: str) -> AsyncIterator[RolloutTrace]:
-    query = TrajectoryQuery(run=run, failed=False, limit=PAGE)
-    while True:
-        page = await api.traces(query)
-        for rollout in page.rollouts:
-            yield rollout
-        if page.next is None:
-            return
-        query = query.model_copy(update={"after": page.next})
+def _finished(run: str) -> TrajectoryQuery:
+    return TrajectoryQuery(run=run, failed=False, limit=PAGE)
 
 
 def _thread(rollout: RolloutTrace, model: str) -> Thread | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from offbook.base.errors import EngineError
 from offbook.engine import token_file
 
-from .models.checkpoints import write_text
+from .models.checkpoints import write_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ def remove_from_files(root: Path, ids: Collection[str]) -> int:
         lines = path.read_bytes().split(b"\n")
         kept = [line for line in lines if not _names(line, marks)]
         if len(kept) < len(lines):
-            write_text(path, b"\n".join(kept).decode("utf-8", "replace"))
+            write_bytes(path, b"\n".join(kept))
             changed += 1
     return changed
 

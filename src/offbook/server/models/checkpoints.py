@@ -194,11 +194,16 @@ def write_facts(folder: Path, facts: ModelFacts) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file atomically and durably. Of several writers at once, the last one's text stays. Raises OSError."""
+    """As `write_bytes`, in UTF-8."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace a file atomically and durably. Of several writers at once, the last one's content stays. Raises OSError."""
     scratch = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:
-        with scratch.open("x", encoding="utf-8") as file:
-            file.write(text)
+        with scratch.open("xb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(scratch, path)

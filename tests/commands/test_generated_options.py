@@ -46,6 +46,8 @@ class Server(BaseModel):
     port: int = Field(default=8000, ge=0, le=65535, description="port to listen on")
     engine: Literal["auto", "vllm"] = Field(default="auto", description="the engine")
     urls: tuple[str, ...] = Field(default=(), description="URLs, comma-separated")
+    shares: tuple[float, ...] = Field(default=(0.0, 0.25, 1.0), description="shares of calls")
+    divisor: float | Literal["tokens"] = Field(default="tokens", description="what divides the loss")
 
 
 taken: list[Any] = []
@@ -88,6 +90,9 @@ def test_the_help_says_what_the_fields_say() -> None:
         "own text",
         "port to listen on [default: 8000; 0<=x<=65535]",
         "--engine <auto|vllm>",
+        "shares of calls [default: 0,0.25,1]",
+        "what divides the loss [default: tokens]",
+        "URLs, comma-separated --",
         "--overlap / --no-overlap",
     ):
         assert shown in text

@@ -33,7 +33,7 @@ from .model_options import (
     model_from,
 )
 
-Ask = Annotated[list[str], typer.Option(help="question to ask; repeatable  [default: read what you type]")]
+Ask = Annotated[list[str], typer.Option(help="question to ask; repeatable  [default: questions that you type]")]
 Step = Annotated[int | None, typer.Option(min=0, help="step of the model  [default: the newest]")]
 Temperature = Annotated[float, typer.Option(min=0, max=2, help="sampling temperature; 0 is greedy")]
 

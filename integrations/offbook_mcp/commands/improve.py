@@ -26,7 +26,7 @@ from .model_options import AllowWrites, BaseModel, ModelName, ScenarioFile, Serv
 from .training import JudgeBase, JudgeModel, LlmBase, Trace, Writer, judge_option, sinks_option, writer_at
 
 RoundRate = Annotated[
-    float | None, typer.Option(help="learning rate of the rounds  [default: 1e-5; 2e-3 for tiny-mcp]")
+    float | None, typer.Option(help="learning rate of the reinforcement learning  [default: 1e-5; 2e-3 for tiny-mcp]")
 ]
 
 
@@ -50,20 +50,20 @@ def improve(
     sft_batch_size: SftBatch = IMITATION.batch_size,
     learning_rate: RoundRate = None,
     max_cost: Annotated[
-        float | None, typer.Option(help="USD to spend on other LLMs, in all runs with the output folder")
+        float | None, typer.Option(help="limit for other LLMs in all runs with this --output, in USD")
     ] = None,
     trace: Trace = None,
     until: Annotated[ImproveStage, typer.Option(help="last stage to run")] = "compare",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="say what each stage will take, and run nothing")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="show what each stage will take, and run nothing")] = False,
     dir: ServerDir = None,
     url: ServerUrl = None,
     *,
     options: dict[str, Any],
 ) -> None:
-    """Teach a model the server's tools as a large one uses them, then train it further.
+    """Imitate a large model's tool use, then train further.
 
-    Generates scenarios, runs them on the teacher, imitates the good runs, trains while held-out success rises, and compares both.
-    The same command goes on after Ctrl-C or a crash."""
+    Generates scenarios, runs them on the teacher, and imitates the good runs. Then trains while held-out success rises,
+    and compares both models. If Ctrl-C or a crash ends the command, the same command continues."""
     named = model_from(target, model, base, dir, url)
     sft = SFTConfig.parse(
         epochs=sft_epochs, learning_rate=sft_learning_rate, batch_size=sft_batch_size, skip_bad=IMITATION.skip_bad

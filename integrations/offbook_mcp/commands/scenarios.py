@@ -24,7 +24,7 @@ from offbook_mcp.scenarios.generate import generate_scenarios
 from . import scenario_reports as reports
 
 AllowWrites = Annotated[
-    bool, typer.Option("--allow-writes", help="also call tools that write or delete, each time in a rollout of its own")
+    bool, typer.Option("--allow-writes", help="also call tools that write or delete, each call in its own rollout")
 ]
 Seed = Annotated[int, typer.Option(help="random seed for values and tasks")]
 
@@ -48,13 +48,14 @@ def scenarios(
     output: Annotated[Path, typer.Option("--output", "-o", help="JSONL file to write")] = Path("scenarios.jsonl"),
     count: Annotated[int, typer.Option(min=1, help="number of scenarios")] = 48,
     llm: Annotated[
-        str | None, typer.Option(help="LLM that writes them, such as openai/gpt-4.1  [default: generated offline]")
+        str | None,
+        typer.Option(help="LLM that writes the scenarios, such as openai/gpt-4.1  [default: generated offline]"),
     ] = None,
     api_base: Annotated[
         str | None,
         typer.Option("--llm-api-base", "--api-base", help="with --llm: URL of an OpenAI-compatible endpoint"),
     ] = None,
-    max_cost: Annotated[float | None, typer.Option(help="with --llm: USD to spend at most")] = None,
+    max_cost: Annotated[float | None, typer.Option(help="with --llm: spending limit, in USD")] = None,
     max_difficulty: Annotated[
         int, typer.Option(min=1, max=5, help="hardest scenarios to generate: 1 (one value) to 5 (three calls)")
     ] = 5,
@@ -62,7 +63,7 @@ def scenarios(
     seed: Seed = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="connect and print the plan, call no tool")] = False,
 ) -> None:
-    """Generate scenarios for training and evaluation. Each is run twice before it is kept."""
+    """Generate scenarios for training and evaluation, and run each one twice to check it."""
     if llm is None and (api_base or max_cost):
         raise ConfigError("--llm-api-base, --max-cost: they apply to --llm only: add --llm MODEL, or leave them out")
     if dry_run:

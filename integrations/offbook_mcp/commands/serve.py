@@ -34,7 +34,7 @@ from .model_options import (
     model_from,
 )
 
-Host = Annotated[str, typer.Option(help="address to listen on; beyond this machine, --api-key is needed")]
+Host = Annotated[str, typer.Option(help="address to listen on; needs --api-key unless it is loopback")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="port; 0: any free one")]
 Key = Annotated[
     str | None, typer.Option("--api-key", help=f"key that requests must carry, or @FILE  [default: {KEY_VARIABLE}]")
@@ -61,7 +61,7 @@ def serve(
 ) -> None:
     """Serve the model, with its tools, behind OpenAI's API.
 
-    Makes the tool calls itself; clients get the final answer.
+    The command makes the tool calls itself. Clients get the final answer.
     """
     key = key_for_host(host, key_option(api_key))
     listener = listening(host, port)

@@ -18,7 +18,7 @@ TargetArgument = Annotated[
 Only = Annotated[list[str], typer.Option(help="use only this tool; repeatable")]
 Allow = Annotated[
     list[str],
-    typer.Option(help="call this tool although it may write, or although nothing says that it only reads (remembered)"),
+    typer.Option(help="allow this tool even if it may write or does not say that it only reads (remembered)"),
 ]
 Deny = Annotated[list[str], typer.Option(help="never call or show this tool (remembered)")]
 Bind = Annotated[

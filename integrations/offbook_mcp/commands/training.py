@@ -56,11 +56,11 @@ JudgeBase = Annotated[str | None, typer.Option(help="URL of the judge's endpoint
 LlmBase = Annotated[str | None, typer.Option(help="URL of the endpoint of --llm  [default: the provider's]")]
 MaxTurns = Annotated[int, typer.Option(min=1, help="model requests per rollout")]
 MaxTools = Annotated[
-    int | None, typer.Option(min=1, help="tools shown to the model  [default: all, 8 for tiny-mcp and tiny]")
+    int | None, typer.Option(min=1, help="most tools shown to the model  [default: all; 8 for tiny-mcp and tiny]")
 ]
 Trace = Annotated[str | None, typer.Option(help="trace sinks, such as langfuse,wandb")]
 Rate = Annotated[
-    float | None, typer.Option(help="learning rate of AdamW  [default: 1e-5; for tiny-mcp 2e-3, and it falls to zero]")
+    float | None, typer.Option(help="learning rate of AdamW  [default: 1e-5; for tiny-mcp 2e-3, falling to 0]")
 ]
 
 
@@ -76,7 +76,9 @@ def train(
     target: Target,
     model: ModelName = None,
     base: BaseModel = None,
-    steps: Annotated[int, typer.Option(min=1, help="total steps; a second run resumes")] = STEPS,
+    steps: Annotated[
+        int, typer.Option(min=1, help="total number of steps; a second run continues where the first ended")
+    ] = STEPS,
     scenarios: ScenarioFile = None,
     llm: Writer = None,
     llm_api_base: LlmBase = None,

@@ -58,23 +58,24 @@ class MCPTrainerOptions(TrainerOptions):
     concurrency: int = option(
         32, "rollouts that run at the same time", least=1, shown_default="16 if the target is a command, else 32"
     )
-    seed: int = option(0, "random seed of scenarios and of their order")
+    seed: int = option(0, "random seed for the scenarios and their order")
     max_turns: int = option(8, "model requests per rollout", least=1)
     max_tools: int | None = option(
         None,
-        "tools shown to the model, the expected ones included",
+        "most tools shown to the model, including the expected ones",
         least=1,
         shown_default="all; 8 for tiny-mcp and tiny",
     )
     temperature: float = option(1.0, "sampling temperature of training rollouts")
     result_chars: int | None = option(
         None,
-        "characters of a tool's result that the model reads",
+        "most characters of a tool's result that the model reads",
         shown_default="the target's limit; 1,500 for tiny-mcp and tiny",
     )
     curriculum: bool = option(True, "train on easier scenarios first")
     judge_all: bool = option(
-        False, "make the judge's score half of every reward, not only of scenarios that cannot be executed"
+        False,
+        "let the judge's score be half of every reward; otherwise it scores only scenarios that cannot be executed",
     )
     count: int = option(48, "number of scenarios to generate if there are none", least=1)
     llm: str | Llm | None = option(
@@ -82,7 +83,7 @@ class MCPTrainerOptions(TrainerOptions):
     )
     allow_writes: bool = option(False, "let generated scenarios use tools that write or delete")
     probe: int = option(
-        0, "rollouts of each new scenario; one that all or none of them solve is set aside; 0: keep all", least=0
+        0, "rollouts to test each new scenario with; it is set aside if all or none solve it; 0: keep all", least=0
     )
     say: Callable[[str], None] = option(echo, "called with a line of text per event")
 

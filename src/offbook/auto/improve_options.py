@@ -32,17 +32,19 @@ class ImproveOptions(RunOptions):
     observe_rollouts: int = option(1, "runs of each training scenario on the teacher", least=1)
     success_at: float | None = option(
         None,
-        "lowest reward of a successful run",
-        shown_default="the metric `success`; without it, at least the mean reward is good",
+        "lowest reward that counts as a success",
+        shown_default="the metric `success`; without it, the mean reward",
     )
     sft: SFTConfig = option(IMITATION, "options of the supervised training on good runs")
-    round_steps: int = option(10, "steps of a round of reinforcement learning", least=1)
+    round_steps: int = option(10, "steps per round of reinforcement learning", least=1)
     rounds: int = option(
-        5, "rounds at most; they end when held-out success no longer rises. 0: supervised only", least=0
+        5,
+        "most rounds of reinforcement learning; they end when held-out success stops rising; 0: imitation only",
+        least=0,
     )
-    gpu_price: float | None = option(None, "USD per hour of the machine that serves trained steps", least=0)
-    max_cost: float | None = option(None, "USD to spend on other LLMs, over all runs with this output folder")
-    output: Path | None = option(None, "folder of all files", shown_default="improve-NAME, from the model")
+    gpu_price: float | None = option(None, "price of the machine that serves trained steps, in USD per hour", least=0)
+    max_cost: float | None = option(None, "limit for other LLMs in all runs with this output folder, in USD")
+    output: Path | None = option(None, "folder for all files", shown_default="improve-NAME, from the model")
 
     def __post_init__(self) -> None:
         super().__post_init__()

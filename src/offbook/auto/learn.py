@@ -47,26 +47,24 @@ LEAST_HELD_OUT = 10
 class LearnOptions(RunOptions):
     """The options of learning from traffic. Raises ConfigError for an invalid value."""
 
-    route: str = option("", "app whose recorded threads are learned from: the --route of the server")
+    route: str = option("", "app to learn from, by the --route of its server")
     days: float = option(14.0, "greatest age of a thread, in days", least=0)
-    threads: int = option(1000, "threads at most, the newest ones", least=1, most=AUDITED_AT_ONCE)
-    least: int = option(16, "new threads without which nothing is trained", least=1)
+    threads: int = option(1000, "use at most this many threads, the newest ones", least=1, most=AUDITED_AT_ONCE)
+    least: int = option(16, "train only if there are this many new threads", least=1)
     min_reward: float | None = option(
-        None, "lowest reward of a thread that is imitated", shown_default="any, also none"
+        None, "lowest reward of a thread to imitate", shown_default="all threads, also those without a reward"
     )
-    held_out: float = option(0.2, "share of questions that never train", least=0, most=1)
-    compared: int = option(100, "held-out threads of a comparison at most, the newest ones", least=LEAST_HELD_OUT)
-    gain: float = option(
-        0.0, "a step is promoted if the interval of its difference is above this; below 0 allows a loss"
-    )
+    held_out: float = option(0.2, "share of the questions to hold out from training", least=0, most=1)
+    compared: int = option(100, "compare on at most this many held-out threads, the newest ones", least=LEAST_HELD_OUT)
+    gain: float = option(0.0, "promote a step if the whole interval of its gain is above this; below 0 allows a loss")
     success_at: float | None = option(
         None,
-        "lowest reward of a successful run",
+        "lowest reward that counts as a success",
         shown_default="the metric `success`; without it, rewards are compared",
     )
     sft: SFTConfig = option(IMITATION, "options of the imitation of other models' answers")
     rl: TrainConfig = option(TrainConfig(), "options of the step on the model's own answers")
-    output: Path | None = option(None, "folder of the state", shown_default="learn-MODEL-ROUTE")
+    output: Path | None = option(None, "folder for the state of the rounds", shown_default="learn-MODEL-ROUTE")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -89,7 +89,7 @@ class LoraOptions(Options):
         default=0.0,
         ge=0,
         lt=1,
-        description="dropout on the adapter's input; above 0 its logprobs are not the sampler's",
+        description="dropout on the adapter's input; above 0, the learner's logprobs differ from the sampler's",
     )
     target_modules: str | tuple[str, ...] = Field(
         default="all-linear", description="layers that get an adapter, as PEFT names them"
@@ -108,23 +108,24 @@ class TeacherKL(Options):
     teacher: str = Field(
         min_length=1,
         max_length=400,
-        description="a model of the same server, such as agent@12 (or the base by its name), self, with a hint, or "
-        "openai/NAME?api_base=URL: a vLLM server with the same tokenizer",
+        description="a model of the same server, such as agent@12; the base, by its name; self (needs a hint); or "
+        "openai/NAME?api_base=URL, a vLLM server with the same tokenizer",
     )
     weight: float = Field(default=1.0, gt=0, le=1000, description="weight of its advantage")
-    alone: bool = Field(default=False, description="leave out the rewards: they are neither needed nor trained")
+    alone: bool = Field(default=False, description="learn from the teacher alone; rewards are neither needed nor used")
     hint: str | None = Field(
         default=None,
         min_length=1,
         max_length=20_000,
-        description="system message that the teacher reads before each prompt, and the policy does not",
+        description="system message before each prompt that only the teacher reads",
     )
 
     @model_validator(mode="after")
     def _different_from_the_policy(self) -> Self:
         if self.teacher == SELF and self.hint is None:
             raise ValueError(
-                "teacher='self' needs a hint, without which teacher and policy are the same: say in hint= what would help"
+                "teacher='self' needs a hint, without which teacher and policy are the same: say in hint= what would "
+                "help"
             )
         try:
             teacher_endpoint(self.teacher)
@@ -147,9 +148,9 @@ class TrainConfig(Options):
     """Options of one train request. Sources (arXiv): PPO 1707.06347, GRPO 2402.03300, DAPO 2503.14476,
     Dr. GRPO 2503.20783, GSPO 2507.18071, CISPO 2506.13585."""
 
-    learning_rate: float = Field(default=1e-5, gt=0, le=1, description="AdamW's rate after warm-up")
+    learning_rate: float = Field(default=1e-5, gt=0, le=1, description="learning rate of AdamW after warm-up")
     loss: LossName = Field(
-        default="grpo", description="which policy-gradient loss; cross_entropy: supervised, without rewards"
+        default="grpo", description="policy-gradient loss; cross_entropy is supervised and reads no rewards"
     )
     epsilon: float = Field(default=0.2, ge=0, le=10, description="lower clip range of the ratio: 1 - epsilon")
     epsilon_high: float | None = Field(
@@ -160,15 +161,18 @@ class TrainConfig(Options):
     )
     call_rewards: bool = Field(
         default=False,
-        description="advantages per call, from what log_reward added after that call (2402.03300, section 4.1.3)",
+        description="one advantage per call, from the rewards that log_reward added after it (2402.03300, section "
+        "4.1.3)",
     )
     sequence: Literal["trajectory", "call"] = Field(
-        default="trajectory", description="the sequence of gspo's ratio: the whole trajectory or one call"
+        default="trajectory", description="what gspo's ratio covers: the whole trajectory or one call"
     )
-    kl_coef: float = Field(default=0.0, ge=0, le=100, description="weight of the k3 KL to the base model (adapter off)")
+    kl_coef: float = Field(
+        default=0.0, ge=0, le=100, description="weight of the KL divergence to the base model (k3 estimate)"
+    )
     distill: Annotated[TeacherKL | None, BeforeValidator(_named_teacher)] = Field(
         default=None,
-        description="learn from a teacher's logprobs of the sampled tokens: TeacherKL, or the teacher's name",
+        description="teacher whose logprobs of the sampled tokens are learned: a TeacherKL, or the teacher's name",
     )
     importance_cap: float | None = Field(
         default=2.0,
@@ -180,14 +184,15 @@ class TrainConfig(Options):
     )
     divisor: Literal["tokens", "messages"] | Annotated[float, Field(gt=0)] = Field(
         default="tokens",
-        description="of cross_entropy: the step's tokens; messages: the mean over each one's tokens, then over them; or a number",
+        description="with cross_entropy: tokens (mean over the step's tokens), messages (mean over each message's "
+        "tokens, then over messages), or a number to divide by",
     )
     turns: Literal["all", "last"] = Field(
         default="all", description="with cross_entropy: which assistant turns of a trajectory are trained"
     )
     skip_bad: bool = Field(
         default=False,
-        description="with cross_entropy: leave out and count messages that the chat template refuses or that are too long",
+        description="with cross_entropy: skip and count messages that are too long or that the chat template rejects",
     )
     epochs: int = Field(default=1, ge=1, le=64, description="passes over the step's samples")
     minibatches: int = Field(
@@ -202,9 +207,14 @@ class TrainConfig(Options):
     min_group_size: int = Field(
         default=2, ge=2, description="groups with fewer scored rollouts are dropped and counted"
     )
-    layout: LayoutName = Field(default="auto", description="how rows are laid out; auto: the cheapest by estimate")
+    layout: LayoutName = Field(
+        default="auto", description="how calls become rows; auto: the layout with the lowest estimated cost"
+    )
     row_tokens: int = Field(
-        default=16_384, ge=64, lt=2**31, description="token budget of one forward and backward; larger trees are split"
+        default=16_384,
+        ge=64,
+        lt=2**31,
+        description="most tokens in one forward and backward pass; larger trees are split",
     )
     logits_chunk: int = Field(default=512, ge=1, lt=2**31, description="targets whose logits are in memory at once")
     overlap: bool = Field(
@@ -214,14 +224,17 @@ class TrainConfig(Options):
         default=1,
         ge=0,
         le=62,
-        description="with overlap: the largest age of a trained rollout, in steps (then at least 1)",
+        description="with overlap: greatest age of a trained rollout, in steps; at least 1",
     )
-    kl_warn: float = Field(default=0.02, gt=0, description="sampler-to-learner KL per token above which the step warns")
+    kl_warn: float = Field(
+        default=0.02, gt=0, description="the step warns if the KL between sampler and learner is above this, per token"
+    )
     rendered_warn: float = Field(
         default=0.0,
         ge=0,
         le=1,
-        description="share of calls rendered from messages instead of recorded, above which the step warns (1: never)",
+        description="the step warns if more than this share of its calls was rendered from messages instead of "
+        "recorded; 1: never",
     )
     seed: int = Field(default=0, ge=0, lt=2**63, description="seed of the step's random numbers: the adapter's dropout")
 
@@ -232,7 +245,8 @@ class TrainConfig(Options):
             values = {**cast(dict[str, Any], values)}
             values["kl_coef"] = values.pop("kl_penalty_coef")
             logger.warning(
-                "kl_penalty_coef is taken as kl_coef=%r: here the KL to the base is a term of the loss, not of the advantage",
+                "kl_penalty_coef is taken as kl_coef=%r: here the KL to the base is a term of the loss, not of the "
+                "advantage",
                 values["kl_coef"],
             )
         return cast(Any, values)
@@ -273,40 +287,49 @@ class SFTConfig(Options):
     """Options of a supervised training (`train_sft`): its batches are requests with loss="cross_entropy"."""
 
     epochs: int = Field(default=1, ge=1, le=1000, description="passes over the examples")
-    batch_size: int = Field(default=8, ge=1, le=GROUPS_AT_ONCE, description="examples of one update")
+    batch_size: int = Field(default=8, ge=1, le=GROUPS_AT_ONCE, description="examples per update")
     learning_rate: float | tuple[float, ...] = Field(
         default=2e-4,
-        description="AdamW's rate after warm-up; a list: the rate of each update, the last one for the rest",
+        description="learning rate of AdamW after warm-up; in Python also a tuple of rates, one per update, the last "
+        "for all that follow",
     )
     schedule: Literal["cosine", "linear", "constant"] = Field(
-        default="cosine", description="how the rate falls towards 0 after warm-up"
+        default="cosine", description="learning rate after warm-up: cosine and linear fall to 0"
     )
-    warmup: float = Field(default=0.05, ge=0, lt=1, description="share of the updates with a linear warm-up")
-    turns: Literal["all", "last"] = Field(default="all", description="which turns of the assistant are trained")
+    warmup: float = Field(default=0.05, ge=0, lt=1, description="share of the updates in which the rate rises linearly")
+    turns: Literal["all", "last"] = Field(default="all", description="assistant turns to train")
     divisor: Literal["tokens", "messages"] | Annotated[float, Field(gt=0)] = Field(
-        default="tokens", description="mean over the tokens of a batch, over its messages, or a number to divide by"
+        default="tokens",
+        description="mean over the tokens of a batch, mean over its messages, or a number to divide by",
     )
     held_out: float = Field(
-        default=0.0, ge=0, lt=1, description="share of the examples that is measured and not trained"
+        default=0.0, ge=0, lt=1, description="share of the examples to hold out: they are measured, not trained"
     )
     evaluate_every: int | None = Field(
         default=None, ge=1, description="updates between measurements of the held-out loss; None: an epoch"
     )
     patience: int | None = Field(
-        default=None, ge=1, description="measurements without a lower held-out loss after which it stops; None: never"
+        default=None, ge=1, description="stop after this many measurements without a lower held-out loss; None: never"
     )
-    skip_bad: bool = Field(
-        default=False, description="leave out and count examples and messages that cannot be trained"
+    skip_bad: bool = Field(default=False, description="skip and count examples and messages that cannot be trained")
+    shuffle: bool = Field(default=True, description="shuffle the examples in each epoch")
+    seed: int = Field(
+        default=0, ge=0, lt=2**63, description="random seed for the order, the held-out examples and dropout"
     )
-    shuffle: bool = Field(default=True, description="another order of the examples in each epoch")
-    seed: int = Field(default=0, ge=0, lt=2**63, description="seed of the order, of what is held out, and of dropout")
-    kl_coef: float = Field(default=0.0, ge=0, le=100, description="weight of the k3 KL to the base model (adapter off)")
+    kl_coef: float = Field(
+        default=0.0, ge=0, le=100, description="weight of the KL divergence to the base model (k3 estimate)"
+    )
     max_grad_norm: float = Field(default=1.0, gt=0, description="gradients are clipped to this global norm")
     betas: tuple[Decay, Decay] = Field(default=(0.9, 0.99), description="AdamW's moment decay rates")
     weight_decay: float = Field(default=0.0, ge=0, le=1, description="AdamW's weight decay")
-    layout: LayoutName = Field(default="auto", description="how rows are laid out; auto: the cheapest by estimate")
+    layout: LayoutName = Field(
+        default="auto", description="how calls become rows; auto: the layout with the lowest estimated cost"
+    )
     row_tokens: int = Field(
-        default=16_384, ge=64, lt=2**31, description="token budget of one forward and backward; larger trees are split"
+        default=16_384,
+        ge=64,
+        lt=2**31,
+        description="most tokens in one forward and backward pass; larger trees are split",
     )
 
     @model_validator(mode="after")
@@ -429,75 +452,93 @@ class EngineOptions(Options):
         default="auto", description="the inference engine; auto: vllm if it is installed and there is a CUDA device"
     )
     loader: Literal["auto", "peft", "unsloth"] = Field(
-        default="auto", description="loads the learner's base; auto: unsloth if it is installed, on a CUDA device"
+        default="auto",
+        description="library that loads the learner's base; auto: unsloth if it is installed and there is a CUDA "
+        "device, else peft",
     )
     device: Device = Field(
-        default="auto", description="torch device of both processes; auto: cuda if there is one, else cpu"
+        default="auto", description="torch device of sampler and learner; auto: cuda if there is one, else cpu"
     )
     inference_gpus: Gpus = Field(
-        default=(), description="GPUs of the sampler, such as 0,1: a replica on each; None: the learner's"
+        default=(), description="GPUs of the sampler, such as 0,1, with a replica on each; None: the learner's"
     )
     gpus: Literal["first", "auto"] = Field(
         default="first",
-        description="where no GPU is named: first: both sides on the first; auto: all, divided by the memory plan",
+        description="GPUs if no option names any: first (sampler and learner share it), or auto (the memory plan "
+        "divides all)",
     )
-    tensor_parallel: int = Field(default=1, ge=1, le=64, description="GPUs that a replica of vLLM is split over")
+    tensor_parallel: int = Field(default=1, ge=1, le=64, description="GPUs per replica of vLLM")
     replicas: int | None = Field(
-        default=None, ge=1, le=64, description="processes that sample; None: one for each of inference_gpus"
+        default=None, ge=1, le=64, description="number of sampler processes; None: one per GPU of --inference-gpus"
     )
-    train_gpus: Gpus = Field(default=(), description="GPUs of the learners, one each, such as 4,5; None: the sampler's")
+    train_gpus: Gpus = Field(
+        default=(), description="GPUs of the learners, one per learner, such as 4,5; None: the sampler's"
+    )
     learners: int | None = Field(
-        default=None, ge=1, le=64, description="learners that compute a step together; None: one for each of train_gpus"
+        default=None,
+        ge=1,
+        le=64,
+        description="number of learners that compute each step together; None: one per GPU of --train-gpus",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto",
         description="precision of the base; auto: bfloat16 on cuda (float16 before Ampere), else float32",
     )
-    load_in_4bit: bool = Field(default=False, description="the learner holds the base in 4 bits (bitsandbytes)")
+    load_in_4bit: bool = Field(default=False, description="load the learner's base in 4 bits (bitsandbytes)")
     max_model_len: int | None = Field(
         default=None, ge=16, description="longest prompt plus completion in tokens; None: the model's own"
     )
     max_batch: int | None = Field(
-        default=None, ge=1, le=1024, description="calls decoded in one batch; None: 64, on a GPU by the memory plan"
+        default=None,
+        ge=1,
+        le=1024,
+        description="most calls decoded in one batch; None: 64, or the memory plan's number on a GPU",
     )
     max_string: int = Field(
-        default=4096, ge=1, description="longest string in a forced call or a response_format (embedded), in characters"
+        default=4096,
+        ge=1,
+        description="embedded engine: longest string in a forced tool call or a response_format, in characters",
     )
     max_items: int = Field(
-        default=256, ge=1, description="most elements and properties of such JSON; its schema may require more"
+        default=256,
+        ge=1,
+        description="embedded engine: most elements or properties in that JSON, unless its schema requires more",
     )
     max_loras: int = Field(
         default=3, ge=2, le=64, description="adapters in one batch of vLLM: at least max_staleness + 2"
     )
     max_lora_rank: int = Field(default=16, ge=1, le=512, description="largest rank of an adapter in vLLM")
     tool_call_parser: str | None = Field(
-        default=None, min_length=1, description="vLLM's parser of tool calls; None: by the model's family"
+        default=None, min_length=1, description="vLLM's parser of tool calls; None: chosen by the model's family"
     )
     reasoning_parser: str | None = Field(
-        default=None, min_length=1, description="vLLM's parser of reasoning; None: by the model's family"
+        default=None, min_length=1, description="vLLM's parser of reasoning; None: chosen by the model's family"
     )
     engine_args: Annotated[dict[str, Any], BeforeValidator(_from_json)] = Field(
-        default_factory=dict, description='more arguments of vLLM as JSON, such as {"max-num-batched-tokens": 8192}'
+        default_factory=dict, description='further vLLM arguments as JSON, such as {"max-num-batched-tokens": 8192}'
     )
     vllm_url: Urls = Field(default=(), description="URLs of running vLLM servers, comma-separated")
     ray: str | None = Field(
         default=None,
         min_length=1,
-        description="Ray cluster whose machines run the replicas of vLLM: auto (this machine's), local (start one), or its "
+        description="Ray cluster whose machines run the replicas of vLLM: auto (this machine's), local (start one), or "
+        "its "
         "address",
     )
     memory_layout: Literal["auto", "side_by_side", "free_cache", "offload"] = Field(
-        default="auto", description="how sampler and learner share one GPU; auto: by the memory plan"
+        default="auto", description="how sampler and learner share one GPU; auto: the memory plan chooses"
     )
-    card: str | None = Field(default=None, description="plan for a GPU of this memory, such as 24GB, not for this one")
+    card: str | None = Field(
+        default=None, description="plan memory for a GPU of this size, such as 24GB, instead of the GPU here"
+    )
     threads: int | None = Field(
         default=None,
         ge=1,
-        description="CPU threads of each engine process; None: torch's choice, in vLLM all cores but one",
+        description="CPU threads of each engine process; None: torch's choice; vLLM: all cores but one",
     )
-    deterministic: bool = Field(default=False, description="torch's deterministic algorithms in the learner")
+    deterministic: bool = Field(default=False, description="use torch's deterministic algorithms in the learner")
     keep_tokens: int = Field(
-        default=10, ge=0, le=1_000_000, description="number of newest steps whose token files are kept; 0: none"
+        default=10, ge=0, le=1_000_000, description="keep the token files of this many newest steps; 0: keep none"
     )
 
     @model_validator(mode="after")
@@ -548,7 +589,8 @@ class EngineOptions(Options):
         if sampling and len(sampling) != self.samplers * self.tensor_parallel:
             raise ValueError(
                 f"inference_gpus: {self.samplers} replicas of {self.tensor_parallel} GPUs need "
-                f"{self.samplers * self.tensor_parallel}, and {len(sampling)} are named: change tensor_parallel or replicas"
+                f"{self.samplers * self.tensor_parallel}, and {len(sampling)} are named: change tensor_parallel or "
+                "replicas"
             )
         if self.tensor_parallel > 1 and not sampling and self.ray is None:
             raise ValueError(f"tensor_parallel: name the GPUs with inference_gpus (got {self.tensor_parallel})")
@@ -579,19 +621,23 @@ class ServerOptions(Options):
     model: str = Field(
         default="tiny", min_length=1, description="base model: `tiny`, `tiny-mcp`, a folder, or a Hugging Face name"
     )
-    name: Name = Field(default=DEFAULT_NAME, description="the trainable model that the server creates at start")
-    project: Name = Field(default="default", description="the project of that model")
+    name: Name = Field(default=DEFAULT_NAME, description="name of the trainable model that the server creates at start")
+    project: Name = Field(default="default", description="project of the model --name")
     host: str = Field(default="127.0.0.1", description="address to listen on")
     port: int = Field(default=8000, ge=0, le=65535, description="port to listen on; 0: a free one")
-    dir: Path = Field(default_factory=lambda: default_dir(), description="folder of checkpoints and records")
+    dir: Path = Field(default_factory=lambda: default_dir(), description="folder for checkpoints and records")
     store_url: str | None = Field(default=None, description="SQLAlchemy URL of the records; None: SQLite in `dir`")
     mirror: str | None = Field(
         default=None,
-        description="place for copies of checkpoints: s3://, gs:// or az://BUCKET/PATH, hf://OWNER/REPO/PATH, or file:///FOLDER",
+        description="place for copies of checkpoints: s3://, gs:// or az://BUCKET/PATH, hf://OWNER/REPO/PATH, or "
+        "file:///FOLDER",
     )
-    durable: bool = Field(default=False, description="sync every commit to disk: a power loss loses no answered call")
+    durable: bool = Field(
+        default=False, description="sync every commit to disk, so that a power loss loses no answered call"
+    )
     api_key: str | None = Field(
-        default=None, description="key that clients must send; None: beyond loopback one is generated and kept in `dir`"
+        default=None,
+        description="key that clients must send; None: if `host` is not loopback, one is generated and stored in `dir`",
     )
     viewer_keys: ViewerKeys = Field(default=(), description="read-only keys for pages and records, comma-separated")
     engine: EngineOptions = Field(default_factory=EngineOptions)
@@ -601,15 +647,17 @@ class ServerOptions(Options):
         default=(), description="origins whose web pages may send requests that change state, comma-separated"
     )
     unclaimed_ttl: float = Field(
-        default=7 * 86_400.0, gt=0, description="seconds until a recorded call that no trajectory claimed expires"
+        default=7 * 86_400.0,
+        gt=0,
+        description="seconds after which a recorded call expires, unless a trajectory has claimed it",
     )
     step_timeout: float = Field(
-        default=3600.0, gt=0, description="seconds without progress after which a step fails and its learner is ended"
+        default=3600.0, gt=0, description="seconds without progress after which a step fails and its learner is stopped"
     )
     idle_exit: float | None = Field(
         default=None,
         gt=0,
-        description="minutes without calls, changes or training after which the server ends; None: never",
+        description="stop the server after this many minutes without calls, changes or training; None: never",
     )
     upstream: str | None = Field(
         default=None,
@@ -620,12 +668,16 @@ class ServerOptions(Options):
     record_share: float = Field(
         default=0.0, ge=0, le=1, description="share of the app's threads whose calls are recorded; 0: only counts"
     )
-    record_days: float = Field(default=30.0, gt=0, description="days that recorded threads of the app are kept")
-    record_mb: float = Field(default=1024.0, gt=0, description="megabytes of them at most; the oldest go first")
-    keep_personal: bool = Field(
-        default=False, description="record e-mail addresses, phone, card and account numbers as they are"
+    record_days: float = Field(default=30.0, gt=0, description="days to keep recorded threads of the app")
+    record_mb: float = Field(
+        default=1024.0, gt=0, description="most megabytes of recorded threads; the oldest are deleted first"
     )
-    parent_pid: int | None = Field(default=None, ge=1, description="end when this process ends (set by LocalBackend)")
+    keep_personal: bool = Field(
+        default=False, description="record e-mail addresses, phone, card and account numbers unmasked"
+    )
+    parent_pid: int | None = Field(
+        default=None, ge=1, description="stop when the process with this id ends (set by LocalBackend)"
+    )
 
 
 def default_dir() -> Path:

@@ -38,7 +38,7 @@ class TakeoverPlan(Wire):
     stages: Annotated[tuple[FiniteFloat, ...], BeforeValidator(_from_text)] = Field(
         default=(SHADOW, 0.01, 0.05, 0.25, 1.0), description="shares of threads, comma-separated; 0: shadow"
     )
-    margin: FiniteFloat = Field(default=0.05, gt=0, description="difference of scores that is too much")
+    margin: FiniteFloat = Field(default=0.05, gt=0, description="largest tolerated loss of mean score")
     alpha: FiniteFloat = Field(
         default=0.05, gt=0, lt=0.5, description="largest probability that a worse model passes a stage"
     )
@@ -46,29 +46,31 @@ class TakeoverPlan(Wire):
     lowest: FiniteFloat = Field(default=0.0, description="lowest score")
     highest: FiniteFloat = Field(default=1.0, description="highest score")
     expected: FiniteFloat = Field(
-        default=0.9, description="mean score of the paid model, to plan the number of threads"
+        default=0.9, description="expected mean score of the paid model, to plan the number of threads"
     )
     threads: int | None = Field(
         default=None, ge=1, description="most scored threads of the small model in a stage; None: planned"
     )
     min_agreement: FiniteFloat = Field(
-        default=0.8, gt=0, lt=1, description="least agreement with the paid model in shadow"
+        default=0.8, gt=0, lt=1, description="lowest agreement with the paid model that passes the shadow stage"
     )
-    approve: bool = Field(default=False, description="a person approves each next stage")
+    approve: bool = Field(default=False, description="wait for `offbook takeover approve` before each next stage")
     answer_seconds: FiniteFloat = Field(
-        default=30.0, gt=0, description="seconds until the paid model answers in its place"
+        default=30.0, gt=0, description="seconds after which the paid model answers in place of the small one"
     )
-    slow_seconds: FiniteFloat = Field(default=10.0, gt=0, description="a call that takes longer is slow")
+    slow_seconds: FiniteFloat = Field(default=10.0, gt=0, description="a call that takes more seconds is slow")
     max_slow: FiniteFloat = Field(default=0.05, gt=0, lt=1, description="largest share of slow calls")
     max_errors: FiniteFloat = Field(default=0.05, gt=0, lt=1, description="largest share of failed calls")
     max_unknown: FiniteFloat = Field(
-        default=0.2, gt=0, lt=1, description="largest share of calls unlike those that were seen"
+        default=0.2, gt=0, lt=1, description="largest share of calls that are unlike those recorded before"
     )
     max_tool_errors: FiniteFloat = Field(
-        default=0.1, gt=0, lt=1, description="largest share of failed results of the app's tools"
+        default=0.1, gt=0, lt=1, description="largest share of results of the app's tools that report a failure"
     )
     prompt_price: FiniteFloat = Field(default=0.0, ge=0, description="USD per million prompt tokens of the small model")
-    completion_price: FiniteFloat = Field(default=0.0, ge=0, description="USD per million completion tokens of it")
+    completion_price: FiniteFloat = Field(
+        default=0.0, ge=0, description="USD per million completion tokens of the small model"
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -21,9 +21,9 @@ from offbook.client.connection.http import Api
 from .directory import server_needed
 from .options import Dir, Server
 
-Threads = Annotated[list[str] | None, typer.Option("--thread", help="the app's own name of a thread; may be repeated")]
+Threads = Annotated[list[str] | None, typer.Option("--thread", help="the app's own name of a thread; repeatable")]
 Trajectories = Annotated[
-    list[str] | None, typer.Option("--trajectory", help="id of a trajectory, such as thread-...; may be repeated")
+    list[str] | None, typer.Option("--trajectory", help="id of a trajectory, such as thread-...; repeatable")
 ]
 Route = Annotated[str | None, typer.Option(help="route of the threads  [default: the server's]")]
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
@@ -43,7 +43,7 @@ def audit(
     """Show what trained a step, or which steps a thread trained.
 
     \b
-    Example:
+    Examples:
       offbook audit agent@3
       offbook audit --thread t-1
     """
@@ -66,9 +66,10 @@ def forget(
     dir: Dir = None,
     json: Json = False,
 ) -> None:
-    """Delete a user's threads and all that was made from them, and name the steps that were trained on them.
+    """Delete a user's threads, and list the steps that were trained on them.
 
-    Steps stay. Copies outside of the server's directory stay too: backups, exported files and trace services.
+    What was made from the threads is deleted too. Trained steps stay. Copies outside the server's directory also stay:
+    backups, exported files and trace services.
 
     \b
     Example:

@@ -23,14 +23,14 @@ from offbook.scenarios.loading import load_scenarios
 from .generated_options import with_options
 
 Description = Annotated[
-    str, typer.Argument(help="what the model is to do, in words; not needed where --output has a task.yaml")
+    str, typer.Argument(help="what the model is to do, in words; not needed if --output has a task.yaml")
 ]
 LlmName = Annotated[
     str, typer.Option(help="LLM that writes inputs, prompt and rubric: openai/gpt-4.1 or openai/NAME?api_base=URL")
 ]
-JudgeName = Annotated[str | None, typer.Option(help="LLM that scores the answers  [default: that of --llm]")]
+JudgeName = Annotated[str | None, typer.Option(help="LLM that scores the answers  [default: the one of --llm]")]
 Examples = Annotated[Path | None, typer.Option(help="JSONL or CSV file of examples: input, and output if known")]
-Schema = Annotated[Path | None, typer.Option(help="file with a JSON schema; an answer that does not fit scores 0")]
+Schema = Annotated[Path | None, typer.Option(help="file with a JSON schema; an answer that does not match it scores 0")]
 Tools = Annotated[Path | None, typer.Option(help="file with function tools in OpenAI's format, as a JSON list")]
 Base = Annotated[str, typer.Option(help="base of the model: tiny, tiny-mcp, a folder, or a Hugging Face name")]
 
@@ -46,8 +46,10 @@ def auto(
     schema: Schema = None,
     tools: Tools = None,
     learning_rate: Annotated[float, typer.Option(help="learning rate of AdamW")] = TrainConfig().learning_rate,
-    until: Annotated[Stage, typer.Option(help="last stage to run, so that you can edit what it made")] = "compare",
-    dry_run: Annotated[bool, typer.Option(help="show the planned requests and their price, and send none")] = False,
+    until: Annotated[
+        Stage, typer.Option(help="last stage to run; you can edit its files before you continue")
+    ] = "compare",
+    dry_run: Annotated[bool, typer.Option(help="show the planned requests and their price, and send nothing")] = False,
     *,
     options: dict[str, Any],
 ) -> None:

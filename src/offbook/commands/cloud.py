@@ -31,17 +31,21 @@ def up(
     gpu: Annotated[str, typer.Option(help="GPU and number, such as L4 or H100:2")],
     cluster: Cluster = "offbook",
     infra: Annotated[str | None, typer.Option(help="cloud, or cloud/region  [default: the cheapest]")] = None,
-    spot: Annotated[bool, typer.Option("--spot", help="a cheaper machine that the cloud may take back")] = False,
+    spot: Annotated[bool, typer.Option("--spot", help="use a cheaper machine that the cloud may reclaim")] = False,
     mirror: Annotated[
         str | None, typer.Option(help="place for copies of checkpoints, such as s3://BUCKET/PATH")
     ] = None,
-    env_file: Annotated[Path | None, typer.Option(help="environment variables of the machine, such as keys")] = None,
-    idle_minutes: Annotated[float, typer.Option(help="minutes without work after which the server ends")] = 30,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False,
+    env_file: Annotated[
+        Path | None, typer.Option(help="file with environment variables for the machine, such as keys")
+    ] = None,
+    idle_minutes: Annotated[
+        float, typer.Option(help="shut the machine down after this many minutes without work")
+    ] = 30,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask for confirmation")] = False,
 ) -> None:
     """Show the price, launch a machine, and serve a model on it.
 
-    An idle machine ends: it is taken down with --mirror, else stopped with its disk."""
+    An idle machine shuts itself down. With --mirror it is deleted; otherwise it is stopped and keeps its disk."""
     resources = wanted_resources(gpu, None, spot) | ({"infra": infra} if infra else {})
     if not yes and status_of(cluster) != "UP":
         echo(price_line(resources))
@@ -92,7 +96,7 @@ def ssh(
 @app.command()
 def down(
     cluster: Cluster = "offbook",
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask for confirmation")] = False,
 ) -> None:
     """Terminate a machine and delete its disk."""
     if not yes:

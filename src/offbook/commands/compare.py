@@ -30,9 +30,7 @@ Candidates = Annotated[
         "--with", help="candidate: step:0, step:newest, openai/gpt-4.1 or openai/NAME?api_base=URL; repeatable"
     ),
 ]
-TrainedOn = Annotated[
-    Path | None, typer.Option(help="training scenarios; the report warns about those that are also compared on")
-]
+TrainedOn = Annotated[Path | None, typer.Option(help="training scenarios; the report warns if one of them is compared")]
 
 
 @with_options(CompareOptions, without=["app_file"])

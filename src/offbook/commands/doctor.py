@@ -194,7 +194,7 @@ def doctor_command(
         str | None, typer.Option(help="plan for a GPU with this memory, such as 24GB, and check nothing else")
     ] = None,
     cards: Annotated[
-        str | None, typer.Option(help="the same for several equal GPUs, such as 8x80GB: replicas and learners")
+        str | None, typer.Option(help="plan for several equal GPUs, such as 8x80GB: replicas and learners")
     ] = None,
     memory_layout: Annotated[
         str, typer.Option(help="how sampler and learner share the GPU: auto, side_by_side, free_cache or offload")
@@ -202,12 +202,12 @@ def doctor_command(
     row_tokens: Annotated[
         int | None, typer.Option(min=64, help="most tokens per row, `row_tokens` of the train config")
     ] = None,
-    max_batch: Annotated[int | None, typer.Option(help="calls decoded in one batch")] = None,
+    max_batch: Annotated[int | None, typer.Option(help="most calls decoded in one batch")] = None,
     max_model_len: Annotated[int | None, typer.Option(help="longest prompt plus completion, in tokens")] = None,
     max_lora_rank: Annotated[int, typer.Option(help="largest rank of a LoRA adapter")] = 16,
-    load_in_4bit: Annotated[bool, typer.Option("--load-in-4bit", help="the learner holds the base in 4 bits")] = False,
+    load_in_4bit: Annotated[bool, typer.Option("--load-in-4bit", help="load the learner's base in 4 bits")] = False,
 ) -> None:
-    """Check this machine, and name a fix for each fault.
+    """Check this machine, and suggest a fix for each problem.
 
     Checks hardware, packages, engine, server and services. With --model, also plan the GPU memory of that base. With
     --card or --cards, show only that plan. Exits with code 1 if the engine cannot run, or if the base does not fit."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 import typer
 from pydantic import BaseModel
@@ -115,15 +115,22 @@ def _of_pydantic(model: type[BaseModel]) -> Iterator[OptionField]:
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             continue  # pass it as a model of its own
         default = field.get_default(call_default_factory=True, validated_data={})
-        kind = _word_type(kind)
+        kind, written = _word_type(kind), ""
         if kind is None:
-            kind, default = str, None  # the model's own validator reads the text
+            kind, written, default = str, _as_text(default), None  # the model's own validator reads the text
         bounds = [(getattr(item, "ge", None), getattr(item, "le", None)) for item in field.metadata]
         least = next((low for low, _ in bounds if low is not None), None)
         most = next((high for _, high in bounds if high is not None), None)
         meaning, _, shown = (field.description or "").partition("; None: ")  # what an unset field means
         own = None if default is PydanticUndefined else default
-        yield OptionField(name, kind, meaning, own, least, most, shown)
+        yield OptionField(name, kind, meaning, own, least, most, shown or written)
+
+
+def _as_text(default: Any) -> str:
+    """A default as it is written on the command line; empty if no word stands for it."""
+    values = cast("tuple[Any, ...]", default) if isinstance(default, tuple) else (default,)
+    words = [value for value in values if isinstance(value, int | float | str)]
+    return ",".join(f"{value:g}" if isinstance(value, float) else str(value) for value in words)
 
 
 def _word_type(annotation: Any) -> Any:

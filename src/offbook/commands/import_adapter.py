@@ -28,9 +28,9 @@ def import_command(
     dir: Dir = None,
     store_url: StoreUrl = None,
 ) -> None:
-    """Make a model of a LoRA that another tool trained.
+    """Create a model from a LoRA that another tool trained.
 
-    The adapter becomes step 1 of the model. Training continues from there. No server may run on the directory.
+    The adapter becomes step 1 of the model. Training continues from there. Stop the directory's server first.
 
     \b
     Example:

@@ -37,7 +37,7 @@ from .training import judge_option, model_option, sinks_option
 Teacher = Annotated[
     str, typer.Option(help="model to imitate: as-is (the app's own), openai/gpt-4.1 or openai/NAME?api_base=URL")
 ]
-MaxCost = Annotated[float | None, typer.Option(help="USD to spend on other LLMs, in all runs with the folder")]
+MaxCost = Annotated[float | None, typer.Option(help="limit for other LLMs in all runs with this --output, in USD")]
 HeldOut = Annotated[Path | None, typer.Option("--eval", help="held-out scenarios  [default: a quarter of --scenarios]")]
 
 
@@ -50,7 +50,9 @@ def improve(
     sft_epochs: SftEpochs = IMITATION.epochs,
     sft_learning_rate: SftRate = SFT_RATE,
     sft_batch_size: SftBatch = IMITATION.batch_size,
-    learning_rate: Annotated[float, typer.Option(help="learning rate of the rounds")] = TrainConfig().learning_rate,
+    learning_rate: Annotated[
+        float, typer.Option(help="learning rate of the reinforcement learning")
+    ] = TrainConfig().learning_rate,
     max_cost: MaxCost = None,
     judge: JudgeModel = None,
     judge_api_base: JudgeBase = None,
@@ -59,11 +61,11 @@ def improve(
     model: ModelName = None,
     base_model: BaseModel = None,
     until: Annotated[ImproveStage, typer.Option(help="last stage to run")] = "compare",
-    dry_run: Annotated[bool, typer.Option(help="say what each stage will take, and run nothing")] = False,
+    dry_run: Annotated[bool, typer.Option(help="show what each stage will take, and run nothing")] = False,
     *,
     options: dict[str, Any],
 ) -> None:
-    """Replace an app's model by one that you train.
+    """Replace an app's model with one that you train.
 
     The command observes the app on its own model, imitates the good runs, trains while held-out success rises, and
     compares both models. If Ctrl-C or a crash ends it, the same command continues.

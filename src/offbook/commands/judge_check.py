@@ -21,7 +21,7 @@ def judge_check(
     judge: Annotated[str, typer.Option(help="LLM to check, such as openai/o3")],
     judge_api_base: JudgeBase = None,
     rubric: RubricFile = None,
-    reasoning: Annotated[bool, typer.Option("--reasoning", help="let it reason before it scores")] = False,
+    reasoning: Annotated[bool, typer.Option("--reasoning", help="let the judge reason before it scores")] = False,
     results: Results = None,
 ) -> None:
     """Compare a judge's ranking of rollouts with yours.

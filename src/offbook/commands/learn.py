@@ -24,7 +24,7 @@ from .training import model_option
 
 NIGHTLY = "03:00"
 Schedule = Annotated[
-    str, typer.Option(help="when to learn: none (now, once), nightly (at 03:00), or a time such as 23:30")
+    str, typer.Option(help="when to learn: none (once, now), nightly (at 03:00), or daily at a time such as 23:30")
 ]
 
 
@@ -43,10 +43,11 @@ def learn(
     *,
     options: dict[str, Any],
 ) -> None:
-    """Go on learning from an app's newest traffic, and promote only what does better.
+    """Continue training on an app's newest traffic, and promote a step only if it does better.
 
-    A fork of the model imitates the good threads that the server recorded, and learns from the scores of its own. The app then
-    runs questions that never train with both steps. If Ctrl-C or a crash ends a round, the same command continues.
+    A fork of the model imitates the recorded threads with good rewards, and learns from the rewards of its own answers.
+    The app then answers held-out questions with the old and the new step. If Ctrl-C or a crash ends a round, the same
+    command continues it.
 
     \b
     Example:

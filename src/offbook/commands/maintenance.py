@@ -18,13 +18,13 @@ def verify(
     dir: Dir = None,
     store_url: StoreUrl = None,
     repair: Annotated[
-        bool, typer.Option("--repair", help="move damaged parts aside, rebuild model.json and start new records")
+        bool, typer.Option("--repair", help="set damaged parts aside, rebuild model.json and start new records")
     ] = False,
 ) -> None:
     """Check the records, models and checkpoints of a directory.
 
-    Exits with code 1 if any is damaged or could not be checked. Records at --store-url are not checked. No server may run
-    on the directory."""
+    Exits with code 1 if any is damaged or could not be checked. Records at --store-url are not checked. Stop the
+    directory's server first."""
     raise typer.Exit(maintenance.verify(_existing(dir), repair=repair, own_records=store_url is None))
 
 

@@ -21,7 +21,7 @@ Mirror = Annotated[
 
 
 def push(model: Model, mirror: Mirror, dir: Dir = None) -> None:
-    """Upload a model's checkpoints that a mirror lacks.
+    """Upload the checkpoints of a model that a mirror does not have.
 
     The server may be running. Credentials come from the provider's environment variables."""
     copies = imported("offbook.server.mirror.copies", "ui")
@@ -30,9 +30,9 @@ def push(model: Model, mirror: Mirror, dir: Dir = None) -> None:
 
 
 def pull(model: Model, mirror: Mirror, dir: Dir = None) -> None:
-    """Download a model's newest checkpoint from a mirror, if it is newer than the directory's.
+    """Download a model's newest checkpoint from a mirror, if the directory's is older.
 
-    No server may run on the directory."""
+    Stop the directory's server first."""
     copies = imported("offbook.server.mirror.copies", "ui")
     written = asyncio.run(copies.pull_model(server_folder(dir), mirror, checked_name(model, "model")))
     for path in written:

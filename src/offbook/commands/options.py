@@ -16,15 +16,13 @@ Target = Annotated[
 Scenarios = Annotated[Path, typer.Option(help="JSONL or CSV file, or FOLDER[:SPLIT] of a saved Hugging Face dataset")]
 Model = Annotated[str, typer.Argument(help="name of the model, such as email-agent")]
 
-SuccessAt = Annotated[float | None, typer.Option(help="lowest reward of a successful rollout")]
+SuccessAt = Annotated[float | None, typer.Option(help="lowest reward that counts as a success")]
 ModelName = Annotated[
     str | None,
-    typer.Option(
-        "--model", help="name of the trainable model, for --command or if the target has none; needs --base-model"
-    ),
+    typer.Option("--model", help="name of the model to train, if the target names none; needs --base-model"),
 ]
 BaseModel = Annotated[
-    str | None, typer.Option(help="base of that model: tiny, tiny-mcp, a folder, or a Hugging Face name")
+    str | None, typer.Option(help="base of the model --model: tiny, tiny-mcp, a folder, or a Hugging Face name")
 ]
 
 JudgeModel = Annotated[str | None, typer.Option("--judge", help="LLM that scores the rollouts, such as openai/o3")]
@@ -44,14 +42,14 @@ Ray = Annotated[
 
 Server = Annotated[str | None, typer.Option(help="URL of a running server  [default: the one on this machine]")]
 Dir = Annotated[Path | None, typer.Option(help="directory of the server  [default: ./.offbook]")]
-StoreUrl = Annotated[str | None, typer.Option(help="SQLAlchemy URL of the records, if the server has one")]
+StoreUrl = Annotated[str | None, typer.Option(help="SQLAlchemy URL of the records, if they are not in --dir")]
 SftEpochs = Annotated[int, typer.Option(min=1, help="passes over the good runs")]
-SftRate = Annotated[float, typer.Option(help="learning rate of the supervised stage")]
-SftBatch = Annotated[int, typer.Option(min=1, help="conversations of one update")]
+SftRate = Annotated[float, typer.Option(help="learning rate of the imitation")]
+SftBatch = Annotated[int, typer.Option(min=1, help="conversations per update")]
 
 
 def refuse_words(context: typer.Context) -> None:
     """Raise ConfigError for words that are no option of the command: most are meant as its directory."""
     if context.args:
         word = context.args[0]
-        raise ConfigError(f"{word!r} is no option here: see --help; a directory is given as --dir {word}")
+        raise ConfigError(f"unexpected argument {word!r}: to choose the server's directory, write --dir {word}")

@@ -14,12 +14,12 @@ from .options import Ray, Results
 
 
 def quickstart(
-    seed: Annotated[int, typer.Option(min=0, help="seed of the training requests and their order")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="random seed for the training requests and their order")] = 0,
     steps: Annotated[
         int | None, typer.Option(min=1, help="total number of training steps  [default: enough for the full gain]")
     ] = None,
     results: Results = None,
-    output: Annotated[Path, typer.Option(help="folder for all files that it writes")] = Path("offbook-quickstart"),
+    output: Annotated[Path, typer.Option(help="folder for all output files")] = Path("offbook-quickstart"),
     engine: Annotated[str, typer.Option(help="inference engine: auto, embedded or vllm")] = "auto",
     loader: Annotated[str, typer.Option(help="loader of the base for training: auto, peft or unsloth")] = "auto",
     ray: Ray = None,

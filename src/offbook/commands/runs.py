@@ -60,7 +60,7 @@ _SUGGESTED = 2_000
 
 def runs(
     context: typer.Context,
-    json: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
+    json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
     dir: Dir = None,
     store_url: StoreUrl = None,
 ) -> None:

@@ -39,7 +39,8 @@ Folder = Annotated[
 ApiKey = Annotated[
     str | None,
     typer.Option(
-        help="key that clients must send, or @FILE; without one, a server beyond loopback makes a key and stores it in --dir  "
+        help="key that clients must send, or @FILE; if --host is not loopback, a missing key is generated and stored "
+        "in --dir  "
         f"[default: {KEY_VARIABLE}]"
     ),
 ]
@@ -47,7 +48,7 @@ ApiKey = Annotated[
 
 @with_options(ServerOptions, EngineOptions)
 def serve(dir: Folder = None, api_key: ApiKey = None, options: dict[str, Any] = {}) -> None:  # noqa: B006  # the decorator passes it
-    """Serve a model with OpenAI's API, record its calls, train it.
+    """Serve a model with OpenAI's API, record its calls, and train it.
 
     \b
     Examples:

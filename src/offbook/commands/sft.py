@@ -30,12 +30,12 @@ NO_WORDS = ("betas",)
 
 @with_options(SFTConfig, without=NO_WORDS)
 def sft(
-    data: Annotated[Path, typer.Argument(help="JSONL of conversations, as OpenAI's fine-tuning takes it")],
+    data: Annotated[Path, typer.Argument(help="JSONL file of conversations, in the format of OpenAI's fine-tuning")],
     base_model: Annotated[
         str, typer.Option("--base-model", "--base", help="base: tiny, tiny-mcp, a folder, or a Hugging Face name")
     ],
-    model: Annotated[str | None, typer.Option(help="name of the trained model  [default: that of the file]")] = None,
-    dry: Annotated[bool, typer.Option("--dry-run", help="count, measure one update, and train nothing")] = False,
+    model: Annotated[str | None, typer.Option(help="name of the trained model  [default: the file's name]")] = None,
+    dry: Annotated[bool, typer.Option("--dry-run", help="count tokens, time one update, and train nothing")] = False,
     *,
     options: dict[str, Any],
 ) -> None:

@@ -1,4 +1,4 @@
-"""The commands `offbook takeover plan|start|status|approve|stop`: a small model takes over from the paid one, by evidence."""
+"""Move an app's calls from a paid model to yours, in stages that its scores must pass."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .generated_options import with_options
 from .options import Dir, Server
 
 app = typer.Typer(
-    help="A small model takes over from the paid one, by evidence.",
+    help=__doc__,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -1,4 +1,4 @@
-"""Send recorded runs to trace sinks, write their conversations, or take scores from Langfuse."""
+"""Export recorded runs and conversations, or import scores from Langfuse."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NO_ROLLOUT = ("unknown_trajectory", "unknown_call", "unfinished_trajectory", "me
 
 @traces.callback()
 def traces_commands() -> None:
-    """Send recorded runs to trace sinks, write their conversations, or take scores from Langfuse."""
+    """Export recorded runs and conversations, or import scores from Langfuse."""
 
 
 @traces.command("export")
@@ -47,7 +47,7 @@ def export_run_traces(
 ) -> None:
     """Send a recorded run to trace sinks.
 
-    A sink that has the run already keeps one copy."""
+    A sink that already has the run gets no second copy."""
     sinks = resolve_sinks(named_sinks(to, "--to"))
     export_run(records_at(url, dir), run, sinks, say=echo)
 
@@ -57,7 +57,8 @@ def write_conversations_of_run(
     run: Annotated[str, typer.Option(help="id of the run; the threads of an app behind --route desk are route/desk")],
     output: Annotated[Path, typer.Option(help="file to write, such as good.jsonl; it must not exist")],
     min_reward: Annotated[
-        float | None, typer.Option(help="lowest reward of a rollout  [default: any, also none]")
+        float | None,
+        typer.Option(help="lowest reward of a rollout  [default: all rollouts, also those without a reward]"),
     ] = None,
     url: Server = None,
     dir: Dir = None,
@@ -111,10 +112,10 @@ def take_scores(
     url: Server = None,
     dir: Dir = None,
 ) -> None:
-    """Take the scores that people gave in Langfuse as feedback.
+    """Import the scores that people gave in Langfuse, as feedback.
 
-    A score on a trace is feedback on its rollout, and a score on a generation is feedback on that model call. Run it again at
-    any time: new and changed scores are stored, others change nothing.
+    A score on a trace is feedback on its rollout, and a score on a generation is feedback on that model call. Run it again
+    at any time: only new and changed scores are stored.
 
     \b
     Example:

@@ -41,7 +41,7 @@ from .options import (
 TargetOrCommand = Annotated[
     str | None,
     typer.Argument(
-        help="the object that `trainable` returned, as MODULE:NAME, such as my_app:agent; or give --command",
+        help="the object that `trainable` returned, as MODULE:NAME, such as my_app:agent; or pass --command",
         show_default=False,
     ),
 ]
@@ -51,6 +51,19 @@ CommandLine = Annotated[
 ]
 Inside = Annotated[
     str | None, typer.Option("--in", help="prefix that runs the program in a sandbox, such as 'docker run ...'")
+]
+
+FailBelow = Annotated[
+    float | None,
+    typer.Option(
+        help="exit with code 1 if the success rate is below this; without a success rate, the mean reward counts"
+    ),
+]
+FailIfWorse = Annotated[
+    Path | None,
+    typer.Option(
+        help="exit with code 1 if this evaluation is worse, with 95 % confidence, than an earlier one that --results wrote here"
+    ),
 ]
 
 NOT_TRAINING = ("eval_every", "group_size", "scenarios_per_step", "patience", "target_reward", "seed")
@@ -72,7 +85,7 @@ def train(
     judge: JudgeModel = None,
     judge_api_base: JudgeBase = None,
     rubric: RubricFile = None,
-    log: Annotated[Path | None, typer.Option(help="folder to write rollouts and steps to, as JSONL")] = None,
+    log: Annotated[Path | None, typer.Option(help="folder for the rollouts and steps, as JSONL")] = None,
     trace: Trace = None,
     ray: Ray = None,
     model: ModelName = None,
@@ -108,11 +121,8 @@ def evaluate(
     judge_api_base: JudgeBase = None,
     rubric: RubricFile = None,
     success_at: SuccessAt = None,
-    fail_below: Annotated[float | None, typer.Option(help="exit code 1 below this success rate, or reward")] = None,
-    fail_if_worse_than: Annotated[
-        Path | None,
-        typer.Option(help="exit code 1 if worse, with 95 % confidence, than this file of an earlier --results"),
-    ] = None,
+    fail_below: FailBelow = None,
+    fail_if_worse_than: FailIfWorse = None,
     results: Results = None,
     trace: Trace = None,
     model: ModelName = None,

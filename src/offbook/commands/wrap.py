@@ -30,18 +30,20 @@ Words = Annotated[list[str], typer.Argument(help="the program and its arguments,
 def wrap(
     words: Words,
     model: Annotated[
-        str | None, typer.Option(help="model that answers, or MODEL@STEP  [default: the only one]")
+        str | None, typer.Option(help="model that answers, as MODEL or MODEL@STEP  [default: the only model]")
     ] = None,
     timeout: Annotated[
-        float | None, typer.Option(help="seconds after which it is stopped  [default: no limit]")
+        float | None, typer.Option(help="stop the program after this many seconds  [default: no limit]")
     ] = None,
-    inside: Annotated[str | None, typer.Option("--in", help="prefix of a sandbox, such as 'docker run ...'")] = None,
+    inside: Annotated[
+        str | None, typer.Option("--in", help="prefix that runs the program in a sandbox, such as 'docker run ...'")
+    ] = None,
     url: Server = None,
     dir: Dir = None,
 ) -> None:
     """Run a program once and record its model calls.
 
-    A server must run. The program's environment sends the calls of the usual SDKs and CLIs to it.
+    A server must be running. Environment variables direct the usual SDKs and CLIs to it.
 
     \b
     Example:

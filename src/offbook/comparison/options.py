@@ -24,21 +24,23 @@ class CompareOptions(RolloutOptions):
     rollouts: int = option(1, "rollouts per scenario and candidate", least=1)
     temperature: float | None = option(0.0, "sampling temperature; 0 is greedy", least=0, most=MAX_TEMPERATURE)
     judge: Judge | None = option(
-        None, "ranks the candidates' rollouts of a scenario; None: the app's own, if it has one"
+        None, "judge that ranks the candidates' rollouts of a scenario; None: the app's own judge, if it has one"
     )
     success_at: float | None = option(
         None,
-        "lowest reward of a successful rollout",
+        "lowest reward that counts as a success",
         shown_default="the metric `success`; without it, rewards are compared",
     )
-    gpu_price: float | None = option(None, "USD per hour of the machine that serves trained steps", least=0)
+    gpu_price: float | None = option(None, "price of the machine that serves trained steps, in USD per hour", least=0)
     output: Path = option(Path("comparison"), "folder for the report and the rollouts")
-    fresh: bool = option(False, "run everything again, also rollouts that an earlier run completed")
+    fresh: bool = option(False, "repeat all rollouts, also those that an earlier run completed")
     trained_on: Iterable[object] | None = option(
-        None, "scenarios that the model was trained on, to warn if any is compared"
+        None, "scenarios that the model was trained on; the report warns if one of them is compared"
     )
-    app_file: Path | None = option(None, "the app's source file: rollouts of another version of it give a warning")
-    seed: int = option(0, "random seed of shuffling and resampling")
+    app_file: Path | None = option(
+        None, "source file of the app; the report warns if its rollouts come from several versions"
+    )
+    seed: int = option(0, "random seed for shuffling and resampling")
     run: str | None = option(
         None, "name of the run in the server's lists", shown_default="derived from scenarios and models"
     )

@@ -56,12 +56,17 @@ class CommandOptions(RunOptions):
 
     reward: RewardSource = option(
         "file",
-        "where the reward is: $OFFBOOK_REWARD_FILE, a line `reward: x` on stdout, the exit code, or none of them",
+        "where the program leaves its reward: file ($OFFBOOK_REWARD_FILE), line (`reward: x` on stdout), exit (its "
+        "exit code) or none",
     )
-    grader: str | None = option(None, "program that runs afterwards, without the agent's keys, and gives the reward")
-    stdin: str = option("", "what the program reads, such as {prompt} or {scenario}", shown_default="nothing")
+    grader: str | None = option(
+        None, "program that runs after each rollout and computes the reward; it does not get the agent's keys"
+    )
+    stdin: str = option(
+        "", "text for the program's standard input, such as {prompt} or {scenario}", shown_default="nothing"
+    )
     folder: str | None = option(
-        None, "folder of which each rollout gets a fresh copy to run in", shown_default="none: the current folder"
+        None, "folder to copy for each rollout, which runs in the copy", shown_default="the current folder, not copied"
     )
     inside: str | None = option(None, "prefix that runs the program in a sandbox, such as docker run ...")
 
@@ -79,7 +84,7 @@ class CommandArguments(CommandOptions):
 
     command: str | Sequence[str]
     _: KW_ONLY
-    timeout: float | None = option(None, "seconds that the program may take", shown_default="the Trainer's")
+    timeout: float | None = option(None, "time limit of the program, in seconds", shown_default="the Trainer's")
     env: Mapping[str, str] | None = option(None, "variables to add to the program's environment")
 
 

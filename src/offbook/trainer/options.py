@@ -41,14 +41,16 @@ class RolloutOptions(RunOptions):
 
     judge: Judge | None = option(None, "scores every group after its rollouts")
     concurrency: int = option(32, "rollouts that run at the same time", least=1, shown_default="32, or the app's limit")
-    timeout: float = option(300.0, "seconds per rollout")
+    timeout: float = option(300.0, "time limit of each rollout, in seconds")
     max_completion_tokens: int = option(
         MAX_COMPLETION_TOKENS,
-        "limit per answer in tokens, unless the app sets a smaller one",
+        "limit of each answer, in tokens; a smaller limit of the app stays",
         least=1,
         shown_default=f"the app's own, or {MAX_COMPLETION_TOKENS:,}",
     )
-    max_cost: float | None = option(None, "USD to spend on other LLMs, such as judges; the run ends there")
+    max_cost: float | None = option(
+        None, "limit for other LLMs such as judges, in USD; the run ends when it is reached"
+    )
     run: str | None = option(None, "name of the run in the server's lists", shown_default="a new one")
     sinks: Sequence[str | TraceSink] = option((), "trace sinks: names such as langfuse, or objects")
 
@@ -68,22 +70,26 @@ class RolloutOptions(RunOptions):
 class TrainerOptions(RolloutOptions):
     """The options of a Trainer. Raises ConfigError for an invalid value."""
 
-    reward: RewardFunction | None = option(None, "(scenario, trajectory) -> reward; None: the rollout sets it")
+    reward: RewardFunction | None = option(
+        None, "function (scenario, trajectory) -> reward; None: the rollout sets the reward"
+    )
     eval: Iterable[object] | None = option(None, "scenarios to evaluate on, greedily, before and after training")
     eval_every: int = option(0, "steps between evaluations; 0: only before and after training", least=0)
     group_size: int = option(8, "rollouts per scenario", least=2)
     scenarios_per_step: int = option(4, "scenarios per step", least=1)
-    retries: int = option(0, "repetitions of a failed rollout", least=0)
+    retries: int = option(0, "how often a failed rollout is repeated", least=0)
     config: TrainConfig | Schedule = option(TrainConfig(), "options of the learner, or a schedule of them")
-    patience: int = option(10, "iterations in a row without training after which the run stops", least=1)
-    target_reward: float = option(1.0, "mean reward from which a run that --patience ends counts as solved")
-    seed: int = option(0, "random seed of the order of scenarios")
-    alert_limits: AlertLimits = option(AlertLimits(), "limits of metrics that cause alerts")
+    patience: int = option(10, "stop after this many iterations in a row without an update", least=1)
+    target_reward: float = option(1.0, "mean reward from which a run that --patience stops counts as solved")
+    seed: int = option(0, "random seed for the order of the scenarios")
+    alert_limits: AlertLimits = option(AlertLimits(), "metric limits that cause alerts")
     on_alert: AlertFunction | None = option(None, "called with every alert")
     runner: RolloutRunner | None = option(
         None, "runs the rollouts elsewhere, such as RayRunner(); None: in this process"
     )
-    progress: TrainerProgress | None = option(None, "None: a live table in a terminal, else plain lines")
+    progress: TrainerProgress | None = option(
+        None, "how progress is shown; None: a live table in a terminal, else plain lines"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -124,7 +130,7 @@ class TrainerOptions(RolloutOptions):
 class TrainOptions(TrainerOptions):
     """The options of a training of a wrapped app."""
 
-    steps: int = option(50, "total number of steps; a second run resumes", least=1)
+    steps: int = option(50, "total number of steps; a second run continues where the first ended", least=1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -144,7 +144,7 @@ def test_a_directory_given_as_an_argument_is_answered_with_the_option(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([command, *(["a-run"] if command == "show" else []), "my-server"]) == 2
-    assert "a directory is given as --dir my-server" in capsys.readouterr().err
+    assert "to choose the server's directory, write --dir my-server" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("width", [20, 80, 200])

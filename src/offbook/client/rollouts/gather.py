@@ -54,7 +54,7 @@ class RolloutLimits(RunOptions):
     max_metrics: int | None = option(None, "metrics shown beside the progress bar", shown_default="4")
     concurrency: int | None = option(None, "rollouts that run at the same time", shown_default="all")
     timeout: float | None = option(None, "seconds per rollout", shown_default="no limit")
-    retries: int = option(0, "repetitions of a failed rollout, which must be a callable")
+    retries: int = option(0, "how often a failed rollout is repeated; the rollout must be a callable")
 
     def __post_init__(self) -> None:
         if self.max_exceptions < 0 or self.retries < 0 or (self.concurrency is not None and self.concurrency < 1):

@@ -41,6 +41,7 @@ def parser(description: str | None, steps: int, rate: float = 3e-3) -> argparse.
     parser.add_argument("--rate", type=float, default=rate, help="learning rate; for a real model about 1e-5")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dir", type=Path, default=Path("games"), help="folder for everything it makes")
+    parser.add_argument("--held-out", type=int, help="measure on so many held-out scenarios  [default: all]")
     parser.add_argument("--write", action="store_true", help="write the figures that the gallery shows")
     return parser
 
@@ -59,7 +60,8 @@ def train_measured(
     `--write` keeps the figures, with `about`, for the gallery."""
     chosen = trainer.options
     about["rollouts_per_step"] = chosen.group_size * chosen.scenarios_per_step
-    measure(lambda: trainer.evaluate(held_out, temperature=1.0, rollouts=2), trainer.train, options, results, **about)
+    measured = held_out[: options.held_out]
+    measure(lambda: trainer.evaluate(measured, temperature=1.0, rollouts=2), trainer.train, options, results, **about)
 
 
 def measure(

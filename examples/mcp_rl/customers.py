@@ -21,8 +21,8 @@ FIELDS = {"order_status": "status", "order_item": "item", "order_city": "city"}
 HELD_OUT = 12
 
 
-def scenarios(seed: int = 0) -> list[McpScenario]:
-    """Every tool with every order, in random wordings; the last orders are held out."""
+def scenarios(seed: int = 0, held_out: int | None = None) -> list[McpScenario]:
+    """Every tool with every order, in random wordings. Of the last orders, which are held out, the first `held_out` scenarios."""
     rng = random.Random(seed)
     made: list[McpScenario] = []
     for number, (order, fields) in enumerate(ORDERS.items()):
@@ -40,4 +40,5 @@ def scenarios(seed: int = 0) -> list[McpScenario]:
                     source="user",
                 )
             )
-    return made
+    train, measured = ([one for one in made if one.split == split] for split in ("train", "eval"))
+    return [*train, *measured[:held_out]]

@@ -17,7 +17,7 @@ def main(options: argparse.Namespace) -> None:
     trainer = MCPTrainer(
         server,
         model_of("orders", options),
-        scenarios(options.seed),
+        scenarios(options.seed, options.held_out),
         scenarios_per_step=12,
         config=default_config(options.base_model, options.steps, options.rate),
         seed=options.seed,

@@ -25,7 +25,8 @@ PARTS = slice(0, 24), slice(24, 32), slice(32, 40)
 
 def main(options: argparse.Namespace) -> None:
     model, folder = model_of("guide", options), options.dir / f"improve-guide-{options.seed}"
-    train, held_out, others = (scenarios([*PAINTINGS][part]) for part in PARTS)
+    train, *measured = (scenarios([*PAINTINGS][part]) for part in PARTS)
+    held_out, others = (part[: options.held_out] for part in measured)
     config = offbook.TrainConfig(learning_rate=options.rate, kl_coef=0.1, minibatches=2)
     sft = offbook.SFTConfig(epochs=6, batch_size=4, learning_rate=options.rate, skip_bad=True)
     with scripted_llm(teacher) as endpoint:

@@ -32,14 +32,14 @@ async def match_of_itself(client: AsyncOpenAI, model: str, seed: int) -> list[of
     return sides
 
 
-async def rates(model: offbook.TrainableModel) -> dict[str, dict[str, float]]:
+async def rates(model: offbook.TrainableModel, held_out: int) -> dict[str, dict[str, float]]:
     """Wins and draws against each opponent, sampled."""
     found: dict[str, dict[str, float]] = {}
     for name in OPPONENTS:
-        matches = [{"match": 10_000_000 + match, "opponent": name} for match in range(HELD_OUT)]
+        matches = [{"match": 10_000_000 + match, "opponent": name} for match in range(held_out)]
         evaluation = await offbook.Trainer(model, rollout_of(play), matches).aevaluate(matches, temperature=1.0)
         rewards = list(evaluation.rewards().values())
-        found[name] = {"win": rewards.count(1.0) / HELD_OUT, "draw": rewards.count(0.5) / HELD_OUT}
+        found[name] = {"win": rewards.count(1.0) / held_out, "draw": rewards.count(0.5) / held_out}
     return found
 
 
@@ -51,7 +51,7 @@ async def main(options: argparse.Namespace) -> None:
     config = offbook.TrainConfig(learning_rate=options.rate, kl_coef=options.kl, minibatches=2)
     for step in range(begun, options.steps + 1):
         if step % EVERY == 0:
-            curve.append({"step": step} | await rates(model))
+            curve.append({"step": step} | await rates(model, options.held_out))
             print(json.dumps(curve[-1]), flush=True)
             if options.write:
                 results.write_text(json.dumps({"seed": options.seed, "curve": curve}, indent=1) + "\n")
@@ -65,6 +65,6 @@ async def main(options: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     arguments = parser(__doc__, steps=200)
-    arguments.set_defaults(rate=1e-3)
+    arguments.set_defaults(rate=1e-3, held_out=HELD_OUT)
     arguments.add_argument("--kl", type=float, default=0.05, help="weight of the KL to the base")
     asyncio.run(main(arguments.parse_args()))

@@ -22,9 +22,9 @@ KILLS = [
     "one for each line below",
     "system prompt for the model",
     "Write that rubric",
-    *3 * ["judge"],
+    *2 * ["judge"],
 ]
-"""What the question asks at whose arrival the command is killed, once each; three judgements, the last when comparing."""
+"""What the question asks at whose arrival the command is killed, once each; two judgements, the second when comparing."""
 
 
 class Killer:

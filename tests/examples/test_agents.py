@@ -159,8 +159,9 @@ def test_the_writer_writes_all_that_a_training_asks_for(litellm: Any, tmp_path: 
 
 
 def _trained(example: str, folder: Path, *more: str) -> None:
-    command = [sys.executable, "-m", f"{example}.train", "--steps", "1", "--dir", str(folder), *more]
-    done = subprocess.run(command, cwd=EXAMPLES, env=os.environ, capture_output=True, text=True, timeout=900)
+    command = [sys.executable, "-m", f"{example}.train", "--steps", "1", "--held-out", "4", "--dir", str(folder), *more]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=EXAMPLES, env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-2000:]
 
 

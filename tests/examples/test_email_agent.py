@@ -137,17 +137,11 @@ def test_the_scripted_judge_asks_whether_an_answer_was_read(
 
 @pytest.mark.slow("whole trainings")
 def test_a_step_of_the_tiny_form_is_judged(example: Path, tmp_path: Path, litellm: Any) -> None:
-    words = [example / "train.py", "--tiny", "--steps", "1", "--judge", "scripted"]
+    words = [example / "train.py", "--tiny", "--steps", "1", "--seed", "5", "--judge", "scripted"]
     printed = run(words, tmp_path, OMP_NUM_THREADS="1")
-    assert re.search(r"^after: step 1, 60 held-out questions: ", printed, re.MULTILINE), printed
-
-
-@pytest.mark.slow("whole trainings")
-def test_two_steps_of_the_tiny_form(example: Path, tmp_path: Path) -> None:
-    printed = run([example / "train.py", "--tiny", "--steps", "2", "--seed", "5"], tmp_path, OMP_NUM_THREADS="1")
     shares = r"found \d+%, read \d+%, success \d+%, \d\.\d turns"
     assert re.search(rf"^before: step 0, 60 held-out questions: {shares}$", printed, re.MULTILINE), printed
-    assert re.search(rf"^after: step 2, 60 held-out questions: {shares}$", printed, re.MULTILINE), printed
+    assert re.search(rf"^after: step 1, 60 held-out questions: {shares}$", printed, re.MULTILINE), printed
     [lora] = re.findall(r"^LoRA: (.*)$", printed, re.MULTILINE)
     assert (Path(lora) / "adapter_model.safetensors").exists()
     assert re.search(r"""^.*"Dunlin roof quote".* -> .*; right is '.+'$""", printed.splitlines()[-1]), printed

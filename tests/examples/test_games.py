@@ -64,7 +64,10 @@ async def test_players_without_a_model_score_as_the_games_allow() -> None:
 
 @pytest.mark.slow("whole trainings")
 def test_a_step_of_self_play_is_trained(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tic_tac_toe.self_play", "--steps", "1", "--dir", str(tmp_path)]
-    ran = subprocess.run(command, cwd=EXAMPLES, env=os.environ, capture_output=True, text=True, timeout=600)
+    command = [sys.executable, "-m", "tic_tac_toe.self_play", "--steps", "1", "--held-out", "8"]
+    command += ["--dir", str(tmp_path)]
+    ran = subprocess.run(
+        command, cwd=EXAMPLES, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=600
+    )
     assert ran.returncode == 0, ran.stderr[-2000:]
     assert list(tmp_path.glob("examples/models/*/checkpoints/0001/adapter_model.safetensors"))

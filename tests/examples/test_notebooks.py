@@ -10,7 +10,7 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = ("ten_minutes", "guess_number", "tic_tac_toe", "game_2048", "codenames", "temporal_clue")
 SHORTER = {
-    ".train --write": ".train --write --steps 1",
+    ".train --write": ".train --write --steps 1 --held-out 8",
     "steps=20": "steps=1",
     "scenarios_per_step=12": "scenarios_per_step=2",
 }
@@ -20,6 +20,7 @@ SHORTER = {
 def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("textarena")
     monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 def test_the_notebooks_are_those_of_the_sources(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ class LangfuseConnection:
     def __post_init__(self) -> None:
         parts = urlsplit(self.base_url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"{URLS[0]}: {self.base_url!r} is no URL; expected one such as {CLOUD!r}")
+            raise ConfigError(f"{URLS[0]}: {self.base_url!r} is not a URL; expected one such as {CLOUD!r}")
 
     @classmethod
     def from_environment(cls) -> LangfuseConnection:
@@ -71,12 +71,12 @@ class LangfuseConnection:
             raise ConnectionError(f"{self.base_url}: {type(error).__name__} {error}".strip()) from error
         if answer.status_code in (401, 403):
             raise ConfigError(
-                f"Langfuse at {self.base_url} refused the keys ({answer.status_code}): look at {PUBLIC} "
+                f"Langfuse at {self.base_url} refused the keys ({answer.status_code}): check {PUBLIC} "
                 f"({self.public_key!r}) and {SECRET}; keys of another region or project do not work here"
             )
         if answer.has_redirect_location:
             raise ConfigError(
-                f"{URLS[0]}: {self.base_url} redirects to {answer.headers['location']!r:.200}: give the address that it has"
+                f"{URLS[0]}: {self.base_url} redirects to {answer.headers['location']!r:.200}: use that address"
             )
         if answer.status_code == 404:
             raise ConfigError(f"{URLS[0]}: {self.base_url} answers, but has no Langfuse API: is the URL right?")
@@ -171,7 +171,7 @@ class LangfuseRest:
             url = self._connection.base_url
             raise ConnectionError(f"no answer from Langfuse at {url} ({type(error).__name__}: {error})") from error
         if answer.status_code in (401, 403):
-            raise ConfigError(f"Langfuse refused the keys ({answer.status_code}): look at {PUBLIC} and {SECRET}")
+            raise ConfigError(f"Langfuse refused the keys ({answer.status_code}): check {PUBLIC} and {SECRET}")
         if answer.has_redirect_location:
             raise ConfigError(
                 f"Langfuse redirects {path} to {answer.headers['location']!r:.200}: give {URLS[0]} the address that it has"
@@ -203,7 +203,7 @@ def _items(path: str, answer: Mapping[str, Json]) -> list[Mapping[str, Json]]:
     """The objects of a page. Raises ConfigError for anything else."""
     items: Json = answer.get("data") or []
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in cast(list[Json], items)):
-        raise ConfigError(f"Langfuse answered {path} with `data` that is no list of objects: {items!r:.200}")
+        raise ConfigError(f"Langfuse answered {path} with `data` that is not a list of objects: {items!r:.200}")
     return cast(list[Mapping[str, Json]], items)
 
 

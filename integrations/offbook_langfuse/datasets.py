@@ -107,7 +107,7 @@ def _scenario(item: DatasetItem) -> Scenario:
     try:
         return Scenario.model_validate({"id": item.id, **json_value(fields, "its input")})
     except (ValidationError, ConfigError, RecursionError) as error:
-        raise ConfigError(f"the dataset's item {item.id!r:.100} is no scenario: {error!s:.300}") from error
+        raise ConfigError(f"the dataset's item {item.id!r:.100} is not a scenario: {error!s:.300}") from error
 
 
 def _fields(value: Json) -> Iterator[tuple[str, Json]]:

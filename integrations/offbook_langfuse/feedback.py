@@ -45,8 +45,8 @@ class ScoredTrace:
         number = numbers.get(value) if isinstance(value, str) else value
         if not isinstance(number, int | float):
             raise ConfigError(
-                f"score {self.score.get('name')!r} of trace {self.trace} is {value!r:.200}, which is no number: give the "
-                f"number of each category, such as --value '{value!s:.50}=1'"
+                f"score {self.score.get('name')!r} of trace {self.trace} is {value!r:.200}, which is not a number: "
+                f"give the number of each category, such as --value '{value!s:.50}=1'"
             )
         about = {"trajectory_id": self.trajectory} if self.call is None else {"call_id": self.call}
         text = str(comment)[:LONGEST_COMMENT] if comment else None

@@ -147,9 +147,9 @@ class TraceSink(Protocol):
     """Sends rollouts and steps to a tracing tool. Subclass it and override the methods that the tool supports.
 
     Every sink has its own background thread, which calls the methods in order; they may block. After a failure or a
-    restart an event is delivered again with the same id, so handling an event twice must have the effect of once. An
-    exception is logged once per kind and never stops training. The event is delivered later, except after a
-    `RejectedError`. `name`: the sink's name in messages. `checkpoint_files`: whether `CheckpointSaved.path` must be a folder on
+    restart, an event is delivered again with the same id, so handling it must be idempotent. Each kind of exception is
+    logged once and never stops training. The event is delivered again later, except after a `RejectedError`. `name`:
+    the sink's name in messages. `checkpoint_files`: whether `CheckpointSaved.path` must be a folder on
     this machine.
     """
 
@@ -157,8 +157,8 @@ class TraceSink(Protocol):
     checkpoint_files: bool = False
 
     def check(self) -> None:
-        """Called before the run, which waits ten seconds for it. Raise ConfigError for rejected credentials, and
-        ConnectionError if the tool does not respond: any other exception is a warning too."""
+        """Called before the run, which waits up to ten seconds. Raise ConfigError if the credentials are rejected,
+        which ends the run. ConnectionError (the tool does not respond) and other exceptions only cause a warning."""
         return
 
     def run_started(self, event: RunStarted) -> None:
@@ -166,7 +166,7 @@ class TraceSink(Protocol):
         del event
 
     def groups_finished(self, event: GroupsFinished) -> None:
-        """Rollouts of a split ended. Send every rollout under its own id."""
+        """Rollouts of a split have ended. Send each rollout under its own id."""
         del event
 
     def evaluation_finished(self, event: EvaluationFinished) -> None:

@@ -49,7 +49,7 @@ def test_good_runs_are_those_with_success_or_the_reward_that_is_asked_for() -> N
     assert [one.key for one in good_runs(rows, 0.5).rows] == ["a", "b"]
     plain = [row("a", 0.9), row("b", 0.2), row("c", 0.1)]
     assert [one.key for one in good_runs(plain, None).rows] == ["a"]
-    with pytest.raises(ConfigError, match="none of 3 scored ones has a reward of at least 1"):
+    with pytest.raises(ConfigError, match="none of its 3 scored runs has a reward of at least 1"):
         good_runs(plain, 1.0)
     mixed = good_runs([*rows, *plain], None)  # a judge scored those without success
     assert [one.key for one in mixed.rows] == ["a", "c", "a"]

@@ -89,7 +89,7 @@ def test_a_second_run_asks_nothing_and_takes_edited_files_as_they_are(folder: Pa
         ("task.yaml", "description: x\ntools: [{name: look}]", r"tools\[0\]"),
         ("task.yaml", "description: x", "describes another task"),
         ("scenarios.jsonl", '{"input": "a", "split": "test"}', "train or held-out is needed, got 'test'"),
-        ("scenarios.jsonl", '{"input": "a", "split": "held-out"}', "no scenario is for training"),
+        ("scenarios.jsonl", '{"input": "a", "split": "held-out"}', "no scenario has .split: train"),
         ("scenarios.jsonl", "{", "scenarios.jsonl:1"),
         ("rubric.md", "", "is empty"),
         ("prompt.md", "caf\xe9", "prompt.md cannot be read"),
@@ -182,7 +182,7 @@ def test_too_few_inputs_are_said_with_reasons_and_kept(folder: Path) -> None:
         trainer(endpoint.url).run(until="rubric")
     told = str(raised.value)
     assert "scenarios.jsonl could not be written: openai/writer gave " in told and "nearly the same as another" in told
-    assert "rename it to scenarios.jsonl to go on" in told
+    assert "rename it to scenarios.jsonl to continue" in told
     assert not (folder / "out" / "scenarios.jsonl").exists()
     assert (folder / "out" / "scenarios.partial.jsonl").read_text().count("\n") >= 1
 
@@ -222,7 +222,9 @@ def test_the_command_needs_an_llm_and_a_description(capsys: pytest.CaptureFixtur
     assert command_line(["auto", "--llm", "openai/gpt-4.1"]) == 2
     assert command_line(["auto", "sort notes", "--llm", "step:0"]) == 2
     told = capsys.readouterr().err
-    assert "llm: name the LLM" in told and "description: say what" in told and "'step:0' is no other LLM" in told
+    assert (
+        "llm: name the LLM" in told and "description: say what" in told and "'step:0' is not an LLM elsewhere" in told
+    )
 
 
 def test_examples_a_schema_and_tools_are_read_from_files(folder: Path) -> None:

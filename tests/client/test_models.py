@@ -243,7 +243,7 @@ async def test_logged_metrics_decide_which_checkpoints_stay(local_backend: offbo
     client = model.openai_client()
     with pytest.raises(NotFoundError, match="has no step 1; it has 0, 2, 4"):
         await client.chat.completions.create(model="kept@1", messages=ASK, max_tokens=2)
-    with pytest.raises(ConfigError, match=r"no checkpoint has 'val/nothing'; logged are .*val/speed"):
+    with pytest.raises(ConfigError, match=r"no checkpoint has 'val/nothing'; the logged metrics are .*val/speed"):
         await model.delete_checkpoints(best_checkpoint_metric="val/nothing")
     assert await model.delete_checkpoints("val/won") == []
 

@@ -83,7 +83,7 @@ def test_the_example_is_the_task_that_is_rendered(monkeypatch: pytest.MonkeyPatc
         ({"gpu": "L4", "resources": {}}, "give either gpu="),
         ({}, "give either gpu="),
         ({"gpu": "L4", "use_spot": True}, "loses its disk: pass mirror="),
-        ({"gpu": "L4", "cluster_name": "My GPU"}, "cluster_name: a to z"),
+        ({"gpu": "L4", "cluster_name": "My GPU"}, "cluster_name: use only a to z"),
         ({"gpu": "L4", "idle_minutes": 0}, "minutes above 0"),
     ],
 )

@@ -68,7 +68,7 @@ def test_a_budget_ends_the_apps_own_calls_and_keeps_what_was_paid(
             offbook.compare(agent, SCENARIOS, ["as-is?prompt_price=1&completion_price=1"], max_cost=1.5)
         assert len(endpoint.requests) == 2
         assert len(Journal(app_folder / "comparison" / ROWS).rows()) == 2
-        with pytest.raises(ConfigError, match="max_cost needs what the app's own calls cost"):
+        with pytest.raises(ConfigError, match="max_cost needs the cost of the app's own calls"):
             offbook.compare(agent, SCENARIOS, ["as-is"], max_cost=1.5, fresh=True)
 
 

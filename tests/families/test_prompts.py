@@ -255,5 +255,5 @@ def test_a_template_by_name_is_used_for_requests_with_tools(tmp_path: Path) -> N
     assert tokenizer.decode(ids) == f"find_order {USER['content']}"
     assert trained(QWEN2_5, [USER], [TOOL]) != ids
     tokenizer.chat_template = {"tool_use": one}
-    with pytest.raises(PromptError, match=r"\['tool_use'\] and none of the name 'default'"):
+    with pytest.raises(PromptError, match=r"\['tool_use'\] but none named 'default'"):
         ChatTemplate(tokenizer).render([USER])

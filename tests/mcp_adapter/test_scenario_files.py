@@ -89,7 +89,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
         (scenario(1, ("a", {})).model_dump_json(), "2 lines have the id 's1'"),
         (
             scenario(2, ("a", {}), server="cd34").model_dump_json(),
-            "field server: lines are of different servers, ab12 and cd34",
+            "field server: lines belong to different servers, ab12 and cd34",
         ),
     ],
 )
@@ -102,7 +102,7 @@ def test_what_is_wrong_with_a_line_is_told_with_its_field(tmp_path: Path, line: 
 
 def test_an_empty_or_missing_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text("\n")
-    with pytest.raises(ConfigError, match="has none; make some with `offbook mcp scenarios TARGET"):
+    with pytest.raises(ConfigError, match="holds no scenario; make some with `offbook mcp scenarios TARGET"):
         load_scenarios(tmp_path / "empty.jsonl")
     with pytest.raises(ConfigError, match=r"there is no file .*; make it with `offbook mcp scenarios TARGET -o "):
         load_scenarios(tmp_path / "missing.jsonl")

@@ -130,7 +130,7 @@ def test_an_mcp_json_of_vs_code_asks_for_its_inputs_in_the_environment(
     [
         ("{", "is not JSON"),
         ("{}", "neither `mcpServers` nor `servers`"),
-        ('{"mcpServers": {"a": {"command": "x", "disabled": true}}}', "names no server that is not disabled"),
+        ('{"mcpServers": {"a": {"command": "x", "disabled": true}}}', "all its servers are disabled, or it has none"),
         ('{"mcpServers": {"a": {}}}', "server 'a' needs either `command` or `url`"),
         (
             '{"mcpServers": {"a": {"command": "x", "args": "sk-1"}}}',

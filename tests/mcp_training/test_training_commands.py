@@ -116,10 +116,10 @@ def test_failed_rollouts_are_named_once(
     ("words", "code", "message"),
     [
         ("train orders:server --scenarios nowhere.jsonl", 2, "offbook: scenarios: there is no file 'nowhere.jsonl'"),
-        ("train orders:server --dir a --url http://127.0.0.1:9", 2, "--dir, --url: either a directory"),
+        ("train orders:server --dir a --url http://127.0.0.1:9", 2, "--dir, --url: pass only one: a directory"),
         ("train orders:server --llm-api-base http://a", 2, "--llm-api-base needs --llm too"),
         ("eval orders:server --judge-api-base http://a", 2, "--judge-api-base needs --judge too"),
-        ("train orders:server --trace wandb,nope", 2, "sinks: there is no sink 'nope'; there are jsonl:FOLDER"),
+        ("train orders:server --trace wandb,nope", 2, "sinks: unknown sink 'nope'; available are jsonl:FOLDER"),
         ("train orders:nothing", 2, "target: orders has no 'nothing'"),
         ("eval orders:server --results nowhere/a.json", 2, "--results: nowhere/a.json cannot be written"),
         ("train orders:server --learning-rate 7 --scenarios s.jsonl", 2, "learning_rate"),

@@ -91,7 +91,7 @@ def test_a_long_scenario_arrives_by_file(server: ScriptedServer) -> None:
 
 def test_an_unknown_placeholder_names_those_that_exist(server: ScriptedServer) -> None:
     with pytest.raises(
-        ConfigError, match=r"\{promt\} in '\{promt\}' is no field of the scenario: there are \{prompt\}"
+        ConfigError, match=r"\{promt\} in '\{promt\}' is not a field of the scenario; its fields are \{prompt\}"
     ):
         rolled(server, "", {"prompt": "x"}, "{promt}")
 
@@ -120,17 +120,17 @@ def test_the_reward_comes_from_file_line_or_exit_code(
         (
             "file",
             "raise SystemExit('no luck')",
-            "wrote no reward to $OFFBOOK_REWARD_FILE and ended by exit code 1: no luck",
+            "wrote no reward to $OFFBOOK_REWARD_FILE and ended with exit code 1: no luck",
         ),
         ("file", "reward('nan')", "a finite number is needed"),
         ("file", "reward('good')", "has 'good'; a number"),
         ("file", "reward('{')", "has '{'; a number"),
         ("file", "reward('{\"score\": 1}')", "without `reward`"),
         ("file", "os.mkfifo(os.environ['OFFBOOK_REWARD_FILE'])", "wrote no reward"),
-        ("line", "print('reward 1')", "wrote no line `reward: x` to stdout and ended by exit code 0"),
+        ("line", "print('reward 1')", "wrote no line `reward: x` to stdout and ended with exit code 0"),
         ("line", "print('reward: inf')", "a finite number is needed"),
-        ("exit", "os.abort()", "signal 6 (SIGABRT), which is no reward"),
-        ("exit", "sys.exit(127)", "exit code 127, which is no reward"),
+        ("exit", "os.abort()", "signal 6 (SIGABRT), which is not a reward"),
+        ("exit", "sys.exit(127)", "exit code 127, which is not a reward"),
     ],
 )
 def test_no_reward_is_a_failed_rollout_and_never_0(server: ScriptedServer, source: str, code: str, said: str) -> None:

@@ -92,14 +92,14 @@ def test_a_wrap_that_is_ended_ends_its_program(server: ScriptedServer, tmp_path:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["train", "--scenarios", "s.jsonl"], "what to run is missing: MODULE:NAME, or a program by --command"),
+        (["train", "--scenarios", "s.jsonl"], "nothing to run: name MODULE:NAME, or a program with --command"),
         (["train", "app:x", "--command", "y", "--scenarios", "s.jsonl"], "two things to run"),
-        (["train", "app:x", "--stdin", "y", "--scenarios", "s.jsonl"], "--stdin: only for --command"),
-        (["eval", "app:x", "--in", "docker", "--scenarios", "s.jsonl"], "--in: only for --command"),
+        (["train", "app:x", "--stdin", "y", "--scenarios", "s.jsonl"], "--stdin: only valid with --command"),
+        (["eval", "app:x", "--in", "docker", "--scenarios", "s.jsonl"], "--in: only valid with --command"),
         (["train", "--command", "say 'it", "--scenarios", "s.jsonl"], "cannot be split"),
         (["train", "--command", "true", "--scenarios", "s.jsonl"], "model: name the model"),
         (["wrap", "--timeout", "0", "--", "true"], "--timeout: seconds above 0"),
-        (["wrap", "--", "true"], "no server runs here"),
+        (["wrap", "--", "true"], "no server is running here"),
     ],
 )
 def test_what_is_missing_is_named(

@@ -119,12 +119,12 @@ def test_a_fault_in_a_saved_dataset_names_row_and_column(tmp_path: Path) -> None
     ]
     bytes_and_spans = [{"prompt": "a", "raw": b"abc"}], [{"prompt": "a", "span": timedelta(1)}]
     for number, (rows, kind) in enumerate(zip(bytes_and_spans, ("bytes", "timedelta"), strict=True)):
-        assert f"{kind} is no JSON value" in faults(saved(tmp_path / str(number), rows))[0]
+        assert f"{kind} is not a JSON value" in faults(saved(tmp_path / str(number), rows))[0]
     features = datasets.Features({"prompt": datasets.Value("string"), "photo": datasets.Image()})
     rows = {"prompt": ["a", "b"], "photo": [None, {"bytes": b"not decoded", "path": None}]}
     datasets.Dataset.from_dict(rows, features=features).save_to_disk(tmp_path / "photos")
     assert faults(tmp_path / "photos") == [
-        " row 1: column 'photo'['bytes']: bytes is no JSON value; store text or numbers, or a path to the file"
+        " row 1: column 'photo'['bytes']: bytes is not a JSON value; store text or numbers, or a path to the file"
     ]
 
 

@@ -56,7 +56,7 @@ def test_a_jsonl_file_with_faults_names_each_with_its_line(tmp_path: Path) -> No
         "4: an object is needed, got list",
         "5: the same scenario (id 'a') as in line 1",
         "6: `prompt` must be text, got 3",
-        "7: the key 'x' comes twice in an object",
+        "7: the key 'x' appears twice in an object",
         "8: JSON has no NaN; use null, or leave it out",
         "9: the number 1e999 is too large for a float",
         "10: `id` must be text or a number, got [1]",
@@ -94,7 +94,7 @@ def test_a_csv_row_is_named_by_the_line_where_it_begins(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "fault"),
     [
-        ("prompt,answer,prompt\na,b,c\n", "1: the column 'prompt' comes twice"),
+        ("prompt,answer,prompt\na,b,c\n", "1: the column 'prompt' appears twice"),
         ("\n,prompt\n0,a\n", "2: column 1 has no name"),
         ("prompt;answer\na;b\n", "1: one column, 'prompt;answer': separate columns by commas, not by ';'"),
         ('prompt\na\n"open\nb\nc\n', "3: not CSV: unexpected end of data (a quote that is not closed?)"),
@@ -117,11 +117,11 @@ def test_what_is_no_scenario_file_is_named(tmp_path: Path) -> None:
     for name, message in [
         ("a.txt", r"\.jsonl, \.csv"),
         ("none.csv", "cannot be read: No such file"),
-        ("none:train", "no folder"),
+        ("none:train", "nor the folder of"),
     ]:
         with pytest.raises(ConfigError, match=message):
             load_scenarios(tmp_path / name)
-    with pytest.raises(ConfigError, match="holds none"):
+    with pytest.raises(ConfigError, match="holds no scenario"):
         load_scenarios(written(tmp_path, "empty.jsonl", "\n"))
     with pytest.raises(ConfigError, match=r"without dataset_info\.json .*save_to_disk"):
         load_scenarios(tmp_path)

@@ -159,7 +159,7 @@ def test_a_hugging_face_data_set_is_read_without_arrows_padding() -> None:
             {"messages": [ASK, calls(call(), call(call_id="c2")), result(), SAY]},
             "messages.3: the assistant speaks before call 'c2' of the assistant has a result",
         ),
-        ({"messages": [ASK, calls(call(), call())]}, "messages.1.tool_calls: the id 'c1' comes twice"),
+        ({"messages": [ASK, calls(call(), call())]}, "messages.1.tool_calls: the id 'c1' appears twice"),
         (
             {"messages": [ASK, calls(call(arguments='{"a": '))]},
             "messages.1.tool_calls.0.function.arguments: not JSON: ",

@@ -232,14 +232,14 @@ def test_wrong_keys_are_an_error_at_start_and_a_server_that_is_away_is_not(
     sink.check()
     monkeypatch.setenv("LANGFUSE_SECRET_KEY", "sk-other")
     [sink] = resolve_sinks(["langfuse"])
-    with pytest.raises(ConfigError, match=r"refused the keys \(401\): look at LANGFUSE_PUBLIC_KEY"):
+    with pytest.raises(ConfigError, match=r"refused the keys \(401\): check LANGFUSE_PUBLIC_KEY"):
         sink.check()
     monkeypatch.setenv("LANGFUSE_BASE_URL", "http://127.0.0.1:9")
     [sink] = resolve_sinks(["langfuse"])
     with pytest.raises(ConnectionError, match=r"127\.0\.0\.1:9"):
         sink.check()
     monkeypatch.setenv("LANGFUSE_BASE_URL", "langfuse.example")
-    with pytest.raises(ConfigError, match=r"LANGFUSE_BASE_URL: 'langfuse\.example' is no URL"):
+    with pytest.raises(ConfigError, match=r"LANGFUSE_BASE_URL: 'langfuse\.example' is not a URL"):
         resolve_sinks(["langfuse"])
 
 
@@ -318,7 +318,7 @@ def test_parallel_tool_calls_and_nested_nodes_keep_their_order() -> None:
 
 def test_unknown_names_and_objects_that_are_no_sinks_are_refused() -> None:
     with pytest.raises(
-        ConfigError, match=r"there is no sink 'langfus'; there are .*langfuse, mlflow, otlp, tensorboard, wandb"
+        ConfigError, match=r"unknown sink 'langfus'; available are .*langfuse, mlflow, otlp, tensorboard, wandb"
     ):
         resolve_sinks(["langfus"])
     with pytest.raises(ConfigError, match="no trace sink: it has no run_started"):

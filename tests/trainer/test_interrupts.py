@@ -33,7 +33,7 @@ async def rollout(model, scenario):
 trainer = offbook.Trainer(model, rollout, ["train"], eval=["eval"], group_size=2)
 {call}
 """
-WAITING = "interrupted after step 0 of 3: run the same again to go on from there. Waiting for: evaluating step 0 on 1 scenario"
+WAITING = "interrupted after step 0 of 3: run the same again to continue from there. Waiting for: evaluating step 0 on 1 scenario"
 CALLS = {
     "trainer.train(3)": WAITING,
     "trainer.evaluate()": None,

@@ -87,7 +87,7 @@ def test_groups_and_candidates_are_refused_the_same_way() -> None:
 
 
 def test_scenarios_that_come_twice_are_shown_by_number_and_words() -> None:
-    with pytest.raises(ConfigError, match=r"these come twice: 1: Where is box 1\?"):
+    with pytest.raises(ConfigError, match=r"these appear twice: 1: Where is box 1\?"):
         checked_scenarios(["Where is box 1?", "Where is box 1?"], "scenarios")
-    with pytest.raises(ConfigError, match="these come twice: box"):
+    with pytest.raises(ConfigError, match="these appear twice: box"):
         checked_scenarios([{"id": "box"}, {"id": "box", "question": "Where?"}], "scenarios")

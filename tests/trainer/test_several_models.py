@@ -263,7 +263,7 @@ async def test_a_choice_of_another_endpoint_is_refused_because_no_one_knows_whos
         ([], r"a TrainableModel, or a sequence of them, is needed, got \[\]"),
         ("agent", "got 'agent'"),
         ([TrainableModel(name="a", base_model="tiny"), "b"], "'b'"),
-        ([TrainableModel(name="a", base_model="tiny"), TrainableModel(name="a", base_model="tiny")], "a comes twice"),
+        ([TrainableModel(name="a", base_model="tiny"), TrainableModel(name="a", base_model="tiny")], "a appears twice"),
     ],
 )
 def test_models_of_another_kind_or_of_one_name_are_refused(given: Any, message: str) -> None:

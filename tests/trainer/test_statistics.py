@@ -110,7 +110,7 @@ def test_a_report_comes_back_from_its_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "is no report of .*Expecting"),
+        ("{", "is not a report of .*Expecting"),
         ("[]", "it has no `scores`"),
         ('{"reward": 1}', "it has no `scores`"),
         (json.dumps(asdict(evaluation(a=1.0)) | {"scenarios": "many"}), r"report.json.scenarios: .*\(got 'many'\)"),

@@ -79,7 +79,7 @@ def test_steps_are_a_total_and_a_second_run_goes_on(model: TrainableModel) -> No
     third = Trainer(model, varied, SCENARIOS, progress=progress, **SMALL).train(2)
     assert (third.stopped, third.iterations) == (Stopped.NOTHING_LEFT, ())
     assert "at step 2: nothing is left to train. The LoRA is in" in out.getvalue()
-    assert "raise it to go on, or take another name= to begin anew" in out.getvalue()
+    assert "raise it to continue, or use another name= to start again" in out.getvalue()
     assert out.getvalue().startswith("watch the run: ")
 
 
@@ -318,7 +318,7 @@ async def test_a_cancelled_run_says_how_to_go_on(model: TrainableModel) -> None:
     with pytest.raises(asyncio.CancelledError):
         await run
     assert (
-        "interrupted after step 0 of 3: run the same again to go on from there. Waiting for: 8 rollouts"
+        "interrupted after step 0 of 3: run the same again to continue from there. Waiting for: 8 rollouts"
         in out.getvalue()
     )
 
@@ -408,5 +408,5 @@ async def test_evaluations_in_between_come_after_every_so_many_steps(model: Trai
 
 def test_scenarios_of_one_id_are_refused() -> None:
     model = TrainableModel(name="agent", base_model="tiny")
-    with pytest.raises(ConfigError, match="these come twice: 1"):
+    with pytest.raises(ConfigError, match="these appear twice: 1"):
         Trainer(model, rollout, [{"id": 1}, {"id": "1"}])

@@ -43,7 +43,7 @@ def model_from(target: Target, name: str | None, base: str | None, dir: Path | N
     Raises ConfigError, ServerError.
     """
     if dir is not None and url is not None:
-        raise ConfigError("--dir, --url: either a directory of this machine, or a server that runs elsewhere")
+        raise ConfigError("--dir, --url: pass only one: a directory of this machine, or the URL of a running server")
     backend = RemoteBackend(url) if url else LocalBackend(dir) if dir else None
     base = base or (asyncio.run(_served_base(backend)) if isinstance(backend, RemoteBackend) else DEFAULT_BASE)
     return TrainableModel(name or name_of(target), project="mcp", base_model=base, backend=backend)

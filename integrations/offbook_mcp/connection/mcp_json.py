@@ -71,7 +71,7 @@ def read_mcp_json(path: Path) -> tuple[AnyServer, ...]:
         raise ConfigError(f"{path}: it has neither `mcpServers` nor `servers`")
     servers = tuple(_server(name, entry, path) for name, entry in entries.items() if not entry.disabled)
     if not servers:
-        raise ConfigError(f"{path}: it names no server that is not disabled")
+        raise ConfigError(f"{path}: all its servers are disabled, or it has none")
     return servers
 
 

@@ -119,7 +119,7 @@ class Target:
         """Build a target from any TargetLike. `headers` and `auth` apply to URLs, `env` to commands. Raises ConfigError."""
         if isinstance(target, Target):
             if headers or auth or env or options:
-                raise ConfigError("target: it is a Target already; give the options to Target.parse")
+                raise ConfigError("target: it is already a Target; pass the options to Target.parse")
             return target
         servers = _servers(target)
         if headers or auth:

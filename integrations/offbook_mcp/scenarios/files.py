@@ -95,13 +95,17 @@ def load_scenarios(path: str | Path) -> ScenarioSet:
     numbered = [(number, line) for number, line in enumerate(content.split(b"\n"), 1) if line.strip()]
     scenarios = tuple(_scenario(line, f"{path.name}, line {number}") for number, line in numbered)
     if not scenarios:
-        raise ConfigError(f"scenarios: {str(path)!r} has none; make some with `offbook mcp scenarios TARGET -o {path}`")
+        raise ConfigError(
+            f"scenarios: {str(path)!r} holds no scenario; make some with `offbook mcp scenarios TARGET -o {path}`"
+        )
     for name, count in Counter(scenario.id for scenario in scenarios).items():
         if count > 1:
             raise ConfigError(f"{path.name}: {count} lines have the id {name!r}; each scenario needs its own")
     servers = sorted({scenario.server for scenario in scenarios if scenario.server})
     if len(servers) > 1:
-        raise ConfigError(f"{path.name}, field server: lines are of different servers, {servers[0]} and {servers[1]}")
+        raise ConfigError(
+            f"{path.name}, field server: lines belong to different servers, {servers[0]} and {servers[1]}"
+        )
     return ScenarioSet(scenarios, servers[0] if servers else "")
 
 

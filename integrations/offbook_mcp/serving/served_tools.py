@@ -21,7 +21,7 @@ def served_tools(toolset: Toolset, base_model: str, allow_writes: bool, say: Cal
         say(line)
     tools = tuple(tool for tool in toolset.tools if tool.name not in unused)
     if not tools:
-        raise ConfigError("no tools: none may be called; --allow TOOL or --allow-writes permits it")
+        raise ConfigError("no tools: none may be called; permit them with --allow TOOL or --allow-writes")
     most = defaults_for(base_model).most_tools
     if most is not None and len(tools) > most:
         raise ConfigError(

@@ -85,7 +85,7 @@ def named(tools: Mapping[str, ServerTool], wanted: Iterable[str], option: str) -
     spellings = {name: {name, tool.name, f"{tool.server}.{tool.name}"} for name, tool in tools.items()}
     wanted = set(wanted)
     if unknown := wanted.difference(*spellings.values()):
-        raise ConfigError(f"{option}: there is no tool {min(unknown)!r}; there are {', '.join(tools)}")
+        raise ConfigError(f"{option}: there is no tool {min(unknown)!r}; the tools are {', '.join(tools)}")
     return frozenset(name for name, known in spellings.items() if known & wanted)
 
 

@@ -192,7 +192,9 @@ class _Bindings:
         for key in self._bind:
             if key not in self._used:
                 names = sorted({one_line(name) for tool in tools for name in tool.properties})
-                raise ConfigError(f"bind: no tool has an argument {key!r}; there are {', '.join(names) or 'none'}")
+                raise ConfigError(
+                    f"bind: no tool has an argument {key!r}; the arguments are {', '.join(names) or 'none'}"
+                )
 
 
 def _typed(value: object, schema: object) -> object:

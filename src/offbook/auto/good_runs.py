@@ -90,7 +90,8 @@ def good_runs(rows: Sequence[ComparedRollout], success_at: float | None) -> Good
     chosen = tuple(row for row in scored if good(row))
     if not chosen:
         raise ConfigError(
-            f"no run of the teacher is good: none of {len(scored)} scored ones has {rule}. Name another teacher, or lower "
+            f"the teacher has no good run: none of its {len(scored)} scored runs has {rule}. Choose another teacher, "
+            "or lower "
             "success_at (--success-at)"
         )
     return GoodRuns(chosen, len(scored), rule)

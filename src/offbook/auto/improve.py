@@ -241,7 +241,7 @@ class Improver:
                 step = progress.rounds[-1] if progress.rounds else first
                 report = await self.app.trained(step + options.round_steps)
                 if report.stopped is Stopped.BUDGET:
-                    raise BudgetExceeded("max_cost for other LLMs is spent: raise it to go on")
+                    raise BudgetExceeded("max_cost for other LLMs is spent: raise it to continue")
                 progress.rounds.append(report.step)
                 if report.stopped in (Stopped.SOLVED, Stopped.NO_SIGNAL, Stopped.NO_CALLS):
                     progress.ended = f"the training had no signal left ({report.stopped})"
@@ -322,10 +322,12 @@ class Improver:
         try:
             kept: dict[str, Json] = read_json(file)
             if kept.pop("model") != self.name:
-                raise ConfigError(f"{file} is of another model: name another output folder")
+                raise ConfigError(f"{file} belongs to another model: choose another output folder")
             return Progress(**kept)
         except (OSError, ValueError, TypeError, KeyError) as error:
-            raise ConfigError(f"{file} cannot be read ({error!r}): delete it, or name another output folder") from error
+            raise ConfigError(
+                f"{file} cannot be read ({error!r}): delete it, or choose another output folder"
+            ) from error
 
     def _keep(self, progress: Progress) -> None:
         kept = {name: getattr(progress, name) for name in ("sft", "fork", "rounds", "ended", "seconds", "good")}

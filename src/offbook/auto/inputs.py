@@ -232,9 +232,11 @@ def _too_few(llm: Llm, inputs: InputSet, questions: int, failure: LlmError | Non
     short = ", ".join(f"{inputs.missing(split)} {split}" for split in SPLITS if inputs.missing(split))
     return LlmError(
         f"{file.name} could not be written: {llm.options.model} gave {len(inputs.accepted)} of "
-        f"{sum(inputs.wanted.values())} inputs in {questions} questions ({short} are missing; dropped: {reasons or 'none'}). "
-        f"What to do: ask for fewer (train_inputs=, held_out=), add values to `dimensions` in task.yaml, or name another LLM. "
-        f"Those that it gave are in {partial}: rename it to {file.name} to go on with them",
+        f"{sum(inputs.wanted.values())} inputs in {questions} questions ({short} are missing; dropped: "
+        f"{reasons or 'none'}). "
+        f"What to do: ask for fewer (train_inputs=, held_out=), add values to `dimensions` in task.yaml, or name "
+        "another LLM. "
+        f"Those that it returned are in {partial}: rename it to {file.name} to continue with them",
         kind="invalid",
     )
 
@@ -262,5 +264,5 @@ def read_inputs(file: Path) -> list[TaskInput]:
             )
         )
     if not any(one.split == "train" for one in inputs):
-        raise ConfigError(f"{file}: no scenario is for training (split: train)")
+        raise ConfigError(f"{file}: no scenario has `split: train`, so there is nothing to train on")
     return inputs

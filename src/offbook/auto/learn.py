@@ -274,9 +274,9 @@ class Learning:
                 kept["model"], [_round(one) for one in kept["rounds"]], kept["open"] and _round(kept["open"])
             )
         except (OSError, ValueError, TypeError, KeyError) as error:
-            raise ConfigError(f"{file} cannot be read ({error!r}): move it away, or name another --output") from error
+            raise ConfigError(f"{file} cannot be read ({error!r}): move it away, or choose another --output") from error
         if state.model != self.model.name:
-            raise ConfigError(f"{file} is of the model {state.model!r}: name another --output")
+            raise ConfigError(f"{file} belongs to the model {state.model!r}: choose another --output")
         return state
 
     def _keep(self, state: LearningState) -> None:

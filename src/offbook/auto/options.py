@@ -36,7 +36,7 @@ class AutoOptions(RunOptions):
     concurrency: int = option(32, "answers that are sampled at the same time", least=1)
     max_completion_tokens: int = option(512, "limit of each answer, in tokens", least=1)
     config: TrainConfig | Schedule = option(TrainConfig(), "options of the learner, or a schedule of them")
-    max_cost: float | None = option(None, "limit for other LLMs in all runs with this --output, in USD")
+    max_cost: float | None = option(None, "limit for other LLMs in all runs with this output folder, in USD")
     seed: int = option(0, "random seed for the variety and order of the inputs")
     output: Path | None = option(None, "folder for all files", shown_default="auto-NAME, from the description")
 

@@ -130,7 +130,7 @@ def _check_size(text: str) -> None:
         elif isinstance(event, _yaml.ScalarEvent):
             size = 1
         elif isinstance(event, _yaml.AliasEvent) and anchor not in sizes:
-            raise ValueError(f"the alias *{anchor} stands for nothing before it")
+            raise ValueError(f"the alias *{anchor} has no anchor before it")
         else:
             size, anchor = sizes.get(anchor or "", 0), None
         if anchor is not None and size:

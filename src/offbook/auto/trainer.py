@@ -53,8 +53,8 @@ class AutoArguments(AutoOptions):
 class AutoTrainer:
     """Trains a model from a description of its task: `AutoTrainer("turn notes into a ticket", llm="openai/gpt-4.1").run()`.
 
-    Each stage leaves a file in the folder `output`, which you may edit or write yourself; a file that is there is taken as
-    it is. For the options see `AutoOptions`; raises ConfigError, MissingExtraError."""
+    Each stage writes a file to the folder `output`. You may edit the files or write them yourself: an existing file is
+    used as it is. For the options see `AutoOptions`. Raises ConfigError, MissingExtraError."""
 
     @takes(AutoArguments, "AutoTrainer")
     def __init__(self, options: AutoArguments) -> None:
@@ -74,10 +74,10 @@ class AutoTrainer:
         return run_sync(self.arun, until)
 
     async def arun(self, until: Stage = "compare") -> AutoReport:
-        """Run all stages up to `until` whose results are not there yet, and write report.md and report.html.
+        """Run the stages up to `until` that have no result yet, and write report.md and report.html.
 
-        A spent `max_cost` ends the run well. Raises ConfigError for a file that cannot be used, LlmError for an LLM that
-        does not answer as it must, and the errors of `Trainer` and `compare`."""
+        If `max_cost` is spent, the run ends without an error. Raises ConfigError for a file that cannot be used,
+        LlmError for an LLM whose answers are invalid, and the errors of `Trainer` and `compare`."""
         if until not in STAGES:
             raise ConfigError(f"until: one of {', '.join(STAGES)} is needed, got {until!r}")
         self._check_description()
@@ -89,7 +89,7 @@ class AutoTrainer:
         return report
 
     def plan(self) -> list[StagePlan]:
-        """What each stage will ask of other LLMs, without asking anything: about how many tokens, and their price."""
+        """Estimate the requests of each stage to other LLMs: tokens and price. Sends nothing."""
         self._check_description()
         options, llm, judge = self.options, self.llm, self.judge_llm
         has = {
@@ -134,13 +134,13 @@ class AutoTrainer:
         file, own = self.folder / "task.yaml", self.options.description.strip()
         if not file.exists():
             if not own:
-                raise ConfigError(f"description: {file} is not there, so say what the model is to do")
+                raise ConfigError(f"description: {file} does not exist, so say what the model is to do")
             return
         known = read_task(file).description
         if own and own != known.strip():
             raise ConfigError(
-                f"{file} describes another task, {known:.{DESCRIBED}}: leave the description out to go on with it, or name "
-                "another output folder"
+                f"{file} describes another task, {known:.{DESCRIBED}}: leave the description out to continue with it, "
+                "or choose another output folder"
             )
 
     def _given_or_known(self) -> Task:
@@ -204,7 +204,7 @@ class AutoTrainer:
         )
         progress.training = await trainer.atrain(options.steps)
         if progress.training.stopped is Stopped.BUDGET:
-            raise BudgetExceeded("max_cost for other LLMs is spent: raise it to go on")
+            raise BudgetExceeded("max_cost for other LLMs is spent: raise it to continue")
 
     async def _compare(self, progress: AutoProgress) -> None:
         held_out = as_scenarios(progress.inputs, "held-out", progress.prompt)
@@ -270,7 +270,7 @@ def _llm(where: str, value: str | Llm) -> Llm:
     """The LLM that a name means, with options as in `openai/NAME?api_base=URL`. Raises ConfigError."""
     llm = as_candidate(value).llm
     if llm is None:
-        raise ConfigError(f"{where}: {value!r} is no other LLM; name one, such as openai/gpt-4.1")
+        raise ConfigError(f"{where}: {value!r} is not an LLM elsewhere; name one, such as openai/gpt-4.1")
     return llm
 
 

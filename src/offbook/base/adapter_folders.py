@@ -38,5 +38,7 @@ def base_of(name: str) -> str:
     adapter = adapter_folder(name)
     base = name if adapter is None else named_base(adapter)
     if base is None:
-        raise ConfigError(f"{adapter} names no base model: offbook import {adapter} --model NAME --base BASE")
+        raise ConfigError(
+            f"{adapter} does not name its base model: run offbook import {adapter} --model NAME --base BASE"
+        )
     return base

@@ -102,8 +102,9 @@ SELF = "self"
 
 
 class TeacherKL(Options):
-    """Distillation on policy: a teacher scores each token that the policy sampled. Its advantage is weight x (teacher's logprob
-    - policy's), the negative reverse KL of one sample. Sources (arXiv): GKD 2306.13649, MiniLLM 2306.08543."""
+    """On-policy distillation: a teacher scores each token that the policy sampled. It adds the advantage weight x
+    (teacher's logprob - policy's logprob), the negative reverse KL of one sample. Sources (arXiv): GKD 2306.13649,
+    MiniLLM 2306.08543."""
 
     teacher: str = Field(
         min_length=1,
@@ -124,7 +125,7 @@ class TeacherKL(Options):
     def _different_from_the_policy(self) -> Self:
         if self.teacher == SELF and self.hint is None:
             raise ValueError(
-                "teacher='self' needs a hint, without which teacher and policy are the same: say in hint= what would "
+                "teacher='self' needs a hint: without one, teacher and policy are the same. Say in hint= what would "
                 "help"
             )
         try:
@@ -254,7 +255,7 @@ class TrainConfig(Options):
     @model_validator(mode="after")
     def _without_teacher(self) -> Self:
         if self.supervised and self.distill is not None:
-            raise ValueError("distill adds to advantages, which loss='cross_entropy' has not: choose one of both")
+            raise ValueError("distill changes advantages, and loss='cross_entropy' has none: use one of the two")
         return self
 
     @model_validator(mode="after")
@@ -272,7 +273,7 @@ class TrainConfig(Options):
 
     @property
     def supervised(self) -> bool:
-        """Whether the step imitates its trajectories: no rewards, no advantages, the policy's own distribution."""
+        """Whether the step imitates its trajectories. It then reads no rewards and computes no advantages."""
         return self.loss == "cross_entropy"
 
     @property
@@ -284,7 +285,7 @@ class TrainConfig(Options):
 
 
 class SFTConfig(Options):
-    """Options of a supervised training (`train_sft`): its batches are requests with loss="cross_entropy"."""
+    """Options of supervised training (`train_sft`). Each batch is one train request with loss="cross_entropy"."""
 
     epochs: int = Field(default=1, ge=1, le=1000, description="passes over the examples")
     batch_size: int = Field(default=8, ge=1, le=GROUPS_AT_ONCE, description="examples per update")
@@ -469,7 +470,7 @@ class EngineOptions(Options):
     )
     tensor_parallel: int = Field(default=1, ge=1, le=64, description="GPUs per replica of vLLM")
     replicas: int | None = Field(
-        default=None, ge=1, le=64, description="number of sampler processes; None: one per GPU of --inference-gpus"
+        default=None, ge=1, le=64, description="number of sampler processes; None: one per inference GPU"
     )
     train_gpus: Gpus = Field(
         default=(), description="GPUs of the learners, one per learner, such as 4,5; None: the sampler's"
@@ -478,7 +479,7 @@ class EngineOptions(Options):
         default=None,
         ge=1,
         le=64,
-        description="number of learners that compute each step together; None: one per GPU of --train-gpus",
+        description="number of learners that compute each step together; None: one per training GPU",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto",
@@ -544,19 +545,21 @@ class EngineOptions(Options):
     @model_validator(mode="after")
     def _one_engine(self) -> Self:
         if self.vllm_url or self.engine == "vllm":
-            self._refuse(OF_EMBEDDED, "that is an option of the embedded engine, and the engine is vllm")
+            self._refuse(OF_EMBEDDED, "only the embedded engine has this option, but the engine is vllm")
         if self.vllm_url and self.engine == "embedded":
-            raise ValueError("vllm_url: that is vLLM, and the engine is embedded")
+            raise ValueError("vllm_url: it needs vLLM, but the engine is embedded")
         if self.vllm_url:
-            self._refuse(OF_OUR_VLLM, "that is for the command line of the vLLM that runs already")
-            self._refuse(("memory_layout", "card"), "a vLLM that runs already keeps the memory that it has")
+            self._refuse(OF_OUR_VLLM, "set it on the command line of the vLLM server that is already running")
+            self._refuse(("memory_layout", "card"), "a vLLM server that is already running keeps its memory")
         if self.engine == "embedded":
-            self._refuse(OF_VLLM, "that is an option of vLLM, and the engine is embedded")
+            self._refuse(OF_VLLM, "only vLLM has this option, but the engine is embedded")
         if self.ray is not None:
-            self._refuse(("vllm_url",), "vLLMs that run already are not placed by Ray: leave out one of both")
+            self._refuse(
+                ("vllm_url",), "Ray does not place vLLM servers that are already running: leave out one of the two"
+            )
             self._refuse(OF_ONE_MACHINE, "Ray chooses the GPUs of the replicas, and the learner shares none with them")
             if self.engine == "embedded":
-                raise ValueError("ray: replicas on a Ray cluster are vLLMs, and the engine is embedded")
+                raise ValueError("ray: a Ray cluster runs replicas of vLLM, but the engine is embedded")
         self._check_gpus()
         return self
 
@@ -567,7 +570,7 @@ class EngineOptions(Options):
 
     @property
     def samplers(self) -> int:
-        """The number of processes that sample."""
+        """The number of sampler processes."""
         return self.replicas or len(self.inference_gpus) // self.tensor_parallel or 1
 
     def _check_gpus(self) -> None:
@@ -595,7 +598,7 @@ class EngineOptions(Options):
         if self.tensor_parallel > 1 and not sampling and self.ray is None:
             raise ValueError(f"tensor_parallel: name the GPUs with inference_gpus (got {self.tensor_parallel})")
         if training and self.team != len(training):
-            raise ValueError(f"learners: one for each of train_gpus, which names {len(training)} (got {self.learners})")
+            raise ValueError(f"learners: must be the number of train_gpus, {len(training)} (got {self.learners})")
         elsewhere = self.vllm_url or self.ray is not None
         if len(training) > 1 and not elsewhere and (not sampling or sampling & training):
             raise ValueError(

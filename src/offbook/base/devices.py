@@ -125,7 +125,7 @@ def visible(installed: tuple[Gpu, ...], shown: str | None) -> tuple[Gpu, ...]:
             if entry not in ("", "-1"):
                 mig = "; a part of a GPU (MIG) is not supported" if entry.startswith("MIG") else ""
                 logger.warning(
-                    "%s=%s: %r names no GPU of this machine, several, or one twice; it and later entries are ignored%s",
+                    "%s=%s: %r does not name exactly one more GPU of this machine; it and later entries are ignored%s",
                     VISIBLE,
                     shown,
                     entry,

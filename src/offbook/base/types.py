@@ -261,7 +261,8 @@ class RolloutPlace(Frozen):
 
 
 class History(BaseModel):
-    """One conversation: messages, and the choices that the model sampled. Choices are trained, messages are context."""
+    """One conversation: messages, and the choices that the model sampled. Only the choices are trained; the messages
+    are context."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
@@ -342,11 +343,12 @@ class Trajectory(History):
         return weights
 
     def log(self, message: object) -> None:
-        """Add a line to the trajectory's log; other values than text as `str` shows them."""
+        """Add a line to the trajectory's log. Values that are not text are converted with `str`."""
         self.logs.append(plain_text(message))
 
     def for_logging(self) -> dict[str, Json]:
-        """Reward, metrics, metadata, logs and messages as JSON. Each message has a flag `trainable`: it was sampled."""
+        """Reward, metrics, metadata, logs and messages as JSON. The flag `trainable` marks the messages that the model
+        sampled."""
         messages = [{**as_message(item), "trainable": is_choice(item)} for item in self.entries()]
         return self.model_dump(include={"reward", "metrics", "metadata", "logs"}) | {"messages": messages}
 
@@ -374,8 +376,9 @@ PendingRollout: TypeAlias = Awaitable[Trajectory] | Callable[[], Awaitable[Traje
 class TrajectoryGroup(BaseModel):
     """Rollouts of the same scenario. Advantages compare the rewards inside a group.
 
-    Items are trajectories, exceptions, and awaitables or callables that return one. The last two stay `pending` until
-    `gather_trajectory_groups` runs them. Exceptions go to `exceptions`. `place`: what all its rollouts share."""
+    Items are trajectories, exceptions, and awaitables or callables that return a trajectory. Awaitables and callables
+    stay `pending` until `gather_trajectory_groups` runs them. Exceptions are moved to `exceptions`. `place`: where its
+    rollouts belong: run, step, split and scenario."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
@@ -476,7 +479,8 @@ def as_rollout_exception(error: BaseException) -> RolloutException:
 
 
 class Scenario(BaseModel):
-    """One task, and what is needed to judge it. Extra fields are kept. `scenario["key"]` is `scenario.key`."""
+    """One task, and the fields that are needed to judge its result. Extra fields are kept. `scenario["key"]` is
+    `scenario.key`."""
 
     model_config = ConfigDict(extra="allow")
 

@@ -68,4 +68,6 @@ def json_value(value: object, where: str, text: Callable[[str, str], str] = lamb
     if isinstance(value, Mapping):
         named = cast(Mapping[object, object], value)
         return {text(str(name), where): json_value(item, f"{where}[{name!r}]", text) for name, item in named.items()}
-    raise ConfigError(f"{where}: {type(value).__name__} is no JSON value; store text or numbers, or a path to the file")
+    raise ConfigError(
+        f"{where}: {type(value).__name__} is not a JSON value; store text or numbers, or a path to the file"
+    )

@@ -41,7 +41,8 @@ class RecordedCompletion(ChatCompletion):
     def trajectory(self) -> Trajectory:
         """The request's messages and the first choice as a trajectory; the same object on every access.
 
-        If the request named its trajectory (in `extra_body`, a header or the URL), this is the trajectory of that id, and every
+        If the request named its trajectory (in `extra_body`, a header or the URL), this is the trajectory of that id,
+        and every
         call recorded under the id belongs to it: submit that of the last turn.
         """
         if self._trajectory is None:
@@ -60,10 +61,8 @@ class RecordedCompletion(ChatCompletion):
 
 
 class AsyncClient(AsyncOpenAI):
-    """An AsyncOpenAI for an Offbook server.
-
-    The server records its calls, completions have `.trajectory`, and `submit_trajectories` sends one train request.
-    Without `api_key`, the environment variable OFFBOOK_API_KEY is used.
+    """An AsyncOpenAI client for an Offbook server. The server records its calls. Completions have `.trajectory`, and
+    `submit_trajectories` sends one train request. The default of `api_key` is the environment variable OFFBOOK_API_KEY.
     """
 
     def __init__(self, base_url: str | URL, api_key: str | None = None, **options: Any) -> None:
@@ -100,8 +99,8 @@ class AsyncClient(AsyncOpenAI):
     ) -> TrainResult:
         """Train one step on these groups; see `Backend.train` for options and errors.
 
-        `model=None` means "lora:latest": the server's only model besides its default one, else the default one. Raises
-        ConfigError when it could mean several.
+        `model=None` means "lora:latest": the only model that was registered besides the server's default model, or else
+        the default model. Raises ConfigError if several models fit.
         """
         return await train_groups(
             self.api,

@@ -104,7 +104,7 @@ class Backend(ABC):
 
 
 class RemoteBackend(Backend):
-    """The server at `url`. Without `api_key`, the environment variable OFFBOOK_API_KEY is sent, if set."""
+    """The server at `url`. The default of `api_key` is the environment variable OFFBOOK_API_KEY."""
 
     @names_checked("RemoteBackend")
     def __init__(self, url: str, api_key: str | None = None) -> None:
@@ -164,7 +164,8 @@ async def train_groups(
 ) -> TrainResult:
     """Finish every rollout on the server, then send one train request for the groups.
 
-    `logs=False`: the caller says the result's warnings, and why no step was applied. Raises as `Backend.train`. A TrainError because no group was scored also says why rollouts failed.
+    `logs=False`: the caller says the result's warnings, and why no step was applied. Raises as `Backend.train`. A
+    TrainError because no group was scored also says why rollouts failed.
     """
     request_id = request_id or new_id("train")
     wires = group_wires(groups, model, request_id)

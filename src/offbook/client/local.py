@@ -43,11 +43,12 @@ END_SECONDS = 20.0
 
 
 class LocalBackend(Backend):
-    """Starts a server as a child process on loopback, with a new key, at the first use.
+    """Starts a server on loopback, with a new key, as a child process at first use.
 
     `options` are EngineOptions' fields; `start_timeout` is in seconds. Backends on one directory in one process share one
-    server. It ends with this process, at `close()`, or at the end of a `with` block. `path` and `in_process` are taken from
-    code for OpenPipe ART, with a warning. Raises ConfigError for an unknown or invalid option; `connect` raises
+    server. The server ends with this process, at `close()`, or at the end of a `with` block. `path` and `in_process`
+    are accepted for code written for OpenPipe ART, with a warning. Raises ConfigError for an unknown or invalid option;
+    `connect` raises
     BackendError when the server cannot be started.
     """
 
@@ -80,18 +81,18 @@ class LocalBackend(Backend):
         return os.path.abspath(path)
 
     def watched_at(self, run: str) -> str:
-        """Return the command that shows the directory's runs: the server's own pages want its key, which nobody has seen."""
+        """Return the command that shows the directory's runs. The server's own pages need its key, which is generated
+        and not shown."""
         return shlex.join([shell_command(), "ui", "--dir", str(self.dir)])
 
     def take_engine_options(self, options: Mapping[str, object]) -> None:
-        """Use a model's engine options, except where the constructor was given others. Raises ConfigError."""
+        """Use a model's engine options. Options of the constructor take precedence. Raises ConfigError."""
         self._options = {**options, **self._options}
         self.engine = EngineOptions.parse(**self._options)
 
     def close(self) -> Awaitable[None]:
-        """End the server of this directory if this process started it. The next use starts another.
-
-        It has ended when this returns; code for OpenPipe ART may await the result."""
+        """Stop this directory's server if this process started it. The next use starts a new one. When this returns,
+        the server has stopped. Code written for OpenPipe ART may await the result."""
         with _lock_of(self.dir):
             server = _servers.pop(self.dir, None)
         if server is not None:

@@ -69,9 +69,9 @@ ConfigT = TypeVar("ConfigT", default=Any)
 class Model(Generic[ConfigT]):
     """A model that agents can call, such as another LLM to compare with.
 
-    `config` is the user's own object, and `Model[Config]` is the type for annotations. As the field of a pydantic model it
-    is serialised to JSON as its name. The `inference_*` arguments describe an OpenAI-compatible endpoint; None leaves the
-    choice to the OpenAI SDK.
+    `config` is the user's own object, and `Model[Config]` is the type for annotations. As a field of a pydantic model,
+    it is serialised to JSON by its name. The `inference_*` arguments describe an OpenAI-compatible endpoint. If one is
+    None, the OpenAI SDK's default applies.
     """
 
     def __init__(
@@ -172,7 +172,8 @@ class Model(Generic[ConfigT]):
         await api.log(self.name, request)
 
     async def overwrite_state(self, state: Mapping[str, object]) -> None:
-        """Replace the user's JSON object that the server stores with the model. Raises ConfigError for a value that is not JSON."""
+        """Replace the user's JSON object that the server stores with the model. Raises ConfigError for a value that is
+        not JSON."""
         await (await self.api()).set_state(self.name, as_json(state, "state"))
 
     async def merge_state(self, state: Mapping[str, object]) -> dict[str, Json]:
@@ -182,7 +183,7 @@ class Model(Generic[ConfigT]):
         return merged
 
     async def read_state(self) -> dict[str, Json]:
-        """The JSON object stored with the model; empty when none was stored."""
+        """The JSON object stored with the model. It is empty if none was stored."""
         return await (await self.api()).state(self.name)
 
     async def api(self) -> Api:
@@ -203,9 +204,10 @@ class Model(Generic[ConfigT]):
 class TrainableModel(Model[ConfigT]):
     """A base model and the newest LoRA trained under this name.
 
-    `base_model` is a Hugging Face name, a folder, "tiny", or the folder of a PEFT LoRA, which becomes step 1 of the model on
-    the base that it names. The constructor sends nothing. The first use registers the model on `backend`, or on the server at OFFBOOK_URL, or on
-    a LocalBackend. `lora=None` keeps the LoRA shape of an existing model, and takes the defaults for a new one.
+    `base_model` is a Hugging Face name, a folder, "tiny", or the folder of a PEFT LoRA. Such a LoRA becomes step 1 of
+    the model, on the base that it names. The constructor sends nothing. The first use registers the model on `backend`;
+    without one, on the server at OFFBOOK_URL; else on a LocalBackend. `lora=None` keeps the LoRA shape of an existing
+    model, and uses the defaults for a new one.
     """
 
     trainable = True
@@ -254,12 +256,13 @@ class TrainableModel(Model[ConfigT]):
 
     @property
     def backend(self) -> Backend:
-        """The backend that samples and trains it; chosen at the first use when the constructor got none."""
+        """The backend that samples from the model and trains it. If the constructor got none, it is chosen at first use."""
         return self._on_backend().backend
 
     @property
     def inference_base_url(self) -> str:
-        """Base URL for your own OpenAI client. Its calls are recorded, and belong to the trajectory that keeps their choices.
+        """Base URL for your own OpenAI client. The server records its calls. A call belongs to the trajectory that
+        holds its choice.
 
         Raises ConfigError before the model is registered; `openai_client()` works at any time.
         """
@@ -273,8 +276,8 @@ class TrainableModel(Model[ConfigT]):
     async def register(self, backend: Backend | None = None) -> None:
         """Register the model on the backend's server. Idempotent.
 
-        Raises ServerError when the name exists with another base model or LoRA shape, BackendError when the server cannot
-        be started.
+        Raises ServerError if the name exists with another base model or LoRA shape, and BackendError if the server
+        cannot be started.
         """
         if backend is not None and (self._registration is None or backend is not self._registration.backend):
             self._registration = self._registration_on(backend)
@@ -287,7 +290,8 @@ class TrainableModel(Model[ConfigT]):
     def openai_client(self) -> AsyncOpenAI:
         """An AsyncOpenAI without retries, usable from any event loop, whose calls the server records.
 
-        Inside a capture they belong to its trajectory. Outside one they belong to the trajectory that keeps their choices.
+        Inside a capture, the calls belong to the capture's trajectory. Outside a capture, a call belongs to the
+        trajectory that holds its choice.
         """
         server = self._server()
         return openai_client(self.api, server.url if server is not None else None)
@@ -354,12 +358,13 @@ class TrainableModel(Model[ConfigT]):
         timeout: float | None = None,
         **options: object,
     ) -> SFTResult:
-        """Imitate the assistant's turns of rollouts, or of conversations of others: each batch is one step.
+        """Imitate the assistant's turns in rollouts or in recorded conversations. Each batch is one step.
 
-        `what`: trajectories or groups, whatever their rewards; a `.jsonl` file, a list of conversations, or a data set of them,
-        as `read_conversations` takes them. `filter` is applied to the texts of all but recorded calls. Pass `config`, or SFTConfig's fields as `options`.
-        The same call on the same server goes on where it was, also in mid-epoch, and applies nothing twice; `request_id`
-        begins the ids of its requests in place of a digest of examples and options. `timeout`: seconds for each batch.
+        `what`: trajectories or groups, whose rewards are ignored; or conversations, as a `.jsonl` file, a list or a
+        data set (see `read_conversations`). `filter` is applied to all texts except those of recorded calls. Pass
+        `config`, or SFTConfig's fields as `options`. After an interruption, the same call on the same server continues,
+        also within an epoch, and applies nothing twice. `request_id` is the prefix of the request ids; its default is a
+        digest of examples and options. `timeout`: seconds for each batch.
         Raises ConfigError, TrainError, ServerError, TimeoutError."""
         settings = sft_config(config, options)
         examples = read_examples(what, self.name, skip_bad=settings.skip_bad, filter=filter)
@@ -369,15 +374,15 @@ class TrainableModel(Model[ConfigT]):
             return await training.run(examples, bar)
 
     async def checkpoints(self) -> list[CheckpointState]:
-        """The checkpoints that exist, by step. Step 0, the base, has none."""
+        """The existing checkpoints, by step. Step 0 is the base and has no checkpoint."""
         return await (await self.api()).checkpoints(self.name)
 
     async def delete_checkpoints(self, best_checkpoint_metric: str | None = None) -> list[int]:
-        """Delete every checkpoint but the newest and the best by a logged metric; returns the deleted steps.
+        """Delete all checkpoints except the newest and the best by a logged metric. Returns the deleted steps.
 
         The default metric is `val/reward`, which a Trainer's evaluations log. `train/...` names a metric of the rollouts
-        trained on. Raises ConfigError, and deletes nothing, when no step has the named metric; `train/...` only warns,
-        since a model's first step cannot have it.
+        trained on. If no step has the named metric, raises ConfigError and deletes nothing. For `train/...` this is
+        only a warning, because a model's first step cannot have it.
         """
         api = await self.api()
         checkpoints = await api.checkpoints(self.name)
@@ -498,7 +503,8 @@ def best_step(
     if named is not None and not metric.startswith(TRAIN_SPLIT):
         known = sorted({name for entry in logs if entry.step in existing for name in entry.metrics})
         raise ConfigError(
-            f"best_checkpoint_metric: no checkpoint has {named!r}; logged are {', '.join(known) or 'none'}: name one of these"
+            f"best_checkpoint_metric: no checkpoint has {named!r}; the logged metrics are "
+            f"{', '.join(known) or 'none'}: choose one of these"
         )
     logger.warning("no checkpoint has the metric %r: only the newest step is kept", metric)
     return None

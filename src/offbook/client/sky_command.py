@@ -190,8 +190,8 @@ def sky(*words: str, env: Mapping[str, str] | None = None, timeout: float | None
         )
     except FileNotFoundError as error:
         raise BackendError(
-            f"the command `sky` is not installed: `{SKY_INSTALL}`, with your cloud in the brackets, "
-            "in an environment of its own, since its packages exclude the server's"
+            f"the command `sky` is not installed: `{SKY_INSTALL}`, with your cloud in the brackets, in a separate "
+            "environment, because its packages conflict with the server's"
         ) from error
     except subprocess.TimeoutExpired as error:
         raise BackendError(f"`sky {words[0]}` did not answer within {timeout:g} s") from error

@@ -111,7 +111,7 @@ def ssh_command(cluster: str, port: int, *options: str) -> list[str]:
 
 
 class SkyPilotBackend(Backend):
-    """A server on a machine of a cloud. Made by `initialize_cluster`; needs the command `sky` and ssh."""
+    """A server on a cloud machine. Create it with `initialize_cluster`. Needs the command `sky` and ssh."""
 
     def __init__(self, cluster_name: str, task: ServerTask, key: str, env_path: Path | None, relaunch: bool) -> None:
         self.cluster_name = cluster_name
@@ -140,16 +140,19 @@ class SkyPilotBackend(Backend):
         force_restart: bool = False,
         relaunch: bool = True,
     ) -> Self:
-        """Launch a machine with a server, or use the one of this name, and open a tunnel to it.
+        """Launch a machine with a server, or attach to the machine of this name, and open a tunnel to it.
 
-        `gpu`: such as "L4" or "H100:2"; or `resources`, SkyPilot's, as a mapping. `mirror`: place of the checkpoints; with
-        it an idle machine is taken down, without it stopped with its disk. `use_spot` needs it. `env_path`: file of
-        environment variables for the machine, such as the mirror's keys. `serve`: more options of `offbook serve`.
-        `force_restart`: end the server that runs there. `relaunch`: launch a machine that the cloud took back again; the
-        server resumes from the mirror. Prints the price before it launches. Raises ConfigError, BackendError.
+        `gpu`: such as "L4" or "H100:2"; or `resources`, SkyPilot's, as a mapping. `mirror`: place for copies of the
+        checkpoints. With it, an idle machine is deleted; without it, the machine is stopped and keeps its disk.
+        `use_spot` needs it. `env_path`: file with environment variables for the machine, such as the mirror's keys.
+        `serve`: further options of `offbook serve`. `force_restart`: stop the server that runs there. `relaunch`: if
+        the cloud reclaims the machine, launch another; its server resumes from the mirror. Prints the price before it
+        launches. Raises ConfigError, BackendError.
         """
         if not _NAME.fullmatch(cluster_name):
-            raise ConfigError(f"cluster_name: a to z, 0 to 9 and -, at most 40 characters, got {cluster_name!r}")
+            raise ConfigError(
+                f"cluster_name: use only a to z, 0 to 9 and -, at most 40 characters; got {cluster_name!r}"
+            )
         if use_spot and mirror is None:
             raise ConfigError("use_spot: a machine that the cloud takes back loses its disk: pass mirror= too")
         if idle_minutes <= 0:
@@ -180,12 +183,12 @@ class SkyPilotBackend(Backend):
 
     @property
     def url(self) -> str:
-        """The tunnel's end on this machine."""
+        """URL of the tunnel's end on this machine."""
         return self._api.url
 
     async def connect(self, base_model: str | None = None) -> Api:
-        """Return the server; while the tunnel is opened or the machine launched again, wait. Raises BackendError if that
-        failed."""
+        """Return the server. Waits while the tunnel is being opened or the machine launched again. Raises BackendError
+        if that fails."""
         while not (self._up.is_set() and self._tunnel is not None and self._tunnel.is_open.is_set()):
             if self._failed is not None:
                 raise self._failed
@@ -199,7 +202,7 @@ class SkyPilotBackend(Backend):
         return f"{self.url}/runs/{run}"
 
     def close(self) -> None:
-        """Close the tunnel. The machine stays, until it has been idle."""
+        """Close the tunnel. The machine keeps running until it has been idle for `idle_minutes`."""
         self._closed = True
         if self._tunnel is not None:
             self._tunnel.close()
@@ -229,7 +232,7 @@ class SkyPilotBackend(Backend):
                 raise BackendError(
                     f"the server on {self.cluster_name} has ended: its log is in `sky logs {self.cluster_name}`"
                 )
-            logger.warning("%s is gone (%s): it is launched again", self.cluster_name, status)
+            logger.warning("%s is gone (%s): launching it again", self.cluster_name, status)
             self._launch()
         except OffbookError as error:
             self._failed = error

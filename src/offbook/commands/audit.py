@@ -48,7 +48,7 @@ def audit(
       offbook audit --thread t-1
     """
     if (step is None) == (not (thread or trajectory)):
-        raise ConfigError("name a step, such as agent@3, or --thread or --trajectory")
+        raise ConfigError("name a step, such as agent@3, or pass --thread or --trajectory")
     if step is not None:
         shown = asyncio.run(_step_audit(server_needed(url, dir), step))
         echo(shown.model_dump_json(indent=1) if json else "\n".join(step_lines(shown)))

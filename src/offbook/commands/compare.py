@@ -80,8 +80,8 @@ def _app(target: str, name: str | None, base_model: str | None) -> tuple[Compara
     loaded: object = load_target(target)
     if not isinstance(loaded, ComparableTarget):
         raise ConfigError(
-            f"target: {target} is of type {type(loaded).__name__}, which cannot be answered by other models: name what "
-            "offbook_langgraph.trainable(...) returned"
+            f"target: {target} is of type {type(loaded).__name__}, whose calls other models cannot answer: name the "
+            "object that offbook_langgraph.trainable(...) returned"
         )
     file = getattr(sys.modules[target.partition(":")[0]], "__file__", None)
     own = None if name is None or base_model is None else TrainableModel(name, base_model=base_model)

@@ -17,7 +17,7 @@ def server_needed(url: str | None, folder: Path | None, start: str = "offbook se
     """The server at `url`, else the one that runs on the directory. Raises ConfigError without one: `start` is the command."""
     api = server_at(url, folder)
     if api is None:
-        raise ConfigError(f"no server runs here: start `{start}`, or name one with --url")
+        raise ConfigError(f"no server is running here: start one with `{start}`, or name one with --url")
     return api
 
 

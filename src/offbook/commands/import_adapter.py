@@ -40,7 +40,7 @@ def import_command(
     folder = adapter.expanduser().absolute()
     named = named_base(folder)
     if base is None and named is None:
-        raise ConfigError(f"{folder} names no base model: give --base")
+        raise ConfigError(f"the adapter in {folder} does not name its base model: pass --base")
     if base is not None and named is not None and base != named:
         echo(f"the adapter was made for the base {named!r}; you chose {base!r}, and its layers are compared", err=True)
     name, place = checked_name(model, "--model"), checked_name(project, "--project")

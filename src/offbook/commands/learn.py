@@ -60,7 +60,9 @@ def learn(
     models = app.own_models()
     trained = model_option(model, base_model).get("model") or (models[0] if len(models) == 1 else None)
     if trained is None:
-        raise ConfigError("target: one model is trained: pass trainable(model=...), or --model and --base-model")
+        raise ConfigError(
+            "target: exactly one model can be trained: pass trainable(model=...), or --model and --base-model"
+        )
     sft = SFTConfig.parse(
         epochs=sft_epochs, learning_rate=sft_learning_rate, batch_size=sft_batch_size, skip_bad=IMITATION.skip_bad
     )

@@ -44,5 +44,5 @@ def backup(
 def _existing(folder: Path | None) -> Path:
     place = server_folder(folder)
     if not place.is_dir():
-        raise ConfigError(f"{place}: there is no such directory")
+        raise ConfigError(f"{place}: no such directory; name the server's directory with --dir")
     return place

@@ -79,7 +79,7 @@ def write_conversations_of_run(
         with output.open("x", encoding="utf-8") as file:
             file.write("".join(f"{line}\n" for line in lines))
     except FileExistsError as error:
-        raise ConfigError(f"--output {output}: it exists; name another file, or delete it") from error
+        raise ConfigError(f"--output {output}: the file exists already; choose another, or delete it") from error
     echo(f"{counted(len(lines), 'conversation')} in {output}")
 
 

@@ -163,11 +163,11 @@ def target_or_command(
     own = {item.name: options.pop(item.name) for item in fields(CommandOptions) if item.name in options}
     own |= {} if inside is None else {"inside": inside}
     if command is None and target is None:
-        raise ConfigError("what to run is missing: MODULE:NAME, or a program by --command 'node agent.js {prompt}'")
+        raise ConfigError("nothing to run: name MODULE:NAME, or a program with --command 'node agent.js {prompt}'")
     if command is None:
         if changed := [name for name, value in own.items() if value != getattr(CommandOptions(), name)]:
             named = ", ".join(f"--{'in' if name == 'inside' else name}" for name in changed)
-            raise ConfigError(f"{named}: only for --command")
+            raise ConfigError(f"{named}: only valid with --command")
         return lambda: load_target(str(target))
     if target is not None:
         raise ConfigError(f"target: {target} and --command are two things to run: leave one of them out")

@@ -53,7 +53,9 @@ def wrap(
         raise ConfigError(f"--timeout: seconds above 0 are needed, got {timeout!r}")
     api = server_at(url, dir)
     if api is None:
-        raise ConfigError("no server runs here to record the calls: start one by `offbook serve`, or name one by --url")
+        raise ConfigError(
+            "no server is running here to record the calls: start one with `offbook serve`, or name one with --url"
+        )
     prefix = words_of(inside, "--in") if inside is not None else []
     raise typer.Exit(asyncio.run(_wrapped(api, model, prefix, words, timeout)))
 

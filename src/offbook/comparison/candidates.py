@@ -69,7 +69,7 @@ def as_candidates(values: Sequence[CandidateLike]) -> list[Candidate]:
         names = [getattr(candidate, kind) for candidate in candidates]
         if repeated := sorted({name for name in names if names.count(name) > 1}):
             raise ConfigError(
-                f"candidates: {repeated[0]!r} comes twice; name one of them, as in openai/name?name=other"
+                f"candidates: {repeated[0]!r} appears twice; give one another name, as in openai/name?name=other"
             )
     return candidates
 
@@ -94,7 +94,7 @@ def as_candidate(value: object) -> Candidate:
     if value.startswith("step:"):
         match = STEP.fullmatch(value)
         if match is None:
-            raise ConfigError(f"candidates: {value!r} is no step; write step:0, step:12 or step:newest")
+            raise ConfigError(f"candidates: {value!r} is not a step; write step:0, step:12 or step:newest")
         return Candidate(value, step=None if match[1] == NEWEST else int(match[1]))
     return _of_text(value)
 

@@ -96,7 +96,8 @@ async def _compared(options: CompareArguments) -> ComparisonReport:
     baseline = options.baseline or named[0].name
     if baseline not in [candidate.name for candidate in named]:
         raise ConfigError(
-            f"baseline: {baseline!r} is no candidate; they are {', '.join(candidate.name for candidate in named)}"
+            f"baseline: {baseline!r} is not a candidate; the candidates are "
+            f"{', '.join(candidate.name for candidate in named)}"
         )
     options.output.mkdir(parents=True, exist_ok=True)
     rows = options.output / ROWS

@@ -63,9 +63,9 @@ class OwnCalls:
         if unpriced and spending().limited:
             model = next(call.model for call in trajectory.outside_calls)
             raise ConfigError(
-                f"max_cost needs what the app's own calls cost, and the price or the tokens of one to {model!r} are unknown: "
-                "give as-is?prompt_price=2&completion_price=8 in USD per million tokens; a stream reports its tokens with "
-                "stream_usage=True"
+                f"max_cost needs the cost of the app's own calls, but the price or the tokens of a call to {model!r} "
+                "are unknown: write as-is?prompt_price=2&completion_price=8, in USD per million tokens. A stream "
+                "reports its tokens with stream_usage=True"
             )
         return calls
 

@@ -92,7 +92,7 @@ class RolloutTarget:
             result_trajectory.reward = result.reward + (logged_reward(result_trajectory) or 0.0)
             result_trajectory.metrics.update(result.metrics)
         if result_trajectory.reward is None and result_trajectory.exception is None and not judged:
-            raise RolloutError("the rollout has no reward: set trajectory.reward, pass reward=, or compare by judge=")
+            raise RolloutError("the rollout has no reward: set trajectory.reward, pass reward=, or compare with judge=")
         return result_trajectory if result_trajectory.ended_at is not None else result_trajectory.finish()
 
 

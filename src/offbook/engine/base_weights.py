@@ -46,9 +46,9 @@ def check_weights(folder: Path, *, any_quantization: bool = False) -> None:
     quantization = _quantization(config)
     if quantization not in (None, *_LOADABLE) and not any_quantization:
         raise ConfigError(
-            f"--model {folder}: the base is quantized ({quantization}), and neither the learner nor the embedded engine computes with "
-            "such weights: use the upload that is not quantized (--load-in-4bit quantizes it for the learner). vLLM samples "
-            "this one without training: --engine vllm --inference-only"
+            f"--model {folder}: the base is quantized ({quantization}), and neither the learner nor the embedded "
+            "engine can use such weights: use the original weights (--load-in-4bit quantizes them for the learner). To "
+            "sample this base without training, use --engine vllm --inference-only"
         )
     if quantization not in (None, "bitsandbytes"):
         return

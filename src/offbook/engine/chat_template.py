@@ -162,7 +162,7 @@ class ChatTemplate:
             if name in self._templates:
                 return self._templates[name]
         raise PromptError(
-            f"the model has the chat templates {sorted(self._templates)} and none of the name 'default', which a request "
+            f"the model has the chat templates {sorted(self._templates)} but none named 'default', which a request "
             "without tools needs: add it to additional_chat_templates"
         )
 

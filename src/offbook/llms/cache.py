@@ -121,7 +121,7 @@ class AnswerCache:
             return _read(key, row[0])
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             logger.warning(
-                "cache: %s: a damaged answer is left out, its question is asked again: %r", self._path, error
+                "cache: %s: a damaged answer was skipped, and its question is sent again: %r", self._path, error
             )
             return None
 

@@ -101,7 +101,7 @@ class SpendingFile:
                 purpose, totals = str(row.pop("purpose")), SpendingTotals(**row)
                 sums[purpose] = sums.get(purpose, SpendingTotals()) + totals
             except (ValueError, KeyError, TypeError, AttributeError) as error:
-                logger.warning("%s:%d: a damaged line is left out: %r", self._path, number, error)
+                logger.warning("%s:%d: a damaged line was skipped: %r", self._path, number, error)
         return sums
 
     def add(self, purpose: str, totals: SpendingTotals) -> None:
@@ -210,7 +210,8 @@ class Spending:
             with self._lock:
                 if self._spent >= self.max_cost:
                     raise BudgetExceeded(
-                        f"max_cost={self.max_cost:g} USD for other LLMs is spent ({self._spent:.4f} USD): raise it to go on",
+                        f"max_cost={self.max_cost:g} USD for other LLMs is spent ({self._spent:.4f} USD): raise it to "
+                        "continue",
                         max_cost=self.max_cost,
                         spent=self._spent,
                     )

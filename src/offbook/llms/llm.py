@@ -205,7 +205,10 @@ async def ask_chat(
         reason = str(error)
     if endpoint_model not in _fixed_temperature:
         logger.warning(
-            "%s takes no temperature=%s: it is asked at its own (%s)", options.model, sent["temperature"], reason
+            "%s does not accept temperature=%s: its own default is used (%s)",
+            options.model,
+            sent["temperature"],
+            reason,
         )
     _fixed_temperature.add(endpoint_model)
     del sent["temperature"]

@@ -109,14 +109,16 @@ class CommandEvaluateArguments(EvaluateOptions):
 class Command:
     """A program as the rollout of a Trainer: `Trainer(model, Command("node agent.js {prompt}"), scenarios)`.
 
-    Each rollout is one process in a session of its own. Its environment sends the calls of the usual SDKs and CLIs to the
-    server, under the rollout's trajectory. `command` is a list of arguments, or a text that is split as a shell splits it;
-    no shell runs it. In it, in `stdin`, `folder`, `inside` and `grader`, `{name}` stands for that field of the scenario,
-    `{text}` for what the user says in it, and `{scenario}` for all of it as JSON; `inside` has `{folder}`, `{files}`
-    (configuration and reward file) and `{env_file}` too. The program ends, with all that it started, at `timeout`, at its
-    own end, and with the trainer. A program that makes no call, leaves no reward or is stopped is a failed rollout. There is
-    no sandbox: it may do all that the trainer's user may, unless `inside` names one. Variables with names of secrets, such as
-    `OFFBOOK_API_KEY` or `HF_TOKEN`, are not inherited: give it those that it needs by `env`.
+    Each rollout is one process in its own session. Environment variables direct the calls of the usual SDKs and CLIs to
+    the server, which records them in the rollout's trajectory. `command` is a list of arguments, or a text that is
+    split as a shell splits it;
+    no shell runs it. Placeholders work in `command`, `stdin`, `folder`, `inside` and `grader`: `{name}` is that field
+    of the scenario, `{text}` the user's message, and `{scenario}` the whole scenario as JSON. `inside` also has
+    `{folder}`, `{files}` (the folder of the configuration and the reward file) and `{env_file}`. All processes that the
+    program started are stopped when it ends, at `timeout`, and when the trainer ends. The rollout fails if the program
+    makes no call, leaves no reward or is stopped. Without `inside` there is no sandbox: the program may do whatever the
+    trainer's user may. It does not inherit variables that look like secrets, such as `OFFBOOK_API_KEY` or `HF_TOKEN`:
+    pass those that it needs with `env`.
     """
 
     @takes(CommandArguments, "Command")
@@ -274,7 +276,7 @@ def filled(template: str, fields: Mapping[str, str], option: str) -> str:
         if match[1] not in fields:
             known = ", ".join(f"{{{name}}}" for name in fields)
             raise ConfigError(
-                f"{option}: {match[0]} in {template!r:.200} is no field of the scenario: there are {known}"
+                f"{option}: {match[0]} in {template!r:.200} is not a field of the scenario; its fields are {known}"
             )
         return fields[match[1]]
 
@@ -299,14 +301,18 @@ def _reward(source: RewardSource, ending: Ending, file: Path, who: str) -> Rewar
     """The reward that a program left. Raises RolloutError if it left none, or none that is finite."""
     if source == "exit":
         if ending.code < 0 or ending.code in _CANNOT_RUN:
-            raise RolloutError(f"{who} ended by {ending}, which is no reward{_last_words(ending)}")
+            raise RolloutError(f"{who} ended with {ending}, which is not a reward{_last_words(ending)}")
         return RewardResult(float(ending.code == 0))
     if source == "line":
         if ending.stdout.reward is None:
-            raise RolloutError(f"{who} wrote no line `reward: x` to stdout and ended by {ending}{_last_words(ending)}")
+            raise RolloutError(
+                f"{who} wrote no line `reward: x` to stdout and ended with {ending}{_last_words(ending)}"
+            )
         return as_reward(_number(ending.stdout.reward, f"{who}: `reward:`"), f"{who}: `reward:`")
     if not file.is_file():  # a pipe would be read for ever
-        raise RolloutError(f"{who} wrote no reward to $OFFBOOK_REWARD_FILE and ended by {ending}{_last_words(ending)}")
+        raise RolloutError(
+            f"{who} wrote no reward to $OFFBOOK_REWARD_FILE and ended with {ending}{_last_words(ending)}"
+        )
     with file.open("rb") as opened:
         text = opened.read(_LARGEST_REWARD_FILE).decode("utf-8", "replace")
     where = f"{who}: $OFFBOOK_REWARD_FILE"

@@ -33,7 +33,9 @@ def schema_validator(schema: Mapping[str, Any], where: str) -> Any:
     except jsonschema.SchemaError as error:
         raise ConfigError(f"{where}: {error.message}") from error
     except referencing.exceptions.Unresolvable as error:
-        raise ConfigError(f"{where}: the reference {error.ref!r} leads to no definition in the schema") from error
+        raise ConfigError(
+            f"{where}: the reference {error.ref!r} does not lead to a definition in the schema"
+        ) from error
     except ValueError as error:
         raise ConfigError(f"{where}: a pattern that Python cannot read: {error}") from error
     except RecursionError as error:

@@ -61,7 +61,7 @@ def _number(value: object, source: str) -> float:
         plain = cast(Scalar, value).item() if shape == () else value
         number = float(plain) if isinstance(plain, SupportsFloat) and shape in (None, ()) else None
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # too large; torch: a tensor without data
-        raise RolloutError(f"{source} gave {type(value).__name__}, which is no float: {error}") from error
+        raise RolloutError(f"{source} gave {type(value).__name__}, which is not a float: {error}") from error
     if number is None:
         raise RolloutError(f"{source} gave {type(value).__name__} {value!r:.200}; a number is needed")
     if not math.isfinite(number):

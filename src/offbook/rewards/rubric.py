@@ -39,8 +39,9 @@ async def write_rubric(
 ) -> str:
     """Write a rubric for `Ruler(rubric=)`, print it and return it.
 
-    It is stored in `file` (default: in `rubrics/` of the server's directory, named by a hash of the description). If
-    that file exists, its text is the rubric and no model is called, so you can edit it. Raises ConfigError for an
+    The rubric is stored in `file`. The default is a file in `rubrics/` of the server's directory, named by a hash of
+    the description. If the file exists, its text is the rubric and no model is called, so you can edit it. Raises
+    ConfigError for an
     empty description or file, and the errors of `Llm.ask`."""
     if not description.strip():
         raise ConfigError("write_rubric: description: say what the agent is to do")

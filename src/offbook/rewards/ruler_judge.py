@@ -88,10 +88,10 @@ class Ruler:
     """A judge for a Trainer's option `judge`: `Ruler("openai/o3", rubric="...")`. Raises ConfigError.
 
     model: litellm's name of the model, or an `Llm`. Other options are those of `Llm` (api_base, temperature, cache,
-    ...). rubric: the criteria; the default covers reaching the goal, directness, partial credit and honesty. tools:
-    shown for trajectories without tools. reasoning: the judge writes a comparison before the scores.
-    max_prompt_tokens: limit of the estimated prompt; above it, long texts are shortened, results of tools first. seed:
-    of the random ids and their order. debug: print every judgement to stderr."""
+    ...). rubric: the criteria. The default covers reaching the goal, directness, partial credit and honesty. tools:
+    tools to show for trajectories that have none. reasoning: the judge writes a comparison before the scores.
+    max_prompt_tokens: limit of the estimated prompt. Above it, long texts are shortened, tool results first. seed:
+    random seed for the ids and their order. debug: print every judgement to stderr."""
 
     def __init__(
         self,
@@ -152,8 +152,8 @@ class Ruler:
         return group.model_copy(update=update)
 
     async def judge(self, trajectories: Sequence[Sequence[History]]) -> Judgement:
-        """Score trajectories, in order. A trajectory is its own conversation, followed by those of its sub-agents.
-        Equal trajectories are judged once and get the same score. Raises as `__call__`."""
+        """Score trajectories, in order. Each trajectory is a list: its own conversation, then those of its sub-agents.
+        Equal trajectories are judged once and get the same score. Raises the errors of `__call__`."""
         transcripts = [
             Transcript.of(histories, str(number), self._tools) for number, histories in enumerate(trajectories, 1)
         ]
@@ -225,8 +225,8 @@ async def ruler_score_group(
 ) -> TrajectoryGroup | None:
     """A copy of the group, scored by `Ruler`.
 
-    `swallow_exceptions`: log a warning and return None if the judge cannot score this group. Errors that every further
-    group would have (no key, no litellm, budget spent) are raised in any case."""
+    `swallow_exceptions`: log a warning and return None if the judge cannot score this group. Errors that would affect
+    every further group (no key, no litellm, budget spent) are always raised."""
     judge = Ruler(judge_model, rubric=rubric, debug=debug, **{**(extra_litellm_params or {}), **options})
     try:
         return await judge(group)

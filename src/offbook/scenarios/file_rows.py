@@ -109,7 +109,7 @@ def _content(file: Path) -> bytes:
 def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ConfigError(f"the key {_twice([name for name, _ in pairs])} comes twice in an object")
+        raise ConfigError(f"the key {_twice([name for name, _ in pairs])} appears twice in an object")
     return found
 
 
@@ -130,7 +130,7 @@ def _header(cells: list[str], where: str) -> list[str]:
     if not all(names):
         raise ConfigError(f"{where}: column {names.index('') + 1} has no name")
     if len(set(names)) < len(names):
-        raise ConfigError(f"{where}: the column {_twice(names)} comes twice")
+        raise ConfigError(f"{where}: the column {_twice(names)} appears twice")
     split_by = next((mark for mark in (";", "\t") if len(names) == 1 and mark in names[0]), None)
     if split_by is not None:
         raise ConfigError(f"{where}: one column, {names[0]!r}: separate columns by commas, not by {split_by!r}")

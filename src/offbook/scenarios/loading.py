@@ -33,7 +33,8 @@ def load_scenarios(path: str | Path) -> list[Scenario]:
     reader = READERS.get(file.suffix.lower())
     if reader is None:
         raise ConfigError(
-            f"scenarios: {str(path)!r} ends in none of {', '.join(READERS)}, and is no folder of a saved dataset"
+            f"scenarios: {str(path)!r} is neither a file that ends in {', '.join(READERS)} nor the folder of a saved "
+            "dataset"
         )
     try:
         return _checked(reader(file), str(path), "line", ":")
@@ -59,7 +60,7 @@ def _checked(rows: Iterable[FileRow], source: str, word: str, joint: str) -> lis
         more = [f"and {len(faults) - SHOWN_FAULTS} more"] if len(faults) > SHOWN_FAULTS else []
         raise ConfigError("\n".join(faults[:SHOWN_FAULTS] + more))
     if not scenarios:
-        raise ConfigError(f"scenarios: {source} holds none")
+        raise ConfigError(f"scenarios: {source} holds no scenario")
     return scenarios
 
 
@@ -111,7 +112,8 @@ def _one_dataset(folder: Path, split: str | None) -> Path:
         return folder / split
     if not (folder / ONE).is_file():
         raise ConfigError(
-            f"scenarios: {folder} is a folder without {ONE} or {SEVERAL}, so no dataset that save_to_disk wrote: name a "
+            f"scenarios: {folder} is a folder without {ONE} or {SEVERAL}, so it is not a dataset that save_to_disk "
+            "wrote: name a "
             ".jsonl or .csv file, or save it with `datasets.load_dataset(...).save_to_disk(folder)`"
         )
     if split is not None:

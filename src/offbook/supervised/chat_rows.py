@@ -263,7 +263,7 @@ def _check_results(messages: Sequence[Message]) -> None:
         named = [name for name in waiting if name is not None]
         if len(set(named)) < len(named):
             raise ConfigError(
-                f"{where}.tool_calls: the id {next(n for n in named if named.count(n) > 1)!r} comes twice"
+                f"{where}.tool_calls: the id {next(n for n in named if named.count(n) > 1)!r} appears twice"
             )
         for place, call in enumerate(calls):
             _check_arguments(call["function"].get("arguments"), f"{where}.tool_calls.{place}.function.arguments")

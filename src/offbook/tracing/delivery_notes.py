@@ -104,5 +104,5 @@ def _read(file: Path) -> Iterator[Undelivered]:
             event = KINDS[values["due"]].validate_python(values["event"])
             waiting[event.id] = Undelivered(event, tuple(values["servers"]))
         except (ValueError, KeyError, TypeError, ValidationError, RecursionError):
-            logger.warning("%s: a line is no delivery note and is left out: %.200r", file, line)
+            logger.warning("%s: a line is not a delivery note and was skipped: %.200r", file, line)
     yield from waiting.values()

@@ -79,7 +79,7 @@ class OtlpSink(TraceSink):
         """Send an empty request. Raises ConfigError for rejected credentials, ConnectionError without a response."""
         status = OtlpSender(*self._target, protocol=self._protocol, timeout=CHECK_SECONDS).probe()
         if status in (401, 403):
-            raise ConfigError(f"sink otlp: the collector answered {status}: look at OTEL_EXPORTER_OTLP_HEADERS")
+            raise ConfigError(f"sink otlp: the collector answered {status}: check OTEL_EXPORTER_OTLP_HEADERS")
 
     def run_started(self, event: RunStarted) -> None:
         named = {f"offbook.setting.{name}": as_text(value) for name, value in event.settings.items()}

@@ -48,7 +48,7 @@ def _named(name: str) -> TraceSink:
     if name in plugins.names(GROUP):
         factory = plugins.load(GROUP, name)
     else:
-        raise ConfigError(f"sinks: there is no sink {name!r}; there are {', '.join(sink_names())}")
+        raise ConfigError(f"sinks: unknown sink {name!r}; available are {', '.join(sink_names())}")
     if not callable(factory):
         raise ConfigError(
             f"sinks: {name!r} is of type {type(factory).__name__}; a callable without arguments is needed"

@@ -266,16 +266,18 @@ def read_report(file: Path) -> Evaluation:
     try:
         loaded: object = read_json(file)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{file} is no report of `offbook eval --results`: {error}") from error
+        raise ConfigError(f"{file} is not a report of `offbook eval --results`: {error}") from error
     fields = cast(dict[str, object], loaded) if isinstance(loaded, dict) else {}
     if not fields.get("scores"):
-        raise ConfigError(f"{file} is no report of `offbook eval --results`: it has no `scores`")
+        raise ConfigError(f"{file} is not a report of `offbook eval --results`: it has no `scores`")
     try:
         return TypeAdapter(Evaluation).validate_python(
             {name: value for name, value in fields.items() if name != "success"}
         )
     except ValidationError as error:
-        raise ConfigError(f"{file} is no report of `offbook eval --results`:\n{describe(error, file.name)}") from error
+        raise ConfigError(
+            f"{file} is not a report of `offbook eval --results`:\n{describe(error, file.name)}"
+        ) from error
 
 
 def measured(evaluation: Evaluation, success_at: float | None) -> tuple[str, dict[str, float]]:

@@ -109,7 +109,7 @@ async def _asked_twice(group: TrajectoryGroup, judge: Judge) -> TrajectoryGroup 
     except (*SAME_FAULT_AGAIN, LlmError):  # an LlmError comes after its own retries
         raise
     except Exception:  # any failure of the judge is retried once
-        logger.warning("the judge failed and is asked again", exc_info=True)
+        logger.warning("the judge failed and is called again", exc_info=True)
     return await _asked(group, judge)
 
 
@@ -120,7 +120,7 @@ async def _asked(group: TrajectoryGroup, judge: Judge) -> TrajectoryGroup | None
     if result is answer or not isinstance(answer, TrajectoryGroup | None):
         raise ConfigError(
             f"judge: {getattr(judge, '__qualname__', repr(judge))} returned {type(answer).__name__} {answer!r:.200}, "
-            f"{'without being awaited' if result is answer else 'which is no group'}; needed is {WANTED}"
+            f"{'without being awaited' if result is answer else 'which is not a group'}; needed is {WANTED}"
         )
     for trajectory in answer or ():
         if trajectory.exception is not None:

@@ -18,7 +18,8 @@ from .progress import StepRow
 from .report import Iteration, Stopped, TrainReport, never_called
 from .run import Repeats, Run
 
-MORE_STEPS = "steps= counts all steps of the model's life: raise it to go on, or take another name= to begin anew"
+MORE_STEPS = "steps= counts all steps of the model since its creation: raise it to continue, or use another name= to "
+"start again"
 """What to change where nothing is left to train."""
 
 
@@ -101,7 +102,8 @@ def interrupted_line(run: Run) -> str:
     """Where a run was interrupted, how to resume it, and which activities it waits for."""
     update = " (the server may still apply the update that was under way)" if run.under_way else ""
     waiting = f". Waiting for: {', '.join(run.doing.now)}" if run.doing.now else ""
-    return f"interrupted after {steps_line(run.current)} of {run.steps}{update}: run the same again to go on from there{waiting}"
+    return f"interrupted after {steps_line(run.current)} of {run.steps}{update}: run the same again to continue from "
+    f"there{waiting}"
 
 
 def untrained_line(rollouts: int) -> str:
@@ -143,7 +145,8 @@ def closing_line(report: TrainReport, patience: int, target_reward: float) -> st
         Stopped.NOTHING_LEFT: f"{steps}: nothing is left to train",
         Stopped.SOLVED: f"{steps}, solved: {solved}, and the mean reward has reached {target_reward:g}",
         Stopped.NO_SIGNAL: f"{steps}, stopped: for {counted(patience, 'iteration')} {seen}. {advice}",
-        Stopped.BUDGET: f"{steps}, stopped: max_cost= for other LLMs is spent. Raise it and run the same again to go on",
+        Stopped.BUDGET: f"{steps}, stopped: max_cost= for other LLMs is spent. Raise it and run the same again to "
+        "continue",
         Stopped.NO_CALLS: f"{steps}, stopped: for {counted(patience, 'iteration')} nothing was trained, and "
         f"{', '.join(never_called(last))} had no call in any rollout that counts: does select= "
         "send it any?",

@@ -70,7 +70,7 @@ def checked_models(value: object) -> Models:
     names = [model.name for model in models]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ConfigError(f"model: each needs a name of its own; {', '.join(twice)} comes twice")
+        raise ConfigError(f"model: each needs its own name; {', '.join(twice)} appears twice")
     return models
 
 

@@ -39,7 +39,7 @@ _PLACE: TypeAdapter[str] = TypeAdapter(PlaceName)
 class RolloutOptions(RunOptions):
     """The options that trainings, evaluations and comparisons share. Raises ConfigError for an invalid value."""
 
-    judge: Judge | None = option(None, "scores every group after its rollouts")
+    judge: Judge | None = option(None, "scores each group when its rollouts have ended")
     concurrency: int = option(32, "rollouts that run at the same time", least=1, shown_default="32, or the app's limit")
     timeout: float = option(300.0, "time limit of each rollout, in seconds")
     max_completion_tokens: int = option(
@@ -78,9 +78,11 @@ class TrainerOptions(RolloutOptions):
     group_size: int = option(8, "rollouts per scenario", least=2)
     scenarios_per_step: int = option(4, "scenarios per step", least=1)
     retries: int = option(0, "how often a failed rollout is repeated", least=0)
-    config: TrainConfig | Schedule = option(TrainConfig(), "options of the learner, or a schedule of them")
+    config: TrainConfig | Schedule = option(
+        TrainConfig(), "options of the learner, or a function from the step to them"
+    )
     patience: int = option(10, "stop after this many iterations in a row without an update", least=1)
-    target_reward: float = option(1.0, "mean reward from which a run that --patience stops counts as solved")
+    target_reward: float = option(1.0, "mean reward from which a run that `patience` stops counts as solved")
     seed: int = option(0, "random seed for the order of the scenarios")
     alert_limits: AlertLimits = option(AlertLimits(), "metric limits that cause alerts")
     on_alert: AlertFunction | None = option(None, "called with every alert")
@@ -128,14 +130,14 @@ class TrainerOptions(RolloutOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions(TrainerOptions):
-    """The options of a training of a wrapped app."""
+    """The options for training a wrapped app."""
 
     steps: int = option(50, "total number of steps; a second run continues where the first ended", least=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(TrainerOptions):
-    """The options of an evaluation of a wrapped app."""
+    """The options for evaluating a wrapped app."""
 
     temperature: float | None = option(0.0, "sampling temperature; 0 is greedy", least=0, most=MAX_TEMPERATURE)
     rollouts: int = option(1, "rollouts per scenario", least=1)
@@ -154,7 +156,8 @@ def check_config(config: object) -> None:
     raises it for a loss that would imitate bad rollouts as well as good ones."""
     if isinstance(config, TrainConfig) and config.supervised:
         raise ConfigError(
-            f"loss={config.loss!r} reads no rewards, and a Trainer's rollouts are good and bad ones: choose another loss, or "
+            f"loss={config.loss!r} ignores rewards, and a Trainer's rollouts are both good and bad: choose another "
+            "loss, or "
             "imitate chosen rollouts with model.train_sft(trajectories)"
         )
     if isinstance(config, TrainConfig) or callable(config):

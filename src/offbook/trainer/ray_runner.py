@@ -30,7 +30,8 @@ Rollout = Callable[[Any, Any], Awaitable[Trajectory]]
 
 @dataclass(frozen=True)
 class RemoteRollout:
-    """What a worker needs for one rollout. `limit`: completion tokens. `folder`: the trainer's current one, in which the rollout
+    """What a worker needs for one rollout. `limit`: completion tokens. `folder`: the trainer's current one, in which
+    the rollout
     runs too if the worker's machine has it; None: the worker's own."""
 
     rollout: Rollout
@@ -54,12 +55,13 @@ class RemoteResult:
 
 
 class RayRunner:
-    """Runs a Trainer's rollouts as Ray tasks. A worker that dies costs no rollout: Ray runs its rollouts again, and no others.
+    """Runs a Trainer's rollouts as Ray tasks. If a worker dies, Ray repeats its rollouts, and only those.
 
-    `address`: Ray's; None joins the cluster that RAY_ADDRESS names or that runs on this machine, else starts one here.
+    `address`: the Ray cluster's address. None joins the cluster of RAY_ADDRESS or the one on this machine, or else
+    starts one here.
     `num_cpus`, `num_gpus`, `resources`: what one rollout reserves. `max_retries`: how often a rollout is run again after its
     worker died; -1: without limit. `runtime_env`: Ray's, such as {"working_dir": "."}, for workers on other machines.
-    The rollout is pickled, so a graph is given as a function that builds it. Raises MissingExtraError, ConfigError.
+    The rollout is pickled, so pass a graph as a function that builds it. Raises MissingExtraError, ConfigError.
     """
 
     @names_checked("RayRunner")
@@ -87,8 +89,8 @@ class RayRunner:
         self._task: Any = self._ray.remote(**options)(run_payload)
 
     async def slots(self) -> int:
-        """How many rollouts the cluster can run at once; it connects first. Raises BackendError, and ConfigError for rollouts
-        that need more than the cluster has."""
+        """Connect, and return how many rollouts the cluster can run at once. Raises BackendError, and ConfigError for
+        rollouts that need more than the cluster has."""
         await asyncio.to_thread(self._connect)
         have = self._ray.cluster_resources()
         fits = {name: int(have.get(name, 0) / amount) for name, amount in self._wanted.items() if amount}

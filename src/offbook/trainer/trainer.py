@@ -98,7 +98,7 @@ class SeveralModels(TrainerArguments):
 
 class Trainer:
     """Trains one or several models on rollouts of `scenarios`. Several models play different roles in the same
-    rollouts, and every model learns from its own calls. For the options see `TrainerOptions`; raises ConfigError."""
+    rollouts; each learns from its own calls. For the options see `TrainerOptions`. Raises ConfigError."""
 
     @overload
     @takes(OneModel, "Trainer")
@@ -126,7 +126,7 @@ class Trainer:
 
     @names_checked("Trainer.atrain")
     async def atrain(self, steps: int) -> TrainReport:
-        """Train until every model has reached step `steps`, counted from its step 0, or the run stops earlier; see
+        """Train until every model has reached step `steps`, counted from its step 0. The run may stop earlier; see
         `Stopped`. Raises ConfigError, and RolloutError if no rollout of an iteration is scored."""
         if not isinstance(steps, int) or steps < 1:  # pyright: ignore[reportUnnecessaryIsInstance]  # user input
             raise ConfigError(f"steps: a whole number of at least 1 is needed, got {steps!r}")
@@ -421,5 +421,5 @@ def checked_scenarios(scenarios: Iterable[object], option: str) -> list[object]:
     }
     twice = [label for name, label in labels.items() if ids.count(name) > 1] if len(labels) < len(ids) else []
     if twice:
-        raise ConfigError(f"{option}: scenarios must differ; these come twice: {', '.join(sorted(twice)[:5])}")
+        raise ConfigError(f"{option}: scenarios must differ; these appear twice: {', '.join(sorted(twice)[:5])}")
     return checked

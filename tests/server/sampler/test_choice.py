@@ -157,9 +157,9 @@ def test_replicas_on_a_cpu_share_its_cores_and_memory_and_all_follow_the_memory_
         ({"tensor_parallel": 2}, "tensor_parallel: name the GPUs with inference_gpus"),
         (
             {"engine": "embedded", "inference_gpus": "0,1", "tensor_parallel": 2},
-            "tensor_parallel: that is an option of",
+            "tensor_parallel: only vLLM has this option",
         ),
-        ({"vllm_url": "http://127.0.0.1:1", "replicas": 2}, "replicas: that is for the command line of the vLLM"),
+        ({"vllm_url": "http://127.0.0.1:1", "replicas": 2}, "replicas: set it on the command line of the vLLM"),
     ],
 )
 def test_gpus_that_make_no_whole_replicas_are_refused(options: dict[str, object], message: str) -> None:
@@ -194,8 +194,8 @@ def test_on_ray_every_replica_is_vllm_with_gpus_that_ray_chooses_and_the_learner
         ({"inference_gpus": (0,)}, "inference_gpus: Ray chooses the GPUs"),
         ({"gpus": "auto"}, "gpus: Ray chooses the GPUs"),
         ({"memory_layout": "offload"}, "memory_layout: Ray chooses the GPUs"),
-        ({"vllm_url": ("http://a:1",)}, "vllm_url: vLLMs that run already"),
-        ({"engine": "embedded"}, "replicas on a Ray cluster are vLLMs"),
+        ({"vllm_url": ("http://a:1",)}, "vllm_url: Ray does not place vLLM servers"),
+        ({"engine": "embedded"}, "a Ray cluster runs replicas of vLLM"),
     ],
 )
 def test_what_ray_decides_cannot_be_set_beside_it(options: dict[str, object], message: str) -> None:

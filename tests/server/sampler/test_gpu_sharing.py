@@ -242,7 +242,7 @@ def test_what_cannot_be_forced_is_refused_by_name(options: dict[str, object], me
 def test_a_vllm_that_runs_already_and_gpus_of_their_own_have_no_layout(
     driver, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with pytest.raises(ConfigError, match="memory_layout: a vLLM that runs already keeps the memory that it has"):
+    with pytest.raises(ConfigError, match="memory_layout: a vLLM server that is already running keeps its memory"):
         EngineOptions.parse(vllm_url="http://127.0.0.1:8001", memory_layout="offload")
     driver(IDLE_H100, H100.format(index=1, free=81_000))
     apart = chosen("tiny", inference_gpus="0", train_gpus="1", memory_layout="offload")

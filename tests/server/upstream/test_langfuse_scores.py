@@ -153,7 +153,9 @@ async def test_categories_need_their_numbers(passing: Opening, people: People) -
     async with passing() as route:
         await export(route, "t-1")
         people.score(name="mood", value="good", data_type="CATEGORICAL", trace_id=people.trace_of("t-1"))
-        with pytest.raises(ConfigError, match=r"'mood' of trace \w+ is 'good', which is no number.*--value 'good=1'"):
+        with pytest.raises(
+            ConfigError, match=r"'mood' of trace \w+ is 'good', which is not a number.*--value 'good=1'"
+        ):
             await command(route, "scores", "--name", "mood", "--value", "bad=0")
         assert (await stored(route))["t-1"].reward is None
         await command(route, "scores", "--name", "mood", "--value", "bad=0", "--value", "good=0.5")

@@ -180,8 +180,8 @@ async def _check_digest(api: Api, archive: ArchiveState, part: Path) -> None:
     part.unlink()
     await _forget(api, archive)
     raise ServerError(
-        f"the download from {api.url} is damaged: its SHA-256 is {digest}, {archive.sha256} was announced; it was removed, "
-        "run the command again"
+        f"the download from {api.url} is damaged: its SHA-256 is {digest}, not {archive.sha256} as announced. It was "
+        "removed; run the command again"
     )
 
 

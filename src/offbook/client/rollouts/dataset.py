@@ -40,7 +40,7 @@ def iterate_dataset(
 ) -> Generator[DatasetBatch[Item]]:
     """Yield batches of `groups_per_step` items; the last batch of an epoch may be smaller.
 
-    With `shuffle`, the order of an epoch depends on `seed` and the epoch only. `initial_step=await model.get_step()`
+    With `shuffle`, the order depends only on `seed` and the epoch. `initial_step=await model.get_step()`
     resumes after the steps already trained. Raises ConfigError for an empty dataset or a number out of range.
     """
     if groups_per_step < 1 or num_epochs < 1 or initial_step < 0:

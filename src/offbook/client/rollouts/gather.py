@@ -50,10 +50,12 @@ class RolloutLimits(RunOptions):
     """The options of running rollouts. Raises ConfigError for a value out of range."""
 
     pbar_desc: str | None = option("gather", "label of the progress bar; None: no bar, and no line about failures")
-    max_exceptions: float = option(0, "failures above which it ends: a count; below 1, a fraction of all rollouts")
+    max_exceptions: float = option(
+        0, "end with an error after more failures than this: a count, or below 1 a fraction of all rollouts"
+    )
     max_metrics: int | None = option(None, "metrics shown beside the progress bar", shown_default="4")
     concurrency: int | None = option(None, "rollouts that run at the same time", shown_default="all")
-    timeout: float | None = option(None, "seconds per rollout", shown_default="no limit")
+    timeout: float | None = option(None, "time limit of each rollout, in seconds", shown_default="no limit")
     retries: int = option(0, "how often a failed rollout is repeated; the rollout must be a callable")
 
     def __post_init__(self) -> None:
@@ -87,7 +89,7 @@ class BatchArguments(GatherOptions):
     groups: Iterable[PendingGroup]
     _: KW_ONLY
     batch_size: int
-    prefetch: int = option(1, "batches that run while one is used")
+    prefetch: int = option(1, "batches to run ahead while one is used")
 
 
 @dataclass(frozen=True)
@@ -116,8 +118,8 @@ async def gather_trajectory_groups(options: GatherArguments) -> list[TrajectoryG
     """Run the rollouts of every group and return the groups in order. Every group gets an id, every rollout its index.
 
     The exception of a failed rollout is appended to `group.exceptions`, and the other rollouts continue. More than
-    `max_exceptions` failures (a count; below 1, a fraction of all rollouts) raise a RolloutError that lists the causes. A
-    CaptureError or BudgetExceeded is raised at once, since every other rollout would fail the same way.
+    `max_exceptions` failures (a count; below 1, a fraction of all rollouts) raise a RolloutError that lists the causes.
+    A CaptureError or BudgetExceeded is raised at once, because all other rollouts would fail in the same way.
 
     `after_each` may replace a finished group, split it, or drop it by returning None. Dropped groups are logged; failures
     too, unless `pbar_desc` is None. At most `concurrency` rollouts run at once, each for at most `timeout` seconds. A failed

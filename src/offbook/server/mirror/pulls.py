@@ -63,7 +63,7 @@ async def _pull_model(root: Path, place: MirrorPlace, model: RemoteModel) -> Pat
         except EngineError as error:
             note = model.path(step, NOTE)
             await place.rename(note, f"{note}.damaged")  # the step is free for the training that goes on before it
-            logger.warning("Step %d of %s at %s is damaged and not taken: %s", step, model.name, place.url, error)
+            logger.warning("Step %d of %s at %s is damaged and was not used: %s", step, model.name, place.url, error)
             continue
         if facts is not None and not (folder / FACTS).exists():
             write_facts(folder, facts)
@@ -81,7 +81,7 @@ async def _pull_state(folder: Path, place: MirrorPlace, model: RemoteModel) -> N
         UserState.model_validate_json(content)
         write_text(folder / STATE, content.decode("utf-8"))
     except ValueError as error:
-        logger.warning("%s of %s at %s is damaged and not taken: %s", STATE, model.name, place.url, error)
+        logger.warning("%s of %s at %s is damaged and was not used: %s", STATE, model.name, place.url, error)
 
 
 async def _pull_step(root: Path, place: MirrorPlace, model: RemoteModel, step: int) -> Path:
@@ -103,7 +103,7 @@ async def _pull_step(root: Path, place: MirrorPlace, model: RemoteModel, step: i
         checkpoint_files.read(scratch / target.name)
         sync(scratch / target.name)
         if target.exists():  # not whole, or it would have been the newest
-            logger.error("The damaged checkpoint %s is put aside as %s", target, put_aside(target))
+            logger.error("The damaged checkpoint %s was set aside as %s", target, put_aside(target))
         (scratch / target.name).rename(target)
         sync(target.parent)
     finally:

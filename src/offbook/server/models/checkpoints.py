@@ -118,7 +118,7 @@ def _put_aside(path: Path, error: OffbookError) -> None:
         raise error
     renamed = checkpoint_files.put_aside(path)
     logger.error(
-        "A damaged checkpoint is put aside as %s: %s. The model continues from its newest whole step", renamed, error
+        "A damaged checkpoint was set aside as %s: %s. The model continues from its newest whole step", renamed, error
     )
 
 

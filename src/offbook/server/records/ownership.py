@@ -70,8 +70,8 @@ class RecordsOwnership:
         token = connection.scalar(select(meta.c.value).where(meta.c.key == OWNER).with_for_update(read=True))
         if token != self._token:
             raise StoreError(
-                f"the records at {self._where} belong to another server by now: the connection that held the lock of this one "
-                "was lost, and that server has started since. Nothing more is recorded here: stop this server"
+                f"another server now owns the records at {self._where}: this server lost the connection that held its "
+                "lock, and the other one has started since. Nothing more is recorded here: stop this server"
             )
 
     def release(self) -> None:

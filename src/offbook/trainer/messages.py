@@ -18,8 +18,9 @@ from .progress import StepRow
 from .report import Iteration, Stopped, TrainReport, never_called
 from .run import Repeats, Run
 
-MORE_STEPS = "steps= counts all steps of the model since its creation: raise it to continue, or use another name= to "
-"start again"
+MORE_STEPS = (
+    "steps= counts all steps of the model since its creation: raise it to continue, or use another name= to start again"
+)
 """What to change where nothing is left to train."""
 
 
@@ -102,8 +103,10 @@ def interrupted_line(run: Run) -> str:
     """Where a run was interrupted, how to resume it, and which activities it waits for."""
     update = " (the server may still apply the update that was under way)" if run.under_way else ""
     waiting = f". Waiting for: {', '.join(run.doing.now)}" if run.doing.now else ""
-    return f"interrupted after {steps_line(run.current)} of {run.steps}{update}: run the same again to continue from "
-    f"there{waiting}"
+    return (
+        f"interrupted after {steps_line(run.current)} of {run.steps}{update}: run the same again to continue from "
+        f"there{waiting}"
+    )
 
 
 def untrained_line(rollouts: int) -> str:

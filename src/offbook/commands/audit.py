@@ -87,7 +87,7 @@ def forget(
     )
     if not removal.erased:
         echo(
-            "the database may hold rests of them until it is compacted: with SQLite, end what reads it and run the command "
+            "the database may still hold parts of them until it is compacted: with SQLite, stop its readers and run the command "
             "again; with PostgreSQL, run VACUUM FULL"
         )
     for one in removal.trajectories:
@@ -104,7 +104,7 @@ def step_lines(audit: StepAudit) -> list[str]:
         thread = f" (thread {one.thread_id})" if one.thread_id is not None else ""
         lines.append(f"  {one.id}{thread}: {', '.join(one.calls) if one.recorded else 'deleted since'}")
     if audit.after:
-        lines.append(f"  goes on from {', '.join(spans(audit.after))}")
+        lines.append(f"  continues from {', '.join(spans(audit.after))}")
     if audit.unrecorded:
         lines.append(f"  not in the records: what trained {', '.join(spans(audit.unrecorded))}")
     return lines

@@ -56,7 +56,7 @@ def sft(
     try:
         result = asyncio.run(trained.train_sft(data, config))
     except KeyboardInterrupt:
-        echo("offbook: the batches so far are steps of the model; the same command goes on from there", err=True)
+        echo("offbook: the batches so far are steps of the model; the same command continues from there", err=True)
         raise
     echo("\n".join(result_lines(result)))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -155,3 +157,32 @@ def test_a_schedule_is_a_time_of_day(capsys: pytest.CaptureFixture[str]) -> None
     assert seconds_until("23:30", datetime(2026, 1, 1, 23, 0)) == 1800
     assert command_line(["learn", "app:agent", "--route", "desk", "--schedule", "25:00"]) == 2
     assert "--schedule '25:00'" in capsys.readouterr().err
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from offbook.base.held_folders import held_folder
+with held_folder(Path(sys.argv[1]), "--output"):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_second_process_on_the_same_folder_is_refused_with_the_pid_of_the_first(tmp_path: Path) -> None:
+    model = offbook.TrainableModel("agent", base_model="tiny")
+
+    async def rollout(model: Any, scenario: Any) -> offbook.Trajectory:
+        raise AssertionError("no round begins")
+
+    learning = Learning(RolloutTarget(rollout, model), model, LearnOptions(route="desk", output=tmp_path / "state"))
+    first = subprocess.Popen([sys.executable, "-c", HOLD, tmp_path / "state"], stdout=subprocess.PIPE)
+    try:
+        assert first.stdout is not None and first.stdout.readline() == b"held\n"
+        with pytest.raises(ConfigError, match=rf"--output .*state: another process .*pid {first.pid}"), learning.held():
+            pass
+    finally:
+        first.kill()
+        first.wait()
+    with learning.held():  # a killed holder holds nothing
+        pass

@@ -7,6 +7,7 @@ import itertools
 import json
 import shutil
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from offbook.base import clock
 from offbook.base.audits import AUDITED_AT_ONCE, AuditRequest
 from offbook.base.config import SFTConfig, TrainConfig
 from offbook.base.errors import ConfigError, ServerError, TrainError
+from offbook.base.held_folders import held_folder
 from offbook.base.json_files import read_json
 from offbook.base.options import RunOptions, option
 from offbook.base.terminal import echo
@@ -116,6 +118,10 @@ class Learning:
     def run(self) -> str:
         """The run with the route's threads."""
         return f"route/{self.options.route}"
+
+    def held(self) -> AbstractContextManager[None]:
+        """Keep other processes out of the folder inside the block. Raises ConfigError with the pid of one that is in it."""
+        return held_folder(self.folder, "--output")
 
     async def once(self) -> Round | None:
         """Train and compare one round, and promote its step if it did better; None if there is too little new traffic. A round

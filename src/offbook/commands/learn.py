@@ -68,9 +68,14 @@ def learn(
     )
     rl = TrainConfig.parse(learning_rate=learning_rate)
     learning = Learning(app, trained, LearnOptions(**options, sft=sft, rl=rl))
-    if moment is None:
-        asyncio.run(learning.once())
-        return
+    with learning.held():
+        if moment is None:
+            asyncio.run(learning.once())
+        else:
+            _learn_daily(learning, moment)
+
+
+def _learn_daily(learning: Learning, moment: str) -> None:
     while True:
         seconds = seconds_until(moment, datetime.now())
         echo(f"next round at {moment}, in {seconds / 3600:.1f} h")

@@ -31,6 +31,7 @@ NAMES = [
     "SFTConfig",
     "Scenario",
     "SkyPilotBackend",
+    "TakeoverPlan",
     "TeacherKL",
     "TraceSink",
     "TrainConfig",

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from .auto.trainer import AutoTrainer
     from .base.config import EngineOptions, LoraOptions, SFTConfig, TeacherKL, TrainConfig
     from .base.errors import OffbookError
+    from .base.takeovers import TakeoverPlan
     from .base.types import (
         History,
         Scenario,
@@ -57,6 +58,7 @@ __all__ = [
     "SFTConfig",
     "Scenario",
     "SkyPilotBackend",
+    "TakeoverPlan",
     "TeacherKL",
     "TraceSink",
     "TrainConfig",
@@ -98,6 +100,7 @@ _MODULE_OF = {
     "SFTConfig": "base.config",
     "Scenario": "base.types",
     "SkyPilotBackend": "client.skypilot",
+    "TakeoverPlan": "base.takeovers",
     "TeacherKL": "base.config",
     "TraceSink": "contracts",
     "TrainConfig": "base.config",

@@ -29,6 +29,7 @@ from offbook.llms import Llm
 from offbook.llms.answer import ChatAnswer, Tokens
 from offbook.server.http import app, model_paths
 from offbook.server.http.auth import Guard
+from offbook.server.upstream import passing
 from offbook.testing import scripted_sampler
 from offbook.testing.asgi import serving
 from offbook_mcp.errors import McpServerError
@@ -44,7 +45,7 @@ CASES = int(os.environ.get("OFFBOOK_TEST_API_CASES", "2"))
 HI: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
 CHAT = {"model": "default", "messages": HI, "max_tokens": 4}
 KNOWN = {"name": "default", "model": "default", "trajectory_id": "t", "request_id": "r", "step": "0", "run": "run"}
-KNOWN |= {"group": "g", "archive_id": "a"}
+KNOWN |= {"group": "g", "archive_id": "a", "route": "desk"}
 """What a path may name that is there."""
 RECORD: dict[str, Any] = {"id": "t", "model": "default", "started_at": 1.0, "ended_at": 2.0, "metadata": {"a": [1]}}
 RECORD |= {"place": {"run": "run", "step": 0, "group": "g"}, "reward": 1.0, "logs": ["a"], "metrics": {"m": 1.0}}
@@ -65,6 +66,10 @@ BODIES: dict[str, dict[str, Any]] = {
     "/api/takeover/start": {"margin": 0.1, "stages": [0, 0.5, 1]},
     "/api/takeover/approve": {},
     "/api/takeover/stop": {},
+    "/api/routes/{route}/side": {"request": CHAT, "thread_id": "t", "plan": {"model": "default", "stages": [0.9, 1]}},
+    "/api/routes/{route}/calls": {
+        "calls": [{"request": CHAT, "answer": {"choices": []}, "model": "a/b", "started_at": 1.0, "ended_at": 2.0}]
+    },
     "/pages/resample": {"trajectory": "t", "call": "c", "step": 0},
     "/sign-in": {"key": "a"},
     "/sign-out": {},
@@ -84,10 +89,11 @@ APIS: dict[str, dict[str, Any]] = {
     "/v1beta/models/default:generateContent": {"contents": PARTS, "generationConfig": {"maxOutputTokens": 4}},
     "/v1beta/models/default:streamGenerateContent": {"contents": PARTS},
     "/v1beta/models/default:countTokens": {"contents": PARTS},
+    "/r/desk/v1/chat/completions": CHAT,
 }
 """A path and a valid body of each API that the server answers before its routes."""
-MIDDLEWARE = {"UnexpectedErrors", "AccessChecks", "ModelCalls", "CORSMiddleware"}
-"""What may stand before an application's routes; of these only ModelCalls has paths of its own."""
+MIDDLEWARE = {"UnexpectedErrors", "AccessChecks", "ModelCalls", "RouteCalls", "CORSMiddleware"}
+"""What may stand before an application's routes; of these only ModelCalls and RouteCalls have paths of their own."""
 REFUSED = (502, 503, 507)
 """Statuses above 499 that say what failed: a model that does not answer, a server that is not ready, a full disk."""
 
@@ -182,7 +188,7 @@ def doors_of(served: Any) -> list[tuple[str, str, Any]]:
 
 
 def test_every_api_before_the_routes_is_attacked() -> None:
-    patterns = [model_paths.CHATS, *(pattern for pattern, _ in model_paths.DIALECTS)]
+    patterns = [model_paths.CHATS, passing.BELOW, *(pattern for pattern, _ in model_paths.DIALECTS)]
     for pattern in patterns:
         assert any(pattern.fullmatch(path) for path in APIS), f"{pattern.pattern} needs a path and a body in APIS"
     assert all(any(pattern.fullmatch(path) for pattern in patterns) for path in APIS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,7 +12,7 @@ from contextvars import ContextVar, copy_context
 from typing import Any, cast
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import BaseMessage, convert_to_messages
+from langchain_core.messages import BaseMessage, HumanMessage, convert_to_messages
 from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables.config import ensure_config
 from langchain_core.tracers.context import register_configure_hook
@@ -21,7 +22,10 @@ from offbook_langgraph.chat_model import ChatOffbook
 
 from . import leaks, shared_state
 from .active_capture import ActiveCapture, ActiveHandler, active
+from .deployed_calls import DeployedCall, DeployedChat
 from .provider_formats import check_text, to_openai
+
+logger = logging.getLogger("offbook")
 
 ENTRY_POINTS = (
     "generate",
@@ -94,6 +98,8 @@ def wrapped(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         capture = active()
         if capture is None or is_labelled(self):
             return original(self, *args, **kwargs)
+        if capture.deployed:
+            return _deployed(capture, original, name, self, args, kwargs)
         try:
             stand_in = capture.stand_in(self, *_labels(name, capture, args, kwargs))
             arguments = kwargs if stand_in is None else to_openai(kwargs, type(self).__name__)
@@ -111,6 +117,29 @@ def wrapped(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         return original(self, *args, **arguments) if stand_in is None else getattr(stand_in, name)(*args, **arguments)
 
     return entry_point
+
+
+def _deployed(
+    capture: ActiveCapture,
+    original: Callable[..., Any],
+    name: str,
+    model: BaseChatModel,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """A call of a deployed app. Whatever fails before it, the app's own model answers."""
+    several = name in ("generate", "agenerate") and len(args[0] if args else kwargs["messages"]) != 1
+    try:
+        stand_in = capture.stand_in(model, *_labels(name, capture, args, kwargs))
+        messages = None if several else _messages(name, args, kwargs)
+    except Exception as error:  # noqa: BLE001  # such as a part of the prompt that is kept at the provider, or a user's select=
+        logger.warning("deployed app: its own model answers a call of %s: %r", type(model).__name__, error)
+        return original(model, *args, **kwargs)
+    if stand_in is None:
+        return original(model, *args, **kwargs)
+    if not isinstance(stand_in, DeployedChat):  # of a capture around this one
+        return getattr(stand_in, name)(*args, **to_openai(kwargs, type(model).__name__))
+    return DeployedCall(original, name, model, stand_in, capture.runs, args, kwargs, messages).answer()
 
 
 def is_labelled(model: BaseChatModel) -> bool:
@@ -133,7 +162,7 @@ def _messages(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[
         return [message for batch in batches for message in batch]
     prompt: Any = args[0] if args else kwargs["input"]
     if isinstance(prompt, str):
-        return []
+        return [HumanMessage(prompt)]
     return prompt.to_messages() if isinstance(prompt, PromptValue) else convert_to_messages(prompt)
 
 

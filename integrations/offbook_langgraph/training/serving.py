@@ -10,7 +10,7 @@ import types
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping
 from contextvars import copy_context
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from langchain_core.runnables import Runnable, RunnableBinding, RunnableSequence
 
@@ -92,7 +92,15 @@ class Serving:
         return await chat_model(model, self.temperature, step)
 
 
-def serving_function(function: Callable[..., Any], serving: Serving) -> Callable[..., Any]:
+class Answering(Protocol):
+    """How the calls of an app are answered: a capture for each run."""
+
+    async def capture(self) -> ActiveCapture: ...
+
+    def capture_now(self) -> ActiveCapture: ...
+
+
+def serving_function(function: Callable[..., Any], serving: Answering) -> Callable[..., Any]:
     """Wrap a function so that the trained model answers its calls. The graph that a factory returns is wrapped too."""
 
     def served_output(output: Any) -> Any:
@@ -119,7 +127,7 @@ def serving_function(function: Callable[..., Any], serving: Serving) -> Callable
     return served_async if inspect.iscoroutinefunction(inspect.unwrap(function)) else served
 
 
-def served_runnable(graph: Runnable[Any, Any], serving: Serving) -> Any:
+def served_runnable(graph: Runnable[Any, Any], serving: Answering) -> Any:
     """A copy of the graph whose every run method is captured.
 
     A chain is put inside a binding: otherwise a longer chain would split it and run its steps on the app's own models.
@@ -135,12 +143,10 @@ class ServedRunnable:
     """
 
     __slots__ = ()
-    _serving: Serving
+    _serving: Answering
 
     def _agent(self) -> Any:
-        raise ConfigError(
-            "this is a trained() app, which records nothing: call train and evaluate on the app that trained() came from"
-        )
+        raise ConfigError("this is a trained() or deployed() app: call train and evaluate on the app that it came from")
 
     def invoke(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
         with activated(self._serving.capture_now()):
@@ -188,7 +194,7 @@ class ServedRunnable:
         return captured_items_async(items, self._serving)
 
 
-def captured_items(items: Iterator[Any], serving: Serving) -> Generator[Any]:
+def captured_items(items: Iterator[Any], serving: Answering) -> Generator[Any]:
     """Run a generator that has not started in its own context with the capture active, and yield its items."""
     context = copy_context()
     context.run(activate, serving.capture_now())
@@ -199,7 +205,7 @@ def captured_items(items: Iterator[Any], serving: Serving) -> Generator[Any]:
         context.run(cast(Generator[Any], items).close)
 
 
-async def captured_items_async(items: AsyncIterator[Any], serving: Serving) -> AsyncGenerator[Any]:
+async def captured_items_async(items: AsyncIterator[Any], serving: Answering) -> AsyncGenerator[Any]:
     """Like `captured_items`, for an async generator."""
     context = copy_context()
     context.run(activate, await serving.capture())

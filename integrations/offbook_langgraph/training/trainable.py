@@ -34,6 +34,7 @@ from offbook_langgraph.calls.capture_block import (
     check_choice,
     check_length,
 )
+from offbook_langgraph.calls.deployed_calls import Prices
 from offbook_langgraph.calls.origins import OWN_MODEL, OriginCounts
 from offbook_langgraph.calls.selection import as_predicate
 from offbook_langgraph.chat_model import Answering
@@ -43,6 +44,7 @@ from .agents import (
     FunctionAgent,
     GraphAgent,
 )
+from .deployed import Deployment, Policy, server_of
 from .rollout import Reward, TrainableOptions
 from .serving import (
     Serving,
@@ -275,6 +277,20 @@ class TrainingMethods:
         models = by_model(options.models(), options.select)
         return Serving(models, as_predicate(options.exclude, "exclude"), step, temperature, url, api_key)
 
+    def _deployment(
+        self,
+        policy: Policy | None,
+        url: str | None,
+        api_key: str | None,
+        temperature: float | None,
+        prices: Prices | None,
+        model: Models | None,
+    ) -> Deployment:
+        options = self._app_options if model is None else replace(self._app_options, model=model)
+        models = by_model(options.models(), options.select)
+        server, key = server_of(url, api_key, models)
+        return Deployment(models, server, key, policy, as_predicate(options.exclude, "exclude"), temperature, prices)
+
 
 class TrainableFunction(TrainingMethods, Generic[P, R]):
     """The wrapped function with `train`, `evaluate` and `trained`. Calling it runs the function on the app's own model."""
@@ -316,6 +332,28 @@ class TrainableFunction(TrainingMethods, Generic[P, R]):
         """
         return serving_function(self._function, self._serving(step, url, api_key, temperature, model))
 
+    @names_checked("deployed")
+    def deployed(
+        self,
+        policy: Policy | None = None,
+        *,
+        url: str | None = None,
+        api_key: str | None = None,
+        temperature: float | None = None,
+        prices: Prices | None = None,
+        model: Models | None = None,
+    ) -> Callable[P, R]:
+        """Return the function on the app's own models, of which the trained model takes over calls by evidence.
+
+        policy: the plan of the takeover that begins on a route that has had none, or one per model name. Each model has a route of
+        its name. url, api_key: the server that has the model, and decides; None: the model's own. temperature: of the trained
+        model; None: the server's default. prices: USD per million prompt and completion tokens of the app's own models, by
+        their names; None: the server's table.
+
+        While the server is down or late, the app's own models answer. Raises ConfigError for an invalid option.
+        """
+        return serving_function(self._function, self._deployment(policy, url, api_key, temperature, prices, model))
+
 
 class TrainableCoroutineFunction(TrainableFunction[P, R]):
     """A wrapped async function. LangGraph's `add_node` and `iscoroutinefunction` still see an async function."""
@@ -342,6 +380,21 @@ class TrainableRunnable(TrainingMethods, Runnable[Any, Any]):
     ) -> Any:
         """Return the graph with its chat models answered by the trained model. Options as `TrainableFunction.trained`."""
         return served_runnable(self, self._serving(step, url, api_key, temperature, model))
+
+    @names_checked("deployed")
+    def deployed(
+        self,
+        policy: Policy | None = None,
+        *,
+        url: str | None = None,
+        api_key: str | None = None,
+        temperature: float | None = None,
+        prices: Prices | None = None,
+        model: Models | None = None,
+    ) -> Any:
+        """Return the graph on the app's own models, of which the trained model takes over calls. Options as
+        `TrainableFunction.deployed`."""
+        return served_runnable(self, self._deployment(policy, url, api_key, temperature, prices, model))
 
 
 @dataclass(frozen=True)

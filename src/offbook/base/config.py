@@ -36,6 +36,20 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 """Names become folders. They may hold letters, digits, dot, dash and underscore, and start with a letter or digit."""
 
 
+LONGEST_ROUTE = 55
+"""Characters of a route's name: it is part of the records' keys, which have 64."""
+
+
+def _short_enough(route: str) -> str:
+    if len(route) > LONGEST_ROUTE:
+        raise ValueError(f"a route's name has at most {LONGEST_ROUTE} characters, this one has {len(route)}")
+    return route
+
+
+RouteName = Annotated[Name, AfterValidator(_short_enough)]
+"""The name of an app's calls to a paid model."""
+
+
 GROUPS_AT_ONCE = 10_000
 """Limit of groups in one train request."""
 MAX_TEMPERATURE = 100.0
@@ -667,7 +681,7 @@ class ServerOptions(Options):
         min_length=1,
         description="paid model that answers the calls of an app below /r/ROUTE, such as openai/gpt-4.1",
     )
-    route: Name = Field(default="app", description="name of that app's calls")
+    route: RouteName = Field(default="app", description="name of that app's calls")
     record_share: float = Field(
         default=0.0, ge=0, le=1, description="share of the app's threads whose calls are recorded; 0: only counts"
     )

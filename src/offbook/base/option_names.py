@@ -31,6 +31,7 @@ OWNERS = {
     "{}=... in model.train()": "groups request_id on_event pbar_desc",
     "{}=... in evaluate()": "rollouts",
     "{}=... in trainable()": "model select exclude to_input on_interrupt context temperature scope on_leak shared_state train_on",
+    "{}=... in app.deployed()": "policy prices",
     "{}=... in MCPTrainer()": "target max_turns max_tools result_chars curriculum judge_all count llm allow_writes probe "
     "say",
     "{}=... in compare()": "candidates baseline success_at gpu_price output fresh trained_on app_file",

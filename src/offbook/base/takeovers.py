@@ -123,7 +123,7 @@ class Numbers(Wire):
 
 
 class Decision(Wire):
-    """A decision, with its numbers. `decided_at`: unix seconds."""
+    """A decision, with its numbers. `decided_at`: unix seconds. `model`: the small model; empty in old records."""
 
     decided_at: FiniteFloat
     stage: int
@@ -131,6 +131,7 @@ class Decision(Wire):
     verdict: Verdict
     reason: str
     numbers: Numbers = Numbers()
+    model: str = ""
 
 
 class TakeoverState(Wire):

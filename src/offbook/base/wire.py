@@ -23,9 +23,11 @@
 | GET    /api/traces?{TrajectoryQuery} | -> TracePage: finished trajectories with their calls, without token arrays |
 | POST   /api/train | TrainRequest -> server-sent events, each a TrainEvent; the last is `result` or `error` |
 | GET    /api/train/{request id} | -> TrainStatus |
-| GET    /api/takeover | -> TakeoverState |
+| GET    /api/takeover?route= | -> TakeoverState |
 | POST   /api/takeover/plan, /start | TakeoverPlan -> TakeoverState |
 | POST   /api/takeover/approve, /stop | -> TakeoverState |
+| POST   /api/routes/{route}/side | SideRequest -> SideAnswer |
+| POST   /api/routes/{route}/calls | AppCalls -> their number |
 
 Errors have OpenAI's shape: {"error": {"message", "type", "param", "code"}}.
 """
@@ -391,7 +393,7 @@ class RouteState(Wire):
     in USD. `uncounted`: calls without token counts, such as streams that do not say them; `unpriced`: with, and no known price."""
 
     name: str
-    upstream: str
+    upstream: str | None  # None: the app asks its paid models itself
     record_share: float
     calls: int = 0
     failed: int = 0

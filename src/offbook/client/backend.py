@@ -111,6 +111,11 @@ class RemoteBackend(Backend):
         self.url = checked_url(url)
         self._api = Api(self.url, api_key or os.environ.get("OFFBOOK_API_KEY"))
 
+    @property
+    def api_key(self) -> str | None:
+        """The key that is sent; None: none."""
+        return self._api.key
+
     async def connect(self, base_model: str | None = None) -> Api:
         """Return the server without contacting it: an unreachable server fails the first request."""
         return self._api

@@ -27,13 +27,16 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
+Route = Annotated[
+    str | None, typer.Option(help="route, such as a deployed app's; default: that of --upstream, else the only one")
+]
 
 
 @app.command()
 @with_options(TakeoverPlan)
-def plan(url: Server = None, dir: Dir = None, options: dict[str, Any] = {}) -> None:  # noqa: B006  # the decorator passes it
+def plan(url: Server = None, dir: Dir = None, route: Route = None, options: dict[str, Any] = {}) -> None:  # noqa: B006  # the decorator passes it
     """Show how many threads each stage needs. Nothing changes."""
-    state = asyncio.run(_api(url, dir).takeover("plan", _plan(options)))
+    state = asyncio.run(_api(url, dir).takeover("plan", _plan(options), route))
     echo(f"{state.route}: {state.model} takes over at a margin of {state.plan.margin:g}")
     for needs in state.needs:
         what = "compared answers" if needs.share == SHADOW else "scored threads of the small model"
@@ -43,15 +46,15 @@ def plan(url: Server = None, dir: Dir = None, options: dict[str, Any] = {}) -> N
 
 @app.command()
 @with_options(TakeoverPlan)
-def start(url: Server = None, dir: Dir = None, options: dict[str, Any] = {}) -> None:  # noqa: B006  # the decorator passes it
+def start(url: Server = None, dir: Dir = None, route: Route = None, options: dict[str, Any] = {}) -> None:  # noqa: B006  # the decorator passes it
     """Begin a takeover: shadow first, then growing shares of threads."""
-    _show(asyncio.run(_api(url, dir).takeover("start", _plan(options))))
+    _show(asyncio.run(_api(url, dir).takeover("start", _plan(options), route)))
 
 
 @app.command()
-def status(url: Server = None, dir: Dir = None, json: Json = False) -> None:
+def status(url: Server = None, dir: Dir = None, route: Route = None, json: Json = False) -> None:
     """Show the stage, its numbers, and every decision."""
-    state = asyncio.run(_api(url, dir).takeover_state())
+    state = asyncio.run(_api(url, dir).takeover_state(route))
     if json:
         echo(state.model_dump_json(indent=1))
     else:
@@ -59,15 +62,15 @@ def status(url: Server = None, dir: Dir = None, json: Json = False) -> None:
 
 
 @app.command()
-def approve(url: Server = None, dir: Dir = None) -> None:
+def approve(url: Server = None, dir: Dir = None, route: Route = None) -> None:
     """Let a takeover that was started with --approve go on to its next stage."""
-    _show(asyncio.run(_api(url, dir).takeover("approve")))
+    _show(asyncio.run(_api(url, dir).takeover("approve", route=route)))
 
 
 @app.command()
-def stop(url: Server = None, dir: Dir = None) -> None:
+def stop(url: Server = None, dir: Dir = None, route: Route = None) -> None:
     """Give all calls to the paid model again, at once."""
-    _show(asyncio.run(_api(url, dir).takeover("stop")))
+    _show(asyncio.run(_api(url, dir).takeover("stop", route=route)))
 
 
 def _api(url: str | None, dir: Path | None) -> Api:

@@ -26,6 +26,7 @@ from .training.queue import TrainQueue
 
 if TYPE_CHECKING:  # the first needs the extra `mirror`, the second imports the routes' paths
     from .mirror.uploads import MirrorUploads
+    from .upstream.app_routes import AppRoutes
     from .upstream.passing import UpstreamGateway
 
 TICK_SECONDS = 0.25
@@ -56,7 +57,7 @@ class LoopLag:
 
 @dataclass(frozen=True)
 class Services:
-    """All services of one server. `learner` is None with --inference-only, `mirror` without --mirror, `upstream` without --upstream. `lag`: see LoopLag."""
+    """All services of one server. `learner` is None with --inference-only, `mirror` without --mirror, `upstream` without --upstream. `app_routes`: of apps that ask their paid models themselves. `lag`: see LoopLag."""
 
     options: ServerOptions
     engine: EngineChoice
@@ -69,6 +70,7 @@ class Services:
     training: TrainQueue
     train_history: TrainHistory
     archives: Archives
+    app_routes: AppRoutes
     mirror: MirrorUploads | None = None
     upstream: UpstreamGateway | None = None
     lag: LoopLag = field(default_factory=LoopLag)

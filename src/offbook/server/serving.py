@@ -49,6 +49,7 @@ from .training.learner_client import LearnerClient
 from .training.queue import TrainQueue
 from .training.runner import MemoryCheck, TrainRunner
 from .upstream.address import upstream_model
+from .upstream.app_routes import AppRoutes
 from .upstream.passing import UpstreamGateway
 from .upstream.traffic import RecordingPolicy, RouteTraffic
 
@@ -149,7 +150,10 @@ async def open_services(options: ServerOptions, engine: EngineChoice, base: Base
             )
         training = TrainQueue(history, jobs, runner, max_staleness=engine.max_staleness)
         await training.open()
-        upstream = await _upstream(options, store, recorder)
+        policy = _recording(options)
+        upstream = await _upstream(options, policy, store, recorder)
+        app_routes = AppRoutes(policy, store, recorder.sampled)
+        await app_routes.open(options.route if upstream is not None else None)
     except BaseException:
         await store.close()
         if mirror is not None:
@@ -157,11 +161,21 @@ async def open_services(options: ServerOptions, engine: EngineChoice, base: Base
         raise
     archives = Archives(options.dir / "exports")
     return Services(
-        options, engine, base, store, models, sampler, learner, recorder, training, history, archives, mirror, upstream
+        options, engine, base, store, models, sampler, learner, recorder, training, history, archives, app_routes, mirror,
+        upstream,
+    )  # fmt: skip
+
+
+def _recording(options: ServerOptions) -> RecordingPolicy:
+    """What is recorded of apps on paid models."""
+    return RecordingPolicy(
+        options.record_share, options.record_days, options.record_mb * 1e6, keep_personal=options.keep_personal
     )
 
 
-async def _upstream(options: ServerOptions, store: Store, recorder: Recorder) -> UpstreamGateway | None:
+async def _upstream(
+    options: ServerOptions, policy: RecordingPolicy, store: Store, recorder: Recorder
+) -> UpstreamGateway | None:
     """The gateway before the paid model; None without one. Raises ConfigError, StoreError."""
     if options.upstream is None:
         return None
@@ -171,9 +185,6 @@ async def _upstream(options: ServerOptions, store: Store, recorder: Recorder) ->
             f"--upstream {options.upstream}: clients send this server's key, so it needs the provider's: set "
             "OPENAI_API_KEY or the like, or name a variable with ?api_key_variable=NAME"
         )
-    policy = RecordingPolicy(
-        options.record_share, options.record_days, options.record_mb * 1e6, keep_personal=options.keep_personal
-    )
     traffic = RouteTraffic(options.route, model, policy, store, recorder.sampled)
     await traffic.open()
     takeover = Takeover(options.route, store)
@@ -202,6 +213,7 @@ async def close_services(services: Services, deadline: float) -> None:
     await services.recorder.drain(deadline)
     if services.upstream is not None:
         await services.upstream.close()
+    await services.app_routes.close()
     ending = [services.sampler.stop()]
     if services.learner is not None:
         ending.append(services.learner.stop())
@@ -431,8 +443,8 @@ def ready_message(services: Services, url: str, key: Key | None, dashboard: str)
         ("training", "off (--inference-only)" if services.learner is None else "on"),
     ]
     if services.upstream is not None:
-        traffic = services.upstream.traffic
-        rows.append(("route", f"{url}/r/{traffic.name} -> {traffic.upstream.text}, {_recorded(traffic.policy.share)}"))
+        name, model = options.route, services.upstream.upstream
+        rows.append(("route", f"{url}/r/{name} -> {model.text}, {_recorded(options.record_share)}"))
     if key is not None and key.kept is not None:
         shown = f"{key.text} (shown once; stored in {key.kept})" if key.is_new else f"stored in {key.kept}"
         rows.append(("key", shown))

@@ -331,5 +331,7 @@ async def test_the_commands_plan_start_show_and_stop(passing: Opening, capsys: p
         assert code == 0 and "started: default@0" in text
         code, text = await command("approve")
         assert code == 1 and "no stage waits" in text
-        code, text = await command("stop")
+        code, text = await command("stop", "--route", "desk")
         assert code == 0 and "stopped: by a person" in text
+        code, text = await command("status", "--route", "other")
+        assert code == 1 and "no route 'other': this server has desk" in text

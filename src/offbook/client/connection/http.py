@@ -232,15 +232,18 @@ class Api:
         answer = await self._ask("POST", "/api/audit/removal", request, timeout=3600)
         return self._read(Removal.model_validate, answer)
 
-    async def takeover_state(self) -> TakeoverState:
-        """The takeover of the server's route, with every decision."""
-        return self._read(TakeoverState.model_validate, await self._ask("GET", "/api/takeover"))
+    async def takeover_state(self, route: str | None = None) -> TakeoverState:
+        """The takeover of a route, with every decision. None: the gateway's, else the only one."""
+        return self._read(TakeoverState.model_validate, await self._ask("GET", f"/api/takeover{_of_route(route)}"))
 
     async def takeover(
-        self, action: Literal["plan", "start", "approve", "stop"], plan: TakeoverPlan | None = None
+        self,
+        action: Literal["plan", "start", "approve", "stop"],
+        plan: TakeoverPlan | None = None,
+        route: str | None = None,
     ) -> TakeoverState:
-        """Plan or start a takeover, let its next stage begin, or stop it."""
-        answer = await self._ask("POST", f"/api/takeover/{action}", plan, repeat=False)
+        """Plan or start a takeover, let its next stage begin, or stop it. `route` as in `takeover_state`."""
+        answer = await self._ask("POST", f"/api/takeover/{action}{_of_route(route)}", plan, repeat=False)
         return self._read(TakeoverState.model_validate, answer)
 
     async def _ask(
@@ -339,6 +342,10 @@ def server_error(url: str, answer: httpx.Response) -> ServerError:
 def archive_path(archive_id: str) -> str:
     """URL path of an archive's download."""
     return f"/api/exports/{quote(archive_id)}"
+
+
+def _of_route(route: str | None) -> str:
+    return "" if route is None else f"?route={quote(route, safe='')}"
 
 
 def _path(name: str) -> str:

@@ -27,7 +27,8 @@ from ..errors import ApiError, internal_error, refusal_of, shortened
 from ..idle_exit import CountedRequests
 from ..pages.site import add_pages
 from ..services import Services, ServicesDep
-from ..upstream.passing import UpstreamCalls
+from ..upstream.passing import RouteCalls
+from ..upstream.served_routes import takeovers
 from . import audit_api, openai_api, resampling, route_api, takeover_api, training_api, trajectory_api
 from .auth import Guard
 from .model_paths import refusal_body
@@ -53,8 +54,7 @@ def build(services: Services, guard: Guard) -> FastAPI:
     add_openapi(app)
     add_error_answers(app)
     app.add_middleware(openai_api.ModelCalls, services=services)
-    if services.upstream is not None:
-        app.add_middleware(UpstreamCalls, gateway=services.upstream)
+    app.add_middleware(RouteCalls, gateway=services.upstream, app_routes=services.app_routes)
     if services.options.idle_exit is not None:
         app.add_middleware(CountedRequests, activity=services.activity)
     origins = services.options.allow_origin
@@ -123,7 +123,7 @@ def engine_state(services: Services) -> EngineState:
         sampler=services.sampler.state,
         learner=", ".join(facts),
         training=services.training.running,
-        takeover=services.upstream.takeover.current() if services.upstream is not None else None,
+        takeovers=tuple(takeover.current() for takeover in takeovers(services)),
     )
 
 

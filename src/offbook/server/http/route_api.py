@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Request
 
 from offbook.base import clock
+from offbook.base.app_calls import AppCalls, SideAnswer, SideRequest
+from offbook.base.config import RouteName
 from offbook.base.personal_data import mask_personal
 from offbook.base.wire import FeedbackRequest, FeedbackResult, RouteState
 
 from ..errors import ApiError
 from ..records.feedback import Feedback, add_feedback
-from ..services import ServicesDep
+from ..services import Services, ServicesDep
+from ..upstream.served_routes import default_route, takeovers, traffics
 from ..upstream.threads import trajectory_id
+from ..upstream.traffic import RouteTraffic
 from .json_body import JsonRoute
+from .takeover_api import small_model
 
 router = APIRouter(route_class=JsonRoute)
+AppRouteName = Annotated[RouteName, Path()]
 
 
 @router.post("/api/feedback")
@@ -22,13 +30,14 @@ async def feedback(request: FeedbackRequest, services: ServicesDep) -> FeedbackR
     """Store a score for a finished trajectory, found by its id, by one of its calls, or by the app's name of its thread."""
     name = request.trajectory_id
     if request.thread_id is not None:
-        name = trajectory_id(request.route or services.options.route, request.thread_id)
+        name = trajectory_id(request.route or default_route(services), request.thread_id)
     if request.comment is not None and not services.options.keep_personal:
         request = request.model_copy(update={"comment": mask_personal(request.comment)})
     first = None
-    if services.upstream is not None:
-        trajectory = name or str(request.call_id).rpartition(".")[0]
-        first = await services.upstream.takeover.score(trajectory, request.name, request.score)
+    trajectory = name or str(request.call_id).rpartition(".")[0]
+    for takeover in takeovers(services):
+        if first is None:
+            first = await takeover.score(trajectory, request.name, request.score)
     try:
         return await services.store.write(add_feedback, Feedback(request, name, clock.now()))
     except ApiError as error:
@@ -39,12 +48,40 @@ async def feedback(request: FeedbackRequest, services: ServicesDep) -> FeedbackR
 
 @router.get("/api/routes")
 async def routes(services: ServicesDep) -> list[RouteState]:
-    """The app behind --route with what was counted of it; none on a server without --upstream."""
-    if services.upstream is None:
-        return []
-    traffic = services.upstream.traffic
+    """The app behind --route, and those that ask their paid models themselves, with what was counted of each."""
+    return [_state(traffic) for traffic in traffics(services)]
+
+
+def _state(traffic: RouteTraffic) -> RouteState:
     counts = traffic.counts
     fields = counts.model_dump(exclude={"seconds"})
     seconds = {"seconds_p50": counts.quantile(0.5), "seconds_p99": counts.quantile(0.99)}
-    shares = {"name": traffic.name, "upstream": traffic.upstream.text, "record_share": traffic.policy.share}
-    return [RouteState.model_validate(shares | seconds | fields)]
+    upstream = None if traffic.upstream is None else traffic.upstream.text
+    shares = {"name": traffic.name, "upstream": upstream, "record_share": traffic.policy.share}
+    return RouteState.model_validate(shares | seconds | fields)
+
+
+@router.post("/api/routes/{route}/side")
+async def side(request: SideRequest, services: ServicesDep, route: AppRouteName) -> SideAnswer:
+    """Which side answers a call of an app that asks its paid model itself. 409 for the route of --upstream, 404 for a plan with an
+    unknown model."""
+    _not_the_gateways(services, route)
+    model = None if request.plan is None else small_model(services, request.plan, route)
+    return await services.app_routes.side(route, request, model)
+
+
+@router.post("/api/routes/{route}/calls")
+async def calls(told: AppCalls, services: ServicesDep, route: AppRouteName, request: Request) -> int:
+    """Take in calls that the app's own models have answered; returns their number. 409 for the route of --upstream."""
+    _not_the_gateways(services, route)
+    opened = await services.app_routes.opened(route)
+    for call in told.calls:
+        await opened.note(call, request.scope)
+    return len(told.calls)
+
+
+def _not_the_gateways(services: Services, route: str) -> None:
+    if services.upstream is not None and services.upstream.traffic.name == route:
+        raise ApiError(
+            409, f"the calls of {route!r} pass through this server: send them below /r/{route}/", code="gateways_route"
+        )

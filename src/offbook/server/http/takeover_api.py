@@ -2,58 +2,68 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from typing import Annotated
 
+from fastapi import APIRouter, Query
+
+from offbook.base.config import RouteName
 from offbook.base.takeovers import TakeoverPlan, TakeoverState
 
-from ..errors import ApiError
 from ..services import Services, ServicesDep
 from ..takeover.stage import needs_of
 from ..takeover.takeover import Takeover
+from ..upstream.served_routes import takeover_of
 from .json_body import JsonRoute
 
 router = APIRouter(route_class=JsonRoute)
+Route = Annotated[RouteName | None, Query()]
+"""The route's name; None: the gateway's, else the only one."""
 
 
 @router.get("/api/takeover")
-async def state(services: ServicesDep) -> TakeoverState:
-    """The state of the route's takeover, with its numbers and every decision. 404 on a server without --upstream."""
-    return _takeover(services).current()
+async def state(services: ServicesDep, route: Route = None) -> TakeoverState:
+    """The state of a route's takeover, with its numbers and every decision. 404 for a route that is not there."""
+    return takeover_of(services, route).current()
 
 
 @router.post("/api/takeover/plan")
-async def plan(plan: TakeoverPlan, services: ServicesDep) -> TakeoverState:
+async def plan(plan: TakeoverPlan, services: ServicesDep, route: Route = None) -> TakeoverState:
     """What a takeover with this plan would be: its model and the threads that each stage needs. Changes nothing."""
-    route = _takeover(services).state.route
-    return TakeoverState(route=route, model=_model(services, plan), plan=plan, needs=needs_of(plan))
+    name = route or takeover_of(services, None).state.route
+    return TakeoverState(route=name, model=small_model(services, plan, name), plan=plan, needs=needs_of(plan))
 
 
 @router.post("/api/takeover/start")
-async def start(plan: TakeoverPlan, services: ServicesDep) -> TakeoverState:
+async def start(plan: TakeoverPlan, services: ServicesDep, route: Route = None) -> TakeoverState:
     """Begin a takeover. 409 while one is under way, 404 for an unknown model."""
-    return await _takeover(services).start(plan, _model(services, plan))
+    name = route or takeover_of(services, None).state.route
+    model = small_model(services, plan, name)
+    return await (await _opened(services, name)).start(plan, model)
 
 
 @router.post("/api/takeover/approve")
-async def approve(services: ServicesDep) -> TakeoverState:
+async def approve(services: ServicesDep, route: Route = None) -> TakeoverState:
     """Begin the stage that waits for a person. 409 if none does."""
-    return await _takeover(services).approve()
+    return await takeover_of(services, route).approve()
 
 
 @router.post("/api/takeover/stop")
-async def stop(services: ServicesDep) -> TakeoverState:
+async def stop(services: ServicesDep, route: Route = None) -> TakeoverState:
     """Give all calls to the paid model again. 409 if they are there."""
-    return await _takeover(services).stop()
+    return await takeover_of(services, route).stop()
 
 
-def _takeover(services: Services) -> Takeover:
-    if services.upstream is None:
-        raise ApiError(404, "this server stands before no paid model: start it with --upstream", code="no_upstream")
-    return services.upstream.takeover
+async def _opened(services: Services, route: str) -> Takeover:
+    """The takeover of a route, which may be begun before its app makes a call."""
+    if services.upstream is not None and services.upstream.traffic.name == route:
+        return services.upstream.takeover
+    return (await services.app_routes.opened(route)).takeover
 
 
-def _model(services: Services, plan: TakeoverPlan) -> str:
-    """The small model's name with its step, so that training goes on without changing what is compared."""
-    name = plan.model or services.options.name
-    route = services.models.registry.resolve(name)
-    return f"{route.model}@{route.step}" if route.model != services.base.name else route.model
+def small_model(services: Services, plan: TakeoverPlan, route: str) -> str:
+    """The small model's name with its step, so that training goes on without changing what is compared. Without one in the plan,
+    it is the server's own on the gateway's route, else the model that is named as the route."""
+    own = services.upstream is not None and services.upstream.traffic.name == route
+    name = plan.model or (services.options.name if own else route)
+    chosen = services.models.registry.resolve(name)
+    return f"{chosen.model}@{chosen.step}" if chosen.model != services.base.name else chosen.model

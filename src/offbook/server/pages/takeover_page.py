@@ -20,7 +20,7 @@ from offbook.server.views.takeover_view import (
 )
 
 from ..records.takeover_threads import threads_by_side
-from ..records.upstream_threads import read_note
+from ..records.upstream_threads import ROUTE_NOTE, read_note
 from ..upstream.counts import RouteCounts
 from .rendering import Crumb, SourceDep, UnknownPage, page
 
@@ -47,7 +47,7 @@ async def takeover_page(
     state = states[name]
 
     def read(connection: Connection) -> tuple[RouteCounts, dict[tuple[int, bool], int]]:
-        counts = read_note(connection, f"route:{name}"[:64])
+        counts = read_note(connection, ROUTE_NOTE + name)
         known = RouteCounts() if counts is None else RouteCounts.model_validate_json(counts)
         return known, threads_by_side(connection, state.id)
 

@@ -66,19 +66,21 @@ class ScoredThread(NamedTuple):
 
 
 def begin_takeover(connection: Connection, batch: Sequence[str]) -> list[OffbookError | None]:
-    """Create the table if it is missing, and delete the threads of every takeover but those of the batch."""
+    """Create the table if it is missing, and delete the threads of these takeovers, which have ended."""
     if not inspect(connection).has_table(threads.name):
         threads.create(connection)
-    connection.execute(delete(threads).where(threads.c.takeover.not_in(batch)))
+    connection.execute(delete(threads).where(threads.c.takeover.in_(batch)))
     return [None] * len(batch)
 
 
 def add_threads(connection: Connection, batch: Sequence[Sequence[TakenThread]]) -> list[OffbookError | None]:
-    """Store threads. One that is there stays as it is."""
+    """Store threads, each sequence of one takeover. One that is there stays as it is, unless an earlier takeover left it."""
     for taken in batch:
         for start in range(0, len(taken), 500):
             rows = taken[start : start + 500]
-            known = set(connection.scalars(select(threads.c.id).where(threads.c.id.in_([row.id for row in rows]))))
+            mine = threads.c.id.in_([row.id for row in rows])
+            connection.execute(delete(threads).where(mine & (threads.c.takeover != rows[0].takeover)))
+            known = set(connection.scalars(select(threads.c.id).where(mine)))
             new = {row.id: row._asdict() for row in reversed(rows) if row.id not in known}
             if new:
                 connection.execute(insert(threads), list(new.values()))

@@ -15,6 +15,9 @@ from offbook.base.wire import TrajectoryRecord
 from .claims import chunks, finish
 from .tables import meta, trajectories, trajectory_models
 
+ROUTE_NOTE, TAKEOVER_NOTE = "route:", "takeover:"
+"""Before a route's name, the keys of the notes of what was counted of it and of its takeover."""
+
 
 class ThreadCall(NamedTuple):
     """A call, the trajectory of its thread, the name of the thread, and the run that all threads of the app are in."""

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Scope
 from offbook.base import clock
 from offbook.base.server_sent_events import EventReader
 from offbook.base.types import Message as ChatMessage
+from offbook.base.wire import LENGTH_HEADER
 from offbook.llms.options import Price
 from offbook.openai_dialect.chat_answer import Answer
 
@@ -30,7 +31,7 @@ from .takeover import Takeover
 logger = logging.getLogger(__name__)
 
 _COUNTS = ("/count_tokens", "/input_tokens", ":countTokens")
-_KEPT = frozenset({b"content-type", b"accept", b"host"})
+_KEPT = frozenset({b"content-type", b"accept", b"host", LENGTH_HEADER.encode()})
 """Headers of a client that the small model's request keeps. Its access was checked before."""
 SHADOWED = 8
 """Calls that the small model answers unseen at a time. Others are not shown to it."""

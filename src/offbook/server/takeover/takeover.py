@@ -26,7 +26,7 @@ from ..records.takeover_threads import (
     read_threads,
     score_threads,
 )
-from ..records.upstream_threads import read_note, save_notes
+from ..records.upstream_threads import TAKEOVER_NOTE, read_note, save_notes
 from ..upstream.threads import position, trajectory_id
 from .inputs import SeenInputs
 from .stage import Stage, needs_of
@@ -54,7 +54,7 @@ class Takeover:
         self.state = TakeoverState(route=route)
         self.seen = SeenInputs()
         self._store = store
-        self._key = f"takeover:{route}"[:64]
+        self._key = TAKEOVER_NOTE + route
         self._sides: dict[str, ThreadSide] = {}
         self._new: list[TakenThread] = []
         self._stage = Stage(self.state.plan, SHADOW, 1)
@@ -70,7 +70,7 @@ class Takeover:
             self.state, self.seen = TakeoverState.model_validate_json(state), SeenInputs.model_validate_json(seen)
             self._saved = text
         if self.state.status in ACTIVE:
-            await self._store.write(begin_takeover, self.state.id)
+            await self._store.write(begin_takeover, "")
             rows = await self._store.read(lambda connection: read_threads(connection, self.state.id))
             self._replay(rows)
         self._saving = asyncio.create_task(self._save_all())
@@ -147,7 +147,7 @@ class Takeover:
             plan=plan,
             needs=needs_of(plan),
         )
-        await self._store.write(begin_takeover, state.id)
+        await self._store.write(begin_takeover, self.state.id)
         self._sides, self._new = {}, []
         self.state = state.model_copy(update={"decisions": self.state.decisions})
         if plan.stages[0] == SHADOW:
@@ -216,7 +216,13 @@ class Takeover:
         state, share = self.state, self._stage.share
         numbers = Numbers() if verdict == "started" else self._stage.numbers()
         decision = Decision(
-            decided_at=clock.now(), stage=state.stage, share=share, verdict=verdict, reason=reason, numbers=numbers
+            decided_at=clock.now(),
+            stage=state.stage,
+            share=share,
+            verdict=verdict,
+            reason=reason,
+            numbers=numbers,
+            model=state.model,
         )
         self._decided.set()
         decisions = (*state.decisions, decision)

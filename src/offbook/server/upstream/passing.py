@@ -24,8 +24,9 @@ from ..errors import ApiError
 from ..http.model_paths import found_path, refusal_body
 from ..takeover.small_answers import SmallAnswer, SmallModel
 from ..takeover.takeover import Takeover
-from .address import AUTHORIZATION
-from .threads import position, thread_of, trajectory_id
+from .address import AUTHORIZATION, UpstreamModel
+from .app_routes import CHAT, AppRoute, AppRoutes
+from .threads import thread_of
 from .traffic import PassedCall, RouteTraffic
 
 logger = logging.getLogger(__name__)
@@ -51,7 +52,9 @@ class UpstreamGateway:
     """The connections to a paid model, the traffic that went through them, and the takeover by a small model."""
 
     def __init__(self, traffic: RouteTraffic, takeover: Takeover) -> None:
-        """Needs a running event loop."""
+        """Needs a running event loop, and `traffic` with an upstream."""
+        assert traffic.upstream is not None
+        self.upstream: UpstreamModel = traffic.upstream
         self.traffic = traffic
         self.takeover = takeover
         self.session = aiohttp.ClientSession(
@@ -60,7 +63,7 @@ class UpstreamGateway:
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
             skip_auto_headers=("accept", "user-agent", "content-type"),
-            trust_env=not is_loopback(urlsplit(traffic.upstream.root).hostname or ""),
+            trust_env=not is_loopback(urlsplit(self.upstream.root).hostname or ""),
         )
 
     async def close(self) -> None:
@@ -70,23 +73,31 @@ class UpstreamGateway:
         await self.takeover.close()
 
 
-class UpstreamCalls:
-    """ASGI middleware: requests below /r/ROUTE/ go to the upstream. It needs neither the sampler nor the records."""
+class RouteCalls:
+    """ASGI middleware: requests below /r/ROUTE/ go to the upstream, or on a route without one to the small model."""
 
-    def __init__(self, app: ASGIApp, gateway: UpstreamGateway) -> None:
+    def __init__(self, app: ASGIApp, gateway: UpstreamGateway | None, app_routes: AppRoutes) -> None:
         self._app = app
-        self._gateway = gateway
-        self._small = SmallModel(app, gateway.takeover, gateway.traffic.recorded)
+        self._gateway = None if gateway is None else UpstreamCalls(app, gateway)
+        self._app_routes = app_routes
+        app_routes.below = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         match = BELOW.fullmatch(scope["path"]) if scope["type"] == "http" else None
         if match is None:
             return await self._app(scope, receive, send)
+        path, request = match["path"], Request(scope, receive)
         try:
-            call = await self._opened(match, Request(scope, receive))
+            if self._gateway is not None and self._gateway.name == match["route"]:
+                call = await self._gateway.opened(path, request)
+                answering = self._gateway.answer(call, path, scope, receive, send)
+            else:
+                route = self._route(match["route"])
+                call = await _opened_chat(route, path, request)
+                answering = _answer_chat(route, call, scope, receive, send)
         except ApiError as error:
-            return await JSONResponse(refusal_body(match["path"], error), error.status)(scope, receive, send)
-        passing = asyncio.create_task(self._answer(call, match["path"], scope, receive, send))
+            return await JSONResponse(refusal_body(path, error), error.status)(scope, receive, send)
+        passing = asyncio.create_task(answering)
         leaving = asyncio.create_task(until_disconnected(receive))
         try:
             await asyncio.wait({passing, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -97,12 +108,50 @@ class UpstreamCalls:
                 passing.cancel()
         await asyncio.gather(passing, return_exceptions=call.cancelled)
 
-    async def _opened(self, match: re.Match[str], request: Request) -> PassedCall:
-        traffic, path, method = self._gateway.traffic, match["path"], request.method
-        if match["route"] != traffic.name:
-            raise ApiError(
-                404, f"no route {match['route']!r}: this server has {traffic.name!r} (--route)", code="unknown_route"
-            )
+    def _route(self, name: str) -> AppRoute:
+        if (route := self._app_routes.get(name)) is not None:
+            return route
+        known = ", ".join(repr(route) for route in route_names(self._gateway and self._gateway.name, self._app_routes))
+        raise ApiError(404, f"no route {name!r}: this server has {known or 'none'}", code="unknown_route")
+
+
+async def _opened_chat(route: AppRoute, path: str, request: Request) -> PassedCall:
+    if request.method != "POST" or path != CHAT:
+        raise ApiError(
+            404,
+            f"{request.method} {path}: the app asks its own models; here are chat completions",
+            code="not_passed_on",
+        )
+    body = await request.body()
+    call = PassedCall(new_id("call"), None, {}, body, thread=thread_of(request.headers, body))
+    route.traffic.place(call)
+    return call
+
+
+async def _answer_chat(route: AppRoute, call: PassedCall, scope: Scope, receive: Receive, send: Send) -> None:
+    try:
+        answer = await route.answer(call, scope)
+    except ApiError as error:
+        return await JSONResponse(error.body(), error.status)(scope, receive, send)
+    await send_small(route.traffic, call, answer, send)
+
+
+class UpstreamCalls:
+    """The calls of the gateway's route. They need neither the sampler nor the records."""
+
+    def __init__(self, app: ASGIApp, gateway: UpstreamGateway) -> None:
+        self._gateway = gateway
+        self._upstream = gateway.upstream
+        self._small = SmallModel(app, gateway.takeover, gateway.traffic.recorded)
+
+    @property
+    def name(self) -> str:
+        """The name of the route."""
+        return self._gateway.traffic.name
+
+    async def opened(self, path: str, request: Request) -> PassedCall:
+        """A call with its body. Raises ApiError for what is not passed on."""
+        traffic, method = self._gateway.traffic, request.method
         found = found_path(path) if method == "POST" else None
         passes = found is not None or (_ALSO if method == "POST" else _READ).fullmatch(path)
         if not passes or method not in ("GET", "POST"):
@@ -114,14 +163,11 @@ class UpstreamCalls:
             return call
         call.path, call.dialect = found[0].groupdict(), found[1]
         call.thread = thread_of(request.headers, body)
-        name = call.thread or call.id
-        if position("record", traffic.name, name) < traffic.policy.share:
-            call.trajectory_id = trajectory_id(traffic.name, name)
-            call.id = f"{call.trajectory_id}.{call.id.removeprefix('call-')[:16]}"
+        traffic.place(call)
         return call
 
-    async def _answer(self, call: PassedCall, path: str, scope: Scope, receive: Receive, send: Send) -> None:
-        """The answer of the small model if the call is its own and it answers, else of the upstream."""
+    async def answer(self, call: PassedCall, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the answer of the small model if the call is its own and it answers, else of the upstream."""
         if not call.counted or not self._small.takeover.active:
             return await self._pass(call, path, scope, receive, send)
         stage = self._small.takeover.stage
@@ -134,25 +180,16 @@ class UpstreamCalls:
             stage.add_call(seconds, answer.failure)
             self._small.takeover.decide()
             if answer.failure is None:
-                return await self._send_small(call, answer, send)
+                return await send_small(self._gateway.traffic, call, answer, send)
         else:
             call.on_cost = stage.add_paid_cost
         await self._pass(call, path, scope, receive, send)
         self._small.shadow(call, path, scope)
 
-    async def _send_small(self, call: PassedCall, answer: SmallAnswer, send: Send) -> None:
-        call.status, call.answer, call.ended_at = answer.status, [answer.body], clock.end_of(call.started_at)
-        headers = [*answer.headers, *_call_headers(call)]
-        try:
-            await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-            await send({"type": "http.response.body", "body": answer.body, "more_body": False})
-        finally:
-            self._gateway.traffic.note(call)
-
     async def _pass(self, call: PassedCall, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
         try:
-            upstream = self._gateway.traffic.upstream
+            upstream = self._upstream
             query = scope["query_string"].decode("latin-1")
             if upstream.key is not None:
                 query = "&".join(part for part in query.split("&") if not part.startswith("key="))
@@ -182,7 +219,7 @@ class UpstreamCalls:
                 self._gateway.traffic.note(call)
 
     def _headers(self, scope: Scope) -> list[tuple[str, str]]:
-        upstream = self._gateway.traffic.upstream
+        upstream = self._upstream
         hidden = _HOP if upstream.key is None else _HOP | {AUTHORIZATION, *KEY_HEADERS}
         headers = [
             (name, value.decode("latin-1"))
@@ -213,6 +250,22 @@ class UpstreamCalls:
                 call.answer.append(piece)
             await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def send_small(traffic: RouteTraffic, call: PassedCall, answer: SmallAnswer, send: Send) -> None:
+    """Send what the small model answered."""
+    call.status, call.answer, call.ended_at = answer.status, [answer.body], clock.end_of(call.started_at)
+    headers = [*answer.headers, *_call_headers(call)]
+    try:
+        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        await send({"type": "http.response.body", "body": answer.body, "more_body": False})
+    finally:
+        traffic.note(call)
+
+
+def route_names(gateway: str | None, app_routes: AppRoutes) -> list[str]:
+    """The names of a server's routes: first the gateway's."""
+    return [*([gateway] if gateway is not None else []), *sorted(route.traffic.name for route in app_routes)]
 
 
 def _call_headers(call: PassedCall) -> list[tuple[bytes, bytes]]:

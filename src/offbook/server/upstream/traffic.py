@@ -25,6 +25,7 @@ from ..calls.sampled_calls import SampledCalls
 from ..dialects.dialect import Dialect
 from ..records.store import Store
 from ..records.upstream_threads import (
+    ROUTE_NOTE,
     Retention,
     ThreadCall,
     add_thread_calls,
@@ -35,6 +36,7 @@ from ..records.upstream_threads import (
 from .address import UpstreamModel
 from .answers import SHAPE_ERRORS, ReadCall, UsedTokens, read_call, used_tokens, whole_answer
 from .counts import RouteCounts
+from .threads import position, trajectory_id
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +66,8 @@ class RecordingPolicy:
 class PassedCall:
     """A call whose answer has been sent. `trajectory_id=None`: it is not recorded. `answer=None`: too large to be read.
     `counted=False`: no call of a model, such as a list of models. `small`: the model of this server that answered, with its
-    price; its calls are in the takeover's numbers, and not in the sums of what is paid."""
+    price; its calls are in the takeover's numbers, and not in the sums of what is paid. `paid`: the model that an app asked
+    itself, with its price; None: the upstream."""
 
     id: str
     dialect: Dialect | None
@@ -80,6 +83,7 @@ class PassedCall:
     streamed: bool = False
     counted: bool = True
     small: tuple[str, Price] | None = None
+    paid: tuple[str, Price | None] | None = None
     on_cost: Callable[[float | None], None] | None = None
     answer: list[bytes] | None = field(default_factory=list[bytes])
 
@@ -90,10 +94,12 @@ class PassedCall:
 
 
 class RouteTraffic:
-    """Counts an app's calls, and records those of chosen threads. Needs a running event loop; `close` ends it."""
+    """Counts an app's calls, and records those of chosen threads. Needs a running event loop; `close` ends it.
+
+    `upstream=None`: the app asks its paid models itself."""
 
     def __init__(
-        self, name: str, upstream: UpstreamModel, policy: RecordingPolicy, store: Store, recorded: SampledCalls
+        self, name: str, upstream: UpstreamModel | None, policy: RecordingPolicy, store: Store, recorded: SampledCalls
     ) -> None:
         self.name = name
         self.upstream = upstream
@@ -103,7 +109,7 @@ class RouteTraffic:
         self.recorded = recorded
         self._queue: asyncio.Queue[PassedCall] = asyncio.Queue()
         self._waiting = 0
-        self._key = f"route:{name}"[:64]
+        self._key = ROUTE_NOTE + name
         self._told = ""
         self._tasks = [asyncio.create_task(work) for work in (self._read_all(), self._save_all(), self._retain())]
 
@@ -123,16 +129,28 @@ class RouteTraffic:
         if call.small is None:
             self.counts.add(call.status, call.ended_at - call.started_at, cancelled=call.cancelled)
         if call.cancelled or call.status >= 400 or call.answer is None:
-            self.counts.uncounted += 1
-            if call.trajectory_id is not None:
-                self.counts.skip("failed" if call.answer is not None else "too large")
+            self._unread(call, "failed" if call.answer is not None else "too large")
         elif self._queue.qsize() >= WAITING_CALLS or self._waiting + call.size > WAITING_BYTES:
-            self.counts.uncounted += 1
-            if call.trajectory_id is not None:
-                self.counts.skip("overload")
+            self._unread(call, "overload")
         else:
             self._waiting += call.size
             self._queue.put_nowait(call)
+
+    def place(self, call: PassedCall) -> None:
+        """Choose by its thread whether a call is recorded, and where."""
+        name = call.thread or call.id
+        if position("record", self.name, name) < self.policy.share:
+            call.trajectory_id = trajectory_id(self.name, name)
+            call.id = f"{call.trajectory_id}.{call.id.removeprefix('call-')[:16]}"
+
+    def _unread(self, call: PassedCall, reason: str) -> None:
+        self._uncount(call)
+        if call.trajectory_id is not None:
+            self.counts.skip(reason)
+
+    def _uncount(self, call: PassedCall) -> None:
+        """Count a call whose tokens are not known, if it is one of those that are paid."""
+        self.counts.uncounted += call.small is None
 
     async def settled(self) -> None:
         """Wait until all queued calls are read and recorded."""
@@ -166,7 +184,7 @@ class RouteTraffic:
             answer = whole_answer(call.dialect, b"".join(call.answer or ()))
             used = used_tokens(answer)
         except SHAPE_ERRORS as error:
-            self.counts.uncounted += 1
+            self._uncount(call)
             if call.trajectory_id is not None:
                 self._fail(call, error)
             return
@@ -191,10 +209,16 @@ class RouteTraffic:
             model, price = call.small
             return model, None if used is None else cost_of(Tokens(used.prompt, used.completion), used.cached, price)
         self.counts.uncounted += used is None
+        model, price = self._answering(call, body)
+        return model, None if used is None else self.counts.spend(used, price)
+
+    def _answering(self, call: PassedCall, body: Answer) -> tuple[str, Price | None]:
+        """The paid model that answered, and its price, None if it is unknown."""
+        if call.paid is not None or self.upstream is None:
+            return call.paid or ("unknown", None)
         asked = body.get("model") or call.path.get("named")
-        price = self.upstream.price if asked == self.upstream.name else None
-        cost = None if used is None else self.counts.spend(used, price)
-        return f"{self.upstream.text.partition('/')[0]}/{asked}", cost
+        provider = self.upstream.text.partition("/")[0]
+        return f"{provider}/{asked}", self.upstream.price if asked == self.upstream.name else None
 
     def _masked(self, read: ReadCall) -> ReadCall:
         masking = self.policy.masking()

@@ -18,7 +18,7 @@ from offbook.server.records import overview
 from offbook.server.records.overview import RolloutRow, RunRow, StepRollouts
 from offbook.server.records.read_only import Readable
 from offbook.server.records.store import recorded_trajectory
-from offbook.server.records.upstream_threads import notes_under
+from offbook.server.records.upstream_threads import ROUTE_NOTE, TAKEOVER_NOTE, notes_under
 
 from .run_index import EvaluationIndex, ListedRun, LoggedEvaluation, TrainUpdate, UpdateIndex, under_trainings
 
@@ -27,14 +27,11 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-ROUTE_KEY = 64 - len("route:")
-"""Characters of a route's name in the keys of its notes."""
-
 
 @dataclass(frozen=True)
 class EngineState:
-    """The state of a running server. `training` is the id of the train request that is being applied; `takeover`: None without
-    a route."""
+    """The state of a running server. `training` is the id of the train request that is being applied; `takeovers`: one of each
+    route."""
 
     version: str
     base_model: str
@@ -42,7 +39,7 @@ class EngineState:
     sampler: str
     learner: str
     training: str | None
-    takeover: TakeoverState | None = None
+    takeovers: tuple[TakeoverState, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -204,15 +201,13 @@ class DashboardSource:
         """The takeover of each route, in order of their names. One that a running server goes on with has the numbers of now."""
 
         def read(connection: Connection) -> list[TakeoverState]:
-            states = {name: TakeoverState(route=name) for name in notes_under(connection, "route:")}
-            for text in notes_under(connection, "takeover:").values():
-                state = TakeoverState.model_validate_json(text.partition("\n")[0])
-                states[state.route[:ROUTE_KEY]] = state
+            states = {name: TakeoverState(route=name) for name in notes_under(connection, ROUTE_NOTE)}
+            for name, text in notes_under(connection, TAKEOVER_NOTE).items():
+                states[name] = TakeoverState.model_validate_json(text.partition("\n")[0])
             return [state for _, state in sorted(states.items())]
 
-        live = self.engine.takeover if self.engine is not None else None
-        states = await self.read(read)
-        return [live if live is not None and live.route == state.route else state for state in states]
+        live = {state.route: state for state in (self.engine.takeovers if self.engine is not None else ())}
+        return [live.get(state.route, state) for state in await self.read(read)]
 
     def models(self) -> list[ModelFacts]:
         """All models of the directory."""

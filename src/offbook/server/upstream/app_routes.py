@@ -1,0 +1,148 @@
+"""Routes without an upstream: the app asks its paid models itself, and this server for the side of each call.
+
+The takeover, its evidence and the counts are those of the gateway. What the gateway sees pass, the app reports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import orjson
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from offbook.base import clock
+from offbook.base.app_calls import AppCall, SideAnswer, SideRequest
+from offbook.base.errors import ConfigError
+from offbook.base.types import new_id
+from offbook.llms.options import LlmOptions, Price
+from offbook.llms.prices import price_of
+from offbook.llms.provider import installed_prices
+
+from ..calls.sampled_calls import SampledCalls
+from ..errors import ApiError
+from ..records.store import Store
+from ..records.upstream_threads import TAKEOVER_NOTE, notes_under
+from ..takeover.small_answers import SmallAnswer, SmallModel
+from ..takeover.takeover import Takeover
+from .traffic import PassedCall, RecordingPolicy, RouteTraffic
+
+MOST_ROUTES = 100
+CHAT = "/v1/chat/completions"
+
+
+@dataclass(frozen=True)
+class AppRoute:
+    """A route whose app asks its paid models itself."""
+
+    traffic: RouteTraffic
+    takeover: Takeover
+    small: SmallModel
+
+    async def answer(self, call: PassedCall, scope: Scope) -> SmallAnswer:
+        """The small model's answer to a call on its side. Raises ApiError if there is none, and the app's own model answers."""
+        if not self.takeover.asks_small(call.thread):
+            raise ApiError(409, "this call is on the side of the app's own model", code="paid_side")
+        stage = self.takeover.stage
+        answer = await self.small.answer(call, CHAT, scope)
+        stage.add_call(clock.end_of(call.started_at) - call.started_at, answer.failure)
+        self.takeover.decide()
+        if answer.failure is not None:
+            raise ApiError(503, f"the small model failed: {answer.failure}", code="small_model_failed")
+        call.on_cost = stage.add_small_cost
+        call.small = (self.takeover.state.model, self.small.price)
+        return answer
+
+    async def note(self, told: AppCall, scope: Scope) -> None:
+        """Take in a call that the app's own model has answered. Its cost is that of its thread's side, whoever answered."""
+        answer = [] if told.answer is None else [orjson.dumps(told.answer)]
+        call = PassedCall(
+            new_id("call"),
+            None,
+            {},
+            orjson.dumps(told.request),
+            thread=told.thread_id,
+            started_at=told.started_at,
+            ended_at=max(told.started_at, told.ended_at),
+            status=200 if answer else 502,
+            answer=answer,
+            paid=(told.model, await _price(told)),
+        )
+        if self.takeover.active:
+            stage = self.takeover.stage
+            call.on_cost = stage.add_small_cost if self.takeover.asks_small(call.thread) else stage.add_paid_cost
+        self.traffic.place(call)
+        self.traffic.note(call)
+        self.small.shadow(call, CHAT, scope)
+
+
+async def _price(told: AppCall) -> Price | None:
+    if told.prices is not None:
+        return Price(prompt=told.prices[0], completion=told.prices[1])
+    table = await asyncio.to_thread(installed_prices)
+    try:
+        return price_of(LlmOptions(model=told.model, cache=None), table)
+    except ConfigError:  # no provider/model, so no price
+        return None
+
+
+class AppRoutes:
+    """The routes of apps that ask their paid models themselves, opened by their first use. Needs a running event loop."""
+
+    def __init__(self, policy: RecordingPolicy, store: Store, recorded: SampledCalls) -> None:
+        self._policy = policy
+        self._store = store
+        self._recorded = recorded
+        self._routes: dict[str, AppRoute] = {}
+        self._opening = asyncio.Lock()
+        self.below: ASGIApp | None = None
+
+    def __iter__(self) -> Iterator[AppRoute]:
+        return iter(list(self._routes.values()))
+
+    async def open(self, gateway: str | None) -> None:
+        """Go on with every takeover of the records, but that of the `gateway`'s route. Raises StoreError."""
+        for name in await self._store.read(lambda connection: notes_under(connection, TAKEOVER_NOTE)):
+            if name != gateway:
+                await self.opened(name)
+
+    def get(self, name: str) -> AppRoute | None:
+        """A route that was used; None for another one."""
+        return self._routes.get(name)
+
+    async def opened(self, name: str) -> AppRoute:
+        """The route of this name. Raises ApiError 409 for one too many, StoreError."""
+        async with self._opening:
+            route = self._routes.get(name)
+            if route is None:
+                if len(self._routes) >= MOST_ROUTES:
+                    raise ApiError(409, f"{name!r}: a server has at most {MOST_ROUTES} routes", code="too_many_routes")
+                traffic = RouteTraffic(name, None, self._policy, self._store, self._recorded)
+                await traffic.open()
+                takeover = Takeover(name, self._store)
+                await takeover.open()
+                route = AppRoute(traffic, takeover, SmallModel(self._below, takeover, self._recorded))
+                self._routes[name] = route
+        return route
+
+    async def side(self, name: str, request: SideRequest, model: str | None) -> SideAnswer:
+        """Which side answers a call. `model`: of the takeover that begins with the request's plan, if the route has had none."""
+        route = await self.opened(name)
+        takeover = route.takeover
+        if request.plan is not None and model is not None:
+            async with self._opening:
+                if not takeover.state.id:
+                    await takeover.start(request.plan, model)
+        call = PassedCall(new_id("call"), None, {}, orjson.dumps(request.request), thread=request.thread_id)
+        return SideAnswer(small=route.small.chosen(call, CHAT), seconds=takeover.state.plan.answer_seconds)
+
+    async def close(self) -> None:
+        """Finish reading and recording, and store what is not stored."""
+        for route in self._routes.values():
+            await route.traffic.close()
+            await route.takeover.close()
+
+    async def _below(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert self.below is not None, "the middleware sets it before any call"
+        await self.below(scope, receive, send)

@@ -242,6 +242,27 @@ async def test_calls_unlike_those_that_were_seen_go_to_the_paid_model_and_many_e
         assert now.decisions[-1].reason == "drift: calls unlike those that were seen (new tools, longer): more than 30%"
 
 
+async def test_what_users_ask_drifts_and_sends_the_traffic_back(passing: Opening) -> None:
+    async with passing(share=0.0) as route:
+        for number in range(120):  # as in a first stage
+            asked = {
+                "messages": [{"role": "user", "content": f"{'Where is' if number % 2 else 'Who owns'} box {number}?"}]
+            }
+            route.gateway.takeover.seen.learn(asked, 300)
+        await ask(route, "start", stages=[0.5, 0.999, 1], margin=0.9, max_unknown=0.3)
+        await threads(route, range(100), lambda _: 1.0)
+        assert (now := await state(route)).stage >= 1, now
+        assert await said(route, "as-before") == SMALL
+        for number in range(100):
+            refund = f"I was charged twice, please refund payment {number}"
+            answer = await said(route, f"new-{number}", messages=[{"role": "user", "content": refund}])
+            assert answer == PAID
+            if (now := await state(route)).status == "left":
+                break
+        assert now.decisions[-1].reason == "drift: calls unlike those that were seen (new words): more than 30%"
+        assert now.decisions[-1].numbers.unknown >= 3
+
+
 async def asked_until_left(route: Passing, **body: Any) -> TakeoverState:
     """The state after the calls of new threads that end the takeover."""
     for number in range(300):

@@ -1,4 +1,5 @@
-"""What the calls of an app looked like: the names of their tools, and the longest. A call that is unlike them has drifted.
+"""What the calls of an app looked like: the names of their tools, the longest, and the words of users. A call that is unlike
+them has drifted.
 
 Also whether a tool of the app has failed, as its result in a call says it."""
 
@@ -12,6 +13,8 @@ from pydantic import BaseModel, Field
 from offbook.base.types import Json
 from offbook.openai_dialect.chat_answer import Answer
 
+from .words import SeenWords
+
 LONGER = 1.5
 """A call may be longer than all that were seen by this factor."""
 FEW = 30
@@ -24,20 +27,26 @@ class SeenInputs(BaseModel):
     calls: int = 0
     longest: int = 0
     tools: set[str] = Field(default_factory=set)
+    words: SeenWords = Field(default_factory=SeenWords)
 
     def learn(self, body: Answer, size: int) -> None:
         """Take in a call of `size` bytes."""
         self.calls += 1
         self.longest = max(self.longest, size)
         self.tools |= tool_names(body)
+        if (text := new_input(body)) is not None:
+            self.words.learn(text)
 
     def unlike(self, body: Answer, size: int) -> str | None:
-        """How a call differs from those that were seen: "new tools" or "longer"; None if it does not."""
+        """How a call differs from those that were seen: "new tools", "longer" or "new words"; None if it does not."""
         if self.calls < FEW:
             return None
         if tool_names(body) - self.tools:
             return "new tools"
-        return "longer" if size > LONGER * self.longest else None
+        if size > LONGER * self.longest:
+            return "longer"
+        text = new_input(body)
+        return "new words" if text is not None and self.words.strange(text) else None
 
 
 def tool_names(body: Answer) -> set[str]:
@@ -48,6 +57,21 @@ def tool_names(body: Answer) -> set[str]:
         *(part for tool in tools for name in ("function", "functionDeclarations") for part in _objects(tool.get(name))),
     ]
     return {name for part in parts if isinstance(name := part.get("name"), str)}
+
+
+def new_input(body: Answer) -> str | None:
+    """The text of the user's message that a request of any API ends with; None if it ends with another, as after a tool's result."""
+    turns: Json = body.get("messages") or body.get("contents") or body.get("input")
+    if isinstance(turns, str):
+        return turns
+    newest = (_objects(turns) or [{}])[-1]
+    if newest.get("role") != "user":
+        return None
+    content = newest.get("content") or newest.get("parts")
+    if isinstance(content, str):
+        return content
+    texts = [part["text"] for part in _objects(content) if isinstance(part.get("text"), str)]
+    return " ".join(texts) if texts else None
 
 
 def failed_results(body: Answer) -> list[bool]:

@@ -12,11 +12,13 @@ import pytest
 
 from offbook import Model, RemoteBackend, TrainableModel, Trajectory, acompare
 from offbook.base.errors import ConfigError
+from offbook.base.takeovers import Decision, TakeoverState
 from offbook.contracts import StepFinished, TraceSink
 from offbook.testing import says, scripted_llm, scripted_server
 from offbook.testing.sinks import RUN, check_sink, sample_events
 from offbook.tracing.fanout import FanOut, show
 from offbook.tracing.sink_registry import resolve_sinks
+from offbook.tracing.takeover_events import TakeoverEvents
 from tests.fakes.obedient_policy import obey
 from tests.fakes.trace_server import until
 
@@ -196,3 +198,22 @@ def test_the_wandb_sink_conforms(folder: Path) -> None:
         }
 
     check_sink(lambda: resolve_sinks(["wandb"])[0], merged)
+
+
+def test_a_takeovers_decisions_are_the_rows_of_a_run_and_going_back_is_an_alert(folder: Path) -> None:
+    decided = [
+        Decision(decided_at=1.0, stage=0, share=0.25, verdict="passed", reason="worse by less than 0.1, if at all"),
+        Decision(decided_at=2.0, stage=1, share=1.0, verdict="left", reason="worse by more than 0.1", model="desk@7"),
+    ]
+    events = TakeoverEvents(resolve_sinks(["wandb"]))
+    events.show(TakeoverState(route="order-desk", decisions=tuple(decided)))
+    events.close()
+    rows = [row for row in history(folder) if "takeover/share" in row]
+    assert [(row["step"], row["takeover/share"], row["takeover/verdict"]) for row in rows] == [
+        (0, 0.25, "passed"),
+        (1, 1.0, "left"),
+    ]
+    alerts = [record.alert for _, record in records(folder) if record.HasField("alert")]
+    assert [(alert.title, alert.text) for alert in alerts] == [
+        ("takeover of route/order-desk: left", "worse by more than 0.1")
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,10 +11,13 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
-from offbook.base.errors import ConfigError
+from offbook.base.errors import ConfigError, OffbookError
 from offbook.base.takeovers import SHADOW, Decision, Numbers, TakeoverPlan, TakeoverState, share_text
 from offbook.base.terminal import echo
+from offbook.base.text import counted
 from offbook.client.connection.http import Api
+from offbook.tracing.sink_registry import named_sinks, resolve_sinks
+from offbook.tracing.takeover_events import TakeoverEvents
 
 from .directory import server_needed
 from .generated_options import with_options
@@ -26,9 +30,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+FOLLOW_SECONDS = 10.0
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 Route = Annotated[
-    str | None, typer.Option(help="route, such as a deployed app's; default: that of --upstream, else the only one")
+    str | None,
+    typer.Option(help="app whose calls move, by its route  [default: that of --upstream, else the only one]"),
 ]
 
 
@@ -71,6 +77,36 @@ def approve(url: Server = None, dir: Dir = None, route: Route = None) -> None:
 def stop(url: Server = None, dir: Dir = None, route: Route = None) -> None:
     """Give all calls to the paid model again, at once."""
     _show(asyncio.run(_api(url, dir).takeover("stop", route=route)))
+
+
+@app.command()
+def export(
+    to: Annotated[str, typer.Option(help="tools to send the decisions to, comma-separated, such as langfuse,wandb")],
+    url: Server = None,
+    dir: Dir = None,
+    route: Route = None,
+    follow: Annotated[bool, typer.Option("--follow", help="also send new decisions, until Ctrl-C")] = False,
+) -> None:
+    """Send every decision to Langfuse, W&B or another tool.
+
+    A tool that has a decision already keeps one copy."""
+    api, events = _api(url, dir), TakeoverEvents(resolve_sinks(named_sinks(to, "--to")))
+    events.check()
+    try:
+        while True:
+            try:
+                state = asyncio.run(api.takeover_state(route))
+                if number := events.show(state):
+                    echo(f"{state.route}: {counted(number, 'decision')} to {to}")
+            except OffbookError as error:
+                if not follow:
+                    raise
+                echo(f"offbook: {error}", err=True)  # asked and sent again
+            if not follow:
+                return
+            time.sleep(FOLLOW_SECONDS)
+    finally:
+        events.close()
 
 
 def _api(url: str | None, dir: Path | None) -> Api:

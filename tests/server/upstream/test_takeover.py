@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -334,7 +336,9 @@ async def test_a_body_that_is_no_chat_is_the_paid_models(passing: Opening, body:
         assert len(route.paid.asked) == 1 and route.sampler.received == []
 
 
-async def test_the_commands_plan_start_show_and_stop(passing: Opening, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_the_commands_plan_start_show_stop_and_export(
+    passing: Opening, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     async with passing(share=0.0) as route:
 
         async def command(*words: str) -> tuple[int, str]:
@@ -356,3 +360,7 @@ async def test_the_commands_plan_start_show_and_stop(passing: Opening, capsys: p
         assert code == 0 and "stopped: by a person" in text
         code, text = await command("status", "--route", "other")
         assert code == 1 and "no route 'other': this server has desk" in text
+        code, text = await command("export", "--to", f"jsonl:{tmp_path / 'traces'}")
+        assert code == 0 and "desk: 2 decisions" in text
+        lines = (tmp_path / "traces" / "takeovers.jsonl").read_text().splitlines()
+        assert [json.loads(line)["verdict"] for line in lines] == ["started", "stopped"]

@@ -200,6 +200,7 @@ def test_the_wandb_sink_conforms(folder: Path) -> None:
     check_sink(lambda: resolve_sinks(["wandb"])[0], merged)
 
 
+@pytest.mark.slow("W&B's own process")
 def test_a_takeovers_decisions_are_the_rows_of_a_run_and_going_back_is_an_alert(folder: Path) -> None:
     decided = [
         Decision(decided_at=1.0, stage=0, share=0.25, verdict="passed", reason="worse by less than 0.1, if at all"),

@@ -11,6 +11,7 @@ import os
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,6 +73,7 @@ class TakeoverSides:
         self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self._plans = dict(plans)
         self._http = httpx.Client(base_url=url, headers=self._headers, timeout=ASK_SECONDS, trust_env=False)
+        weakref.finalize(self, self._http.close).atexit = False
         self._async_http = httpx.AsyncClient(
             base_url=url,
             headers=self._headers,

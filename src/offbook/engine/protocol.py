@@ -36,7 +36,8 @@ UNKNOWN_LOGPROB = -9999.0
 """vLLM's word for a logprob that JSON cannot hold, also the embedded engine's; none that is known is so small."""
 LEARNER_MODULE = "offbook.engine.learner"
 """python -m LEARNER_MODULE --base DIR --loader auto|peft|unsloth [--load-in-4bit] --device D --dtype T [--threads N] [--deterministic]
-[--offload] [--row-limit N] [--unrecomputed-tokens N] [--planner-file FILE] [--learners N]"""
+[--offload] [--row-limit N] [--unrecomputed-tokens N] [--planner-file FILE] [--learners N]
+[--shard]"""
 
 MERGE_MODULE = "offbook.engine.learner.model.merge"
 """python -m MERGE_MODULE --base DIR --adapter DIR --output DIR: one merge, where no learner runs."""

@@ -62,13 +62,17 @@ class BaseShape:
         return self.layers * sum(inputs * outputs for inputs, outputs in self.linears)
 
     @property
+    def outer_parameters(self) -> int:
+        """Number of weights outside the layers: embeddings, head and final norm."""
+        return self.vocabulary * self.hidden * (1 if self.tied else 2) + self.hidden
+
+    @property
     def other_parameters(self) -> int:
         """Number of weights of embeddings, head, norms and biases."""
-        tables = self.vocabulary * self.hidden * (1 if self.tied else 2)
         biases = (self.q_width + 2 * self.kv_width) * self.attention_bias + self.hidden * self.output_bias
         biases += (2 * self.intermediate + self.hidden) * self.mlp_bias
         norms = 2 * self.hidden + (2 * self.head_dim if self.family == "qwen3" else 0)
-        return tables + self.layers * (norms + biases) + self.hidden
+        return self.outer_parameters + self.layers * (norms + biases)
 
     @property
     def parameters(self) -> int:

@@ -13,7 +13,17 @@ from offbook.base.text import counted
 
 from .base_shape import BaseShape
 from .card import GIB, Card, parse_card
-from .parts import CALL_TOKENS, CONTEXT, RESERVE, Parts, Workload, cache, cache_per_token, parts
+from .parts import (
+    CALL_TOKENS,
+    CONTEXT,
+    RESERVE,
+    Parts,
+    Workload,
+    cache,
+    cache_per_token,
+    parts,
+    sharded_weights,
+)
 from .plan import CARDS, ENOUGH_CALLS, LEAST_ROW, row_sizes
 
 OWN_SHARE = 0.92
@@ -27,7 +37,7 @@ _CARDS = re.compile(r"(\d{1,3})\s*[xX]\s*(\S.*)")
 @dataclass(frozen=True)
 class CardsPlan:
     """A division of `count` cards that fits. `replica` and `learner`: part -> bytes on each of their cards, with the smallest
-    cache and the largest row. `cache_tokens`: what fits into the cache of a replica."""
+    cache and the largest row. `cache_tokens`: what fits into the cache of a replica. `shard`: the learners shard the base."""
 
     base: str
     card: Card
@@ -39,6 +49,7 @@ class CardsPlan:
     cache_tokens: int
     replica: dict[str, int]
     learner: dict[str, int]
+    shard: bool = False
 
     @property
     def cache_calls(self) -> int:
@@ -55,7 +66,8 @@ class CardsPlan:
         """The options of `offbook serve` that divide the cards so."""
         sampling, training = (",".join(map(str, gpus)) for gpus in self.gpus())
         split = f" --tensor-parallel {self.tensor_parallel}" if self.tensor_parallel > 1 else ""
-        return f"--inference-gpus {sampling}{split}" + (f" --train-gpus {training}" if training else "")
+        trains = f" --train-gpus {training}{' --shard' if self.shard else ''}" if training else ""
+        return f"--inference-gpus {sampling}{split}{trains}"
 
 
 def parse_cards(text: str) -> tuple[int, Card]:
@@ -75,7 +87,8 @@ def plan_cards(
     base: str, shape: BaseShape, card: Card, count: int, work: Workload, *, trains: bool = True
 ) -> CardsPlan:
     """Divide two or more cards: the smallest replicas with a large enough cache, and a learner on one card in
-    LEARNER_SHARE. Cards that make no whole replica train too. `trains`: False gives all to replicas.
+    LEARNER_SHARE. Cards that make no whole replica train too. Learners that cannot hold the whole base shard it, if there are
+    enough. `trains`: False gives all to replicas.
 
     Raises ConfigError that says what is missing."""
     plan = _divided(base, shape, card, count, work, trains=trains)
@@ -113,24 +126,27 @@ def _divided(base: str, shape: BaseShape, card: Card, count: int, work: Workload
     if count < 2:
         return "two cards or more are divided"
     least = parts(shape, card, work, min(LEAST_ROW, work.row_tokens))
-    sampling = _replica(shape, card, work, least, count - trains)
+    holding = _least_learners(shape, card, work, count) if trains else 0
+    if isinstance(holding, str):
+        return holding
+    sampling = _replica(shape, card, work, least, count - holding)
     if sampling is None:
         needed = sum(_replica_parts(shape, work, least, 1).values())
         room = OWN_SHARE * card.usable
+        shards = f" beside {holding} learners that shard the base" if holding > 1 else ""
         return (
             f"a replica needs {needed / GIB:.1f} GiB in all, and vLLM takes {room / GIB:.1f} of each of the "
-            f"{counted(count - trains, 'card')} that may sample"
+            f"{counted(count - holding, 'card')} that may sample{shards}"
         )
     split, held, tokens = sampling
+    replicas = max(1, (count - max(holding, count // LEARNER_SHARE * trains)) // split)
+    learners = count - replicas * split if trains else 0
     rows, learner = work.row_tokens, dict[str, int]()
     if trains:
-        largest = _learner(shape, card, work)
-        if isinstance(largest, str):
-            return largest
+        largest = _learner(shape, card, work, learners if holding > 1 else 1)
+        assert largest is not None, "more learners hold less each"
         rows, learner = largest
-    replicas = max(1, (count - max(1, count // LEARNER_SHARE) * trains) // split)
-    learners = count - replicas * split if trains else 0
-    return CardsPlan(base, card, count, split, replicas, learners, rows, tokens, held, learner)
+    return CardsPlan(base, card, count, split, replicas, learners, rows, tokens, held, learner, holding > 1)
 
 
 def _replica(
@@ -174,21 +190,32 @@ def _replica_parts(shape: BaseShape, work: Workload, least: Parts, split: int) -
     }
 
 
-def _learner(shape: BaseShape, card: Card, work: Workload) -> tuple[int, dict[str, int]] | str:
-    """The largest row of a learner that holds the whole base, and its parts; or what is missing."""
+def _least_learners(shape: BaseShape, card: Card, work: Workload, count: int) -> int | str:
+    """How few learners hold the base: one whole, or more that shard it and leave a card for a replica. Or what is missing."""
+    for learners in range(1, 2 if work.four_bit else max(2, count)):
+        if _learner(shape, card, work, learners) is not None:
+            return learners
+    rows, most = min(LEAST_ROW, work.row_tokens), count - 1
+    needed = sum(_learner_parts(shape, card, work, rows, 1).values())
+    missing = f"a learner needs {needed / GIB:.1f} GiB for the whole base and rows of {rows:,} tokens"
+    if most > 1 and not work.four_bit:
+        sharded = sum(_learner_parts(shape, card, work, rows, most).values())
+        missing += f", or {sharded / GIB:.1f} where {most} shard the base"
+    return f"{missing}, and a card has {card.usable / GIB:.1f}"
+
+
+def _learner(shape: BaseShape, card: Card, work: Workload, learners: int) -> tuple[int, dict[str, int]] | None:
+    """The largest row of a learner that holds the whole base, or with more `learners` its part, and what it holds then; None
+    if no row fits."""
     for rows in row_sizes(work.row_tokens):
-        held = _learner_parts(shape, card, work, rows)
+        held = _learner_parts(shape, card, work, rows, learners)
         if sum(held.values()) <= card.usable:
             return rows, held
-    rows = min(LEAST_ROW, work.row_tokens)
-    needed = sum(_learner_parts(shape, card, work, rows).values())
-    return (
-        f"a learner holds the whole base and needs {needed / GIB:.1f} GiB for rows of {rows:,} tokens, a card has "
-        f"{card.usable / GIB:.1f}. It does not fit without --shard, which is not built yet"
-    )
+    return None
 
 
-def _learner_parts(shape: BaseShape, card: Card, work: Workload, rows: int) -> dict[str, int]:
+def _learner_parts(shape: BaseShape, card: Card, work: Workload, rows: int, learners: int) -> dict[str, int]:
     held = parts(shape, card, work, rows)
     names = ("learner_weights", "learner_adapter", "learner_optimizer", "learner_gradients", "learner_activations")
-    return {name: getattr(held, name) for name in names} | {"contexts": CONTEXT + RESERVE}
+    whole = {name: getattr(held, name) for name in names} | {"contexts": CONTEXT + RESERVE}
+    return whole if learners == 1 else whole | {"learner_weights": sharded_weights(shape, work, learners)}

@@ -95,9 +95,8 @@ def cards_lines(plan: CardsPlan) -> list[str]:
         f"tokens, {plan.cache_calls:,} calls of {CALL_TOKENS:,}",
     ]
     if plan.learners:
-        lines.append(
-            f"  {counted(plan.learners, 'learner')}, each with the whole base: rows of at most {plan.row_tokens:,} tokens"
-        )
+        holds = "which shard the base (no GPU has run this)" if plan.shard else "each with the whole base"
+        lines.append(f"  {counted(plan.learners, 'learner')}, {holds}: rows of at most {plan.row_tokens:,} tokens")
         lines.append(
             f"  one card in {LEARNER_SHARE} trains, at least one, and those that make no whole replica (a rule of thumb)"
         )
@@ -119,6 +118,7 @@ def cards_json(plan: CardsPlan) -> dict[str, Json]:
         "replicas": plan.replicas,
         "tensor_parallel": plan.tensor_parallel,
         "learners": plan.learners,
+        "shard": plan.shard,
         "row_tokens": plan.row_tokens,
         "cache_tokens": plan.cache_tokens,
         "options": plan.options(),

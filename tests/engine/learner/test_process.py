@@ -43,14 +43,16 @@ SECONDS = 600
 
 
 class LearnerProcess:
-    """`python -m offbook.engine.learner` on pipes."""
+    """`python -m offbook.engine.learner` on pipes, or another `module` that runs it."""
+
+    module = LEARNER_MODULE
 
     def __init__(self, base: Path, log: Path, largest_file: int | None = None, *flags: str) -> None:
         def limit() -> None:
             if largest_file is not None:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, resource.RLIM_INFINITY))
 
-        argv = [sys.executable, "-m", LEARNER_MODULE, "--base", str(base), "--device", "cpu", "--dtype", "float32"]
+        argv = [sys.executable, "-m", self.module, "--base", str(base), "--device", "cpu", "--dtype", "float32"]
         with log.open("ab") as errors:
             self.child = subprocess.Popen(
                 [*argv, "--threads", "1", "--deterministic", *flags],

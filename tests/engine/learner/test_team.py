@@ -20,7 +20,8 @@ from offbook.engine import token_file
 from offbook.engine.learner.learner import Learner
 from offbook.engine.learner.model.policy import Policy
 from offbook.engine.learner.rows.layouts import plan, row_cost
-from offbook.engine.learner.team import Team, deal, follow
+from offbook.engine.learner.team import Team, deal
+from offbook.engine.learner.team_follower import follow
 from offbook.engine.learner.update.row_pass import RowPass
 from offbook.engine.learner.update.step import RowPasses, Step, StepTotals
 from tests.engine.learner.jobs import command, random_groups
@@ -46,7 +47,7 @@ def team_of(*others: Any) -> Iterator[Team]:
     ends = [Pipe() for _ in others]
     loads = [other if callable(other) else lambda other=other: other for other in others]
     threads = [
-        threading.Thread(target=follow, args=(theirs, load, "cpu"), daemon=True)
+        threading.Thread(target=follow, args=(theirs, load, "cpu", unprobed), daemon=True)
         for (_, theirs), load in zip(ends, loads, strict=True)
     ]
     for thread in threads:
@@ -57,6 +58,10 @@ def team_of(*others: Any) -> Iterator[Team]:
     for thread in threads:
         thread.join(60)
         assert not thread.is_alive()
+
+
+def unprobed(_: Policy) -> None:
+    """In place of the probes of attention, which have tests of their own."""
 
 
 def step_of(
@@ -99,7 +104,7 @@ def loaded(base: Path, dtype: torch.dtype) -> Policy:
 def test_two_learners_compute_what_one_computes(policies: Policies, base: Callable[[str], Path]) -> None:
     policy = policies("qwen2", torch.float32)
     with team_of(loaded(base("qwen2"), torch.float32)) as team:
-        team.join(policy)
+        team.join(policy, unprobed)
         for config in (
             config_of("grpo", layout="tree", row_tokens=64),
             config_of("gspo", layout="call_rows", epochs=2, minibatches=2, row_tokens=64),
@@ -121,7 +126,7 @@ def test_a_team_computes_every_loss_as_one_learner(
 
     others = [loaded(base("qwen2"), dtype) for _ in range(size - 1)]
     with team_of(*[exact(other) if dtype == torch.float64 else other for other in others]) as team:
-        team.join(policy)
+        team.join(policy, unprobed)
         for loss in LOSSES:
             for layout, (epochs, minibatches, kl) in zip(layouts, ((1, 1, 0.0), (1, 2, 0.1), (2, 2, 0.1)), strict=True):
                 config = config_of(loss, layout=layout, epochs=epochs, minibatches=minibatches, row_tokens=64)
@@ -149,11 +154,11 @@ def test_a_row_that_is_too_large_for_one_learner_is_split_there_and_one_that_sta
         return small[-1]
 
     with team_of(load(largest)) as team:
-        team.join(policy)
+        team.join(policy, unprobed)
         assert_same(step_of(policy, config, team.passes), wanted, 1e-9, 1e-9)
         assert small[0].refused == [largest]
     with team_of(load(1)) as team:
-        team.join(policy)
+        team.join(policy, unprobed)
         with pytest.raises(TrainError, match=r"^learner 2 of 2: the learner ran out of memory") as failed:
             step_of(policy, config, team.passes)
         assert failed.value.reason == "out_of_memory"
@@ -170,7 +175,7 @@ def test_the_first_learner_running_out_of_memory_leaves_no_answer_for_the_next_s
     device: Any = SmallDevice(policy, 1, "forward")
     device.lora = policy.lora
     with team_of(exact(loaded(base("qwen2"), torch.float64))) as team:
-        team.join(policy)
+        team.join(policy, unprobed)
         with pytest.raises(torch.OutOfMemoryError):
             step_of(device, config, team.passes, shifted=policy)
         device.hook.remove()
@@ -193,7 +198,7 @@ def test_rows_are_dealt_by_cost_and_a_team_has_one_plan(policies: Policies, base
     third.tree_refused = "no trees here"
     third.use_call_flops(1e9)  # another measured cost plans other rows
     with team_of(second, third) as team:
-        team.join(own)
+        team.join(own, unprobed)
         assert own.tree_refused == "learner 3 of 3: no trees here"
         config = config_of("dapo", row_tokens=64)
         wanted = step_of(own, config)
@@ -202,7 +207,7 @@ def test_rows_are_dealt_by_cost_and_a_team_has_one_plan(policies: Policies, base
 
 def test_a_learner_that_cannot_load_the_base_is_named(policies: Policies, tmp_path: Path) -> None:
     with team_of(lambda: Policy.load(tmp_path / "nowhere", LORA)) as team, pytest.raises(ConfigError) as failed:
-        team.join(policies("qwen2", torch.float32))
+        team.join(policies("qwen2", torch.float32), unprobed)
     assert str(failed.value).startswith("learner 2 of 2: ")
     assert "nowhere" in str(failed.value)
 
@@ -216,7 +221,7 @@ def test_a_whole_step_has_the_metrics_and_the_token_file_of_one_learner(toy: Pat
         for name, passes in (("one", RowPass), ("team", team.passes)):
             policy = Policy.load(toy, LoraOptions(), threads=1)
             if name == "team":
-                team.join(policy)
+                team.join(policy, unprobed)
             learner = Learner(policy, "toy", lambda _: None, passes=passes)
             found[name] = []
             for step, chosen in enumerate((config, config_self)):

@@ -2,7 +2,7 @@
 
 python -m offbook.engine.learner --base DIR [--loader auto|peft|unsloth] [--load-in-4bit] [--device D] [--dtype T]
 [--threads N] [--deterministic] [--name NAME] [--offload] [--row-limit N]
-[--unrecomputed-tokens N] [--planner-file FILE] [--learners N]
+[--unrecomputed-tokens N] [--planner-file FILE] [--learners N] [--shard]
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import Queue
@@ -30,6 +31,7 @@ from .model import unsloth_loader
 
 if TYPE_CHECKING:
     from .model.policy import Policy
+    from .team import Team
 
 PARENT_DIED = 3
 """Exit code when stdin ended without a stop command."""
@@ -87,7 +89,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--planner-file", type=Path, default=None, help="keeps what is measured once for a card")
     parser.add_argument("--deterministic", action="store_true", help="torch's deterministic algorithms")
     parser.add_argument("--learners", type=int, default=1, help="processes that compute a step together")
+    parser.add_argument("--shard", action="store_true", help="each of them holds a part of the base")
     parser.add_argument("--rank", type=int, default=0, help="which of them; others than 0 take their tasks from stdin")
+    parser.add_argument("--store-port", type=int, default=0, help="where those of a sharded base meet")
     return parser.parse_args(argv)
 
 
@@ -116,24 +120,55 @@ def main(argv: list[str] | None = None) -> int:
         gpus = _gpus_of_team(arguments.learners)
         _choose_device(arguments)
         from .service import Service
-        from .team import Team
 
         words = sys.argv[1:] if argv is None else argv
-        team = Team.start(words, arguments.learners, gpus) if arguments.learners > 1 else None
+        team = _start_team(arguments, words, gpus, events) if arguments.learners > 1 else None
         service = Service(arguments, events, team)
         ready = service.ready()
     except (OffbookError, OSError, ValueError, RuntimeError) as error:
         memory = Memory(arguments.device, arguments.load_in_4bit, loading=True)
-        reason, message = describe_failure(error, Path(arguments.base), memory)
-        events.write(
-            Failed(request_id="", reason=reason, message=f"The learner did not start: {message}").model_dump_json()
-            + "\n"
-        )
-        events.flush()
-        return 1
+        _did_not_start(events, *describe_failure(error, Path(arguments.base), memory))
+        return _left(arguments, 1)
     service.emit(ready)
     service.run(commands)
-    return 0
+    return _left(arguments, 0)
+
+
+def _did_not_start(events: TextIO, reason: str, message: str) -> None:
+    failed = Failed(request_id="", reason=reason, message=f"The learner did not start: {message}")
+    events.write(failed.model_dump_json() + "\n")
+    events.flush()
+
+
+def _left(arguments: argparse.Namespace, code: int) -> int:
+    """The exit code. With a sharded base the process ends here: at its exit torch may wait for learners that are gone."""
+    if arguments.shard:
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+def _start_team(arguments: argparse.Namespace, words: Sequence[str], gpus: Sequence[str], events: TextIO) -> Team:
+    """Start the other learners, and with a sharded base wait until they have come. Raises OSError, torch's errors."""
+    from .team import Team
+
+    if not arguments.shard:
+        return Team.start(words, arguments.learners, gpus)
+    from .model import sharding
+
+    # Python would handle SIGTERM after the collective that this thread may wait in.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    listening = sharding.listen()
+    port = int(listening.getsockname()[1])
+    team = Team.start(
+        [*words, "--store-port", str(port)],
+        arguments.learners,
+        gpus,
+        sharded=True,
+        failed=partial(_did_not_start, events),
+    )
+    sharding.join_group(0, arguments.learners, port, arguments.device, listening)
+    return team
 
 
 def _gpus_of_team(learners: int) -> list[str]:
@@ -149,6 +184,8 @@ def _choose_device(arguments: argparse.Namespace) -> None:
     """Resolve the device, and import Unsloth where it loads the base: it patches transformers only when it comes first,
     so `service` and `team` are imported after this. Raises ConfigError."""
     arguments.device = device_name(arguments.device)
+    if arguments.shard:
+        check_shard(arguments)
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     if arguments.learners > 1 and arguments.device != "cpu" and (not gpus or "," in gpus):
         raise ConfigError(
@@ -156,6 +193,21 @@ def _choose_device(arguments: argparse.Namespace) -> None:
         )
     if unsloth_loader.choose(arguments.loader, arguments.device) == "unsloth":
         unsloth_loader.import_first()
+
+
+def check_shard(arguments: argparse.Namespace) -> None:
+    """Raise ConfigError for what --shard does not go together with. The loader `auto` becomes PEFT."""
+    arguments.loader = "peft" if arguments.loader == "auto" else arguments.loader
+    wrong = {
+        f"--learners {arguments.learners}": arguments.learners < 2,
+        "--load-in-4bit": arguments.load_in_4bit,
+        f"--loader {arguments.loader}": arguments.loader != "peft",
+        f"--device {arguments.device}": arguments.device == "mps",
+        "--offload": arguments.offload,
+    }
+    for option, is_wrong in wrong.items():
+        if is_wrong:
+            raise ConfigError(f"--shard does not go together with {option}: leave out one of them")
 
 
 def _follow(arguments: argparse.Namespace) -> int:
@@ -166,17 +218,26 @@ def _follow(arguments: argparse.Namespace) -> int:
         _choose_device(arguments)
     except Exception as error:  # noqa: BLE001  # told to the first learner, like all that keeps the base from loading
         refused = error
-    from .team import follow
+    from .team_follower import follow
 
     def load() -> Policy:
         if refused is not None:
             raise refused
-        from .service import probed_policy
+        from .service import load_policy
 
-        return probed_policy(arguments)
+        if arguments.shard:
+            from .model.sharding import join_group
 
-    follow(Connection(os.dup(0)), load, arguments.device)
-    return 0
+            join_group(arguments.rank, arguments.learners, arguments.store_port, arguments.device)
+        return load_policy(arguments)
+
+    def probe(policy: Policy) -> object:
+        from .service import probes
+
+        return probes(policy)
+
+    follow(Connection(os.dup(0)), load, arguments.device, probe)
+    return _left(arguments, 0)
 
 
 if __name__ == "__main__":

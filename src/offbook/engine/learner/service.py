@@ -6,6 +6,7 @@ import argparse
 import gc
 import importlib.metadata
 import sys
+import threading
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -36,10 +37,11 @@ from .failures import Memory, describe_failure
 from .host_memory import HostMemory
 from .learner import Learner
 from .model.launch_cost import kept_call_flops
-from .model.mask_probe import completion_logprobs, eager_probe, mask_probe
+from .model.mask_probe import MaskProbe, completion_logprobs, eager_probe, mask_probe
 from .model.merge import merge
 from .model.policy import Policy
 from .model.probe_adapter import probe_logprobs
+from .model.sharding import held_weights
 from .team import Team
 from .update.row_pass import RowPass
 
@@ -51,7 +53,9 @@ class Service:
     def __init__(self, arguments: argparse.Namespace, events: TextIO, team: Team | None = None) -> None:
         self._base = Path(arguments.base)
         self._events = events
-        self._device_broken = False
+        self._writing = threading.Lock()
+        self._running = ""  # the command's request id
+        self._ends = ""  # why the process must end; empty: it goes on
         device: str = arguments.device
         self._policy = load_policy(arguments)
         if arguments.planner_file is not None:
@@ -72,17 +76,16 @@ class Service:
 
     def emit(self, event: Event) -> None:
         """Write one event as a JSON line."""
-        self._events.write(event.model_dump_json() + "\n")
-        self._events.flush()
+        with self._writing:  # a team may end in another thread
+            self._events.write(event.model_dump_json() + "\n")
+            self._events.flush()
 
     def ready(self) -> Ready:
         """Run the probes of attention, and return the facts about the learner that `doctor` shows. Raises
         ConfigError for an attention that computes plain rows wrong."""
         policy = self._policy
-        difference = eager_probe(policy)
-        probe = mask_probe(policy)
-        if self._team is not None:
-            self._team.join(policy)
+        team = self._team
+        difference, probe = probes(policy) if team is None else team.join(policy, probes)
         facts = {
             "device": str(policy.device),
             "dtype": str(policy.dtype).removeprefix("torch.") + (", base in 4 bits" if policy.four_bit else ""),
@@ -92,7 +95,8 @@ class Service:
             "parameters": str(policy.base_parameters),
             "threads": str(torch.get_num_threads()),
             "deterministic": str(torch.are_deterministic_algorithms_enabled()),
-            **({"learners": str(self._team.size)} if self._team is not None else {}),
+            **({"learners": str(team.size)} if team is not None else {}),
+            **({"shard": f"{held_weights(policy.model)} weights here"} if policy.sharded else {}),
             "mask_probe": f"ok, differs by {probe.max_difference:.1e} nats" if probe.ok else f"refused: {probe.reason}",
             "plain_rows": "not compared with eager attention: Unsloth's own"
             if difference is None
@@ -106,6 +110,8 @@ class Service:
         if self._host is not None:
             self._host.leave()
         _release_memory()  # what the probe took: the sampler starts beside this process
+        if team is not None:
+            team.failed = self._team_failed
         return Ready(facts=facts, linear_layers=policy.linear_layers)
 
     def run(self, commands: Iterable[Command]) -> None:
@@ -114,16 +120,17 @@ class Service:
             if isinstance(command, StopCommand):
                 return
             event = self.answer(command)
-            if not self._device_broken:
+            if not self._ends:
                 _release_memory()
             self.emit(event)
-            if self._device_broken:
-                print("The learner ends: its device fails every call from now on", file=sys.stderr)
+            if self._ends:
+                print(f"The learner ends: {self._ends}", file=sys.stderr)
                 return
 
     def answer(self, command: TrainCommand | MergeCommand | ScoreCommand) -> Event:
         """Execute a command and return its last event. A failure is an event too; the process goes on unless the device
-        is lost."""
+        or a sharded base is lost."""
+        self._running = command.request_id
         try:
             if isinstance(command, TrainCommand):
                 with self._on_device():
@@ -139,15 +146,23 @@ class Service:
         except Exception as error:  # noqa: BLE001  # the boundary of the process: the server gets every failure as an event
             place = _written_to(command, self._base)
             reason, message = describe_failure(error, place, self._memory)
-            self._device_broken = isinstance(error, torch.AcceleratorError) and reason != "out_of_memory"
+            if isinstance(error, torch.AcceleratorError) and reason != "out_of_memory":
+                self._ends = "its device fails every call from now on"
+            elif self._team is not None and self._team.broken:
+                self._ends = "its team broke off a pass over the sharded base"
             return Failed(request_id=command.request_id, reason=reason, message=message)
 
     def _score(self, command: ScoreCommand) -> Tensor:
         tokens = (command.prompt_ids, command.completion_ids, command.temperature)
-        if command.adapter is None:
-            return completion_logprobs(self._policy, *tokens, adapter=False)
-        self.learner.forget_adapter()
-        return probe_logprobs(self._policy, command.adapter, *tokens)
+        with self._team.accompanied(self._policy) if self._team is not None else nullcontext():
+            if command.adapter is None:
+                return completion_logprobs(self._policy, *tokens, adapter=False)
+            self.learner.forget_adapter()
+            return probe_logprobs(self._policy, command.adapter, *tokens)
+
+    def _team_failed(self, reason: str, message: str) -> None:
+        """Another learner failed in a pass that this one waits in."""
+        self.emit(Failed(request_id=self._running, reason=reason, message=message))
 
     def _on_device(self) -> AbstractContextManager[object]:
         """The learner on its device inside the block, wherever it is kept."""
@@ -168,17 +183,17 @@ def load_policy(arguments: argparse.Namespace) -> Policy:
         deterministic=arguments.deterministic,
         loader=arguments.loader,
         load_in_4bit=arguments.load_in_4bit,
+        sharded=arguments.shard,
         name=arguments.name,
     )
     policy.unrecomputed_tokens = arguments.unrecomputed_tokens
     return policy
 
 
-def probed_policy(arguments: argparse.Namespace) -> Policy:
-    """The same, with the mask probe run: for a learner that follows another."""
-    policy = load_policy(arguments)
-    mask_probe(policy)
-    return policy
+def probes(policy: Policy) -> tuple[float | None, MaskProbe]:
+    """Run the probes of attention. The results of `eager_probe` and `mask_probe`; raises as they do."""
+    difference = eager_probe(policy)
+    return difference, mask_probe(policy)
 
 
 def _chat_template(policy: Policy) -> str:

@@ -1,12 +1,15 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # torch's own annotations and safetensors' are partial
-"""A team of learners: processes that compute the rows of a step together, each with the base on a device of its own.
+"""A team of learners: processes that compute the rows of a step together, each on a device of its own.
 
 The first learner is the server's child and does all that a learner alone does: it plans, updates and saves. The others
-know no models, jobs or checkpoints. A task brings them rows and the adapter's weights, and they answer with scores, or
-with their part of the gradient. So learners cannot disagree about a plan, an optimizer or a step. Tasks and answers
-travel over a socket pair, which is the other's stdin: there are no collectives, whose timeouts an idle team would
-exceed and in which a learner would wait for one that failed.
+(`team_follower.py`) know no models, jobs or checkpoints. A task brings them rows and the adapter's weights, and they
+answer with scores, or with their part of the gradient. So learners cannot disagree about a plan, an optimizer or a step.
+Tasks and answers travel over a socket pair, which is the other's stdin. So an idle team waits in no collective.
+
+Each learner holds the whole base, or, if it is sharded, a part (`model/sharding.py`). A pass over a sharded base is a
+collective of all learners. So all get equally many rows, if need be without targets, and a failure in a pass ends the
+team: the others would wait forever.
 
 The others are children of the first and in its process group. If one ends, the first ends, which ends all.
 """
@@ -14,135 +17,96 @@ The others are children of the first and in its process group. If one ends, the 
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from pathlib import Path
+from queue import Queue
 from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
 
-import numpy as np
 import torch
-from safetensors.torch import load, save
+from safetensors.torch import load
 from torch import Tensor
 
-from offbook.base.config import LoraOptions
 from offbook.base.die_with_parent import die_with_parent
-from offbook.base.errors import ConfigError, TrainError
+from offbook.base.errors import ConfigError, OffbookError, TrainError
 
 from ..protocol import LEARNER_MODULE
-from .failures import Memory, describe_failure
 from .rows.cost import ModelShape
 from .rows.layouts import ComputeRow, row_cost
-from .update.row_pass import Done, LastUpdate, LossInputs, RowPass, RowPolicy, Scores, Tally, UpdateState
+from .team_messages import (
+    Accompany,
+    AdapterState,
+    Answer,
+    Begin,
+    Gradient,
+    GradientOfRows,
+    Joined,
+    Probe,
+    Refused,
+    Rows,
+    ScoreRows,
+    Task,
+    receive,
+    send,
+    targets_of,
+)
+from .update.row_pass import Done, LossInputs, RowPass, RowPolicy, Scores, Tally, UpdateState
 
 if TYPE_CHECKING:
     from .model.policy import Policy
 
 TEAM_BROKEN = 4
-"""Exit code of the first learner when another one ended."""
-Rows = tuple[ComputeRow, ...]
+"""Exit code of the first learner when another one ended, or failed in a pass over a sharded base."""
+CAUSE_SECONDS = 1.0
+"""After a failure in a pass over a sharded base: how long to wait for the one that caused it. A lost connection is seen
+by all learners, in any order."""
 Result = TypeVar("Result")
-
-
-# ---- tasks and answers
-
-
-@dataclass(frozen=True)
-class AdapterState:
-    """The adapter that a task is for. `weights`: safetensors of its parameters by name."""
-
-    lora: LoraOptions | None
-    weights: bytes
-
-    @classmethod
-    def of(cls, policy: Policy) -> AdapterState:
-        """The policy's adapter as it is."""
-        return cls(policy.lora, _packed(policy.trainable_parameters()))
-
-    def give(self, policy: Policy) -> None:
-        """Let the policy have this adapter."""
-        if self.lora is not None and policy.lora != self.lora:
-            policy.reset_adapter(self.lora)
-        weights = load(self.weights)
-        with torch.no_grad():
-            for name, parameter in policy.trainable_parameters().items():
-                parameter.copy_(weights[name])
-
-
-@dataclass(frozen=True)
-class Begin:
-    """The next tasks are of a step with these inputs. `seed`: of the adapter's dropout."""
-
-    inputs: LossInputs
-    seed: int
-
-
-@dataclass(frozen=True)
-class ScoreRows:
-    """Compute the scores of the rows' targets. `adapter` None: under the base."""
-
-    rows: Rows
-    adapter: AdapterState | None
-
-
-@dataclass(frozen=True)
-class GradientOfRows:
-    """Compute the gradient of the rows' loss."""
-
-    rows: Rows
-    adapter: AdapterState
-    update: UpdateState
-
-
-@dataclass(frozen=True)
-class Gradient:
-    """The answer to GradientOfRows. `old` and `last`: of the rows' targets, in the order of `_targets`. `gradients`:
-    safetensors of the parameters that have one, by name."""
-
-    loss: float
-    tally: Tally
-    old: Scores
-    last: LastUpdate
-    gradients: bytes
-
-
-@dataclass(frozen=True)
-class Joined:
-    """The first answer: the base is loaded. `tree_refused`: why it cannot be trained on trees there, else None."""
-
-    tree_refused: str | None
-
-
-@dataclass(frozen=True)
-class Refused:
-    """The task failed; see protocol.Failed."""
-
-    reason: str
-    message: str
-
-
-Task = Begin | ScoreRows | GradientOfRows
-Answer = Joined | Scores | Gradient | Refused | None
-
-
-# ---- the first learner
+Failure = Callable[[str, str], object]
+"""Says that the running command failed: reason and message of protocol.Failed."""
 
 
 class Team:
-    """The other learners, as the first one sees them. `lost(rank)` is called when learner `rank` has ended."""
+    """The other learners, as the first one sees them. `lost(rank)` is called when learner `rank` has ended.
 
-    def __init__(self, connections: Sequence[Connection], lost: Callable[[int], NoReturn]) -> None:
+    `sharded`: the base is. `failed` is then called before the process ends because another learner failed in a pass."""
+
+    def __init__(
+        self,
+        connections: Sequence[Connection],
+        lost: Callable[[int], NoReturn],
+        *,
+        sharded: bool = False,
+        failed: Failure | None = None,
+    ) -> None:
         self._connections = tuple(connections)
         self._lost = lost
+        self.sharded = sharded
+        self.failed = failed
+        self.broken = False
+        """A pass over the sharded base failed: this process must end."""
+        self._refusals: list[Refused] = []
+        self._telling = threading.Lock()  # held by the thread that says why the team ends, until it ends
+        self._inbox: list[Queue[Answer]] = [Queue() for _ in connections]
+        if sharded:
+            for rank in range(1, self.size):
+                threading.Thread(target=self._listen, args=(rank,), name=f"answers {rank + 1}", daemon=True).start()
 
     @classmethod
-    def start(cls, words: Sequence[str], size: int, gpus: Sequence[str] = ()) -> Team:
+    def start(
+        cls,
+        words: Sequence[str],
+        size: int,
+        gpus: Sequence[str] = (),
+        *,
+        sharded: bool = False,
+        failed: Failure | None = None,
+    ) -> Team:
         """Start learners 1 to `size` - 1 with the options `words` of this one; they load the base meanwhile. `gpus`: the
         GPU that each of the `size` learners sees; (): what this process sees. Raises OSError."""
         connections: list[Connection] = []
@@ -165,23 +129,30 @@ class Team:
 
         for rank in range(1, size):
             threading.Thread(target=lost, args=(rank,), name=f"learner {rank + 1}", daemon=True).start()
-        return cls(connections, lost)
+        return cls(connections, lost, sharded=sharded, failed=failed)
 
     @property
     def size(self) -> int:
         """The number of learners, this one included."""
         return len(self._connections) + 1
 
-    def join(self, policy: Policy) -> None:
-        """Wait until the others have loaded the base. Where trees are refused, `policy` refuses them too. Raises
-        ConfigError if one could not load it."""
-        for rank in range(1, self.size):
-            answer = self._receive(rank)
+    def join(self, policy: Policy, probe: Callable[[Policy], Result]) -> Result:
+        """Wait until the others have loaded the base; return the result of `probe`, the probes of attention, which all run.
+        Where trees are refused, `policy` refuses them too. Raises ConfigError if one could not load the base."""
+        if not self.sharded:
+            result = probe(policy)
+            answers = self._answers()
+        else:
+            self._answers()
+            task = Probe(policy.shape.call_flops)
+            result, answers = self.share([task] * (self.size - 1), lambda: probe(policy))
+        for rank, answer in enumerate(answers, 1):
             if isinstance(answer, Refused):
                 raise ConfigError(self._named(rank, answer.message))
             assert isinstance(answer, Joined)
             if answer.tree_refused is not None and policy.tree_refused is None:
                 policy.tree_refused = self._named(rank, answer.tree_refused)
+        return result
 
     def passes(self, policy: RowPolicy, inputs: LossInputs) -> RowPass:
         """What computes the rows of a step with the whole team."""
@@ -189,12 +160,12 @@ class Team:
 
     def share(self, tasks: Sequence[Task], own: Callable[[], Result]) -> tuple[Result, list[Answer]]:
         """Give each of the others its task, do `own` meanwhile, and return all results. What `own` raises, or a TrainError
-        for a task that failed, is raised when all have answered."""
+        for a task that failed, is raised when all have answered, or if the base is sharded at once."""
         for rank, task in enumerate(tasks, 1):
-            try:
-                _send(self._connections[rank - 1], task)
-            except ConnectionError:
-                self._lost(rank)
+            self._give(rank, task)
+        if self.sharded:
+            with self._in_collectives():
+                return own(), self._answers()
         try:
             result = own()
         except Exception:
@@ -206,17 +177,93 @@ class Team:
                 raise TrainError(self._named(rank, answer.message), reason=answer.reason)
         return result, answers
 
+    @contextmanager
+    def accompanied(self, policy: Policy) -> Generator[None]:
+        """Let the others make the passes of `policy` too, which only the first learner has rows for and which compute no
+        gradient. Does nothing unless the base is sharded. Our own errors and those of files are of no pass, and leave the
+        team as it is."""
+        if not self.sharded:
+            yield
+            return
+        count = 0
+
+        def accompany() -> None:
+            nonlocal count
+            count += 1
+            for rank in range(1, self.size):
+                self._give(rank, Accompany())
+
+        policy.before_pass = accompany
+        try:
+            with self._in_collectives(OffbookError, OSError):
+                yield
+        finally:
+            policy.before_pass = None
+            if not self.broken:
+                for _ in range(count):
+                    self._answers()
+
+    def _give(self, rank: int, task: Task) -> None:
+        try:
+            send(self._connections[rank - 1], task)
+        except ConnectionError:
+            self._lost(rank)
+
     def _answers(self) -> list[Answer]:
         return [self._receive(rank) for rank in range(1, self.size)]
 
     def _receive(self, rank: int) -> Answer:
+        if self.sharded:
+            return self._inbox[rank - 1].get()
         try:
-            return cast(Answer, _receive(self._connections[rank - 1]))
+            return cast(Answer, receive(self._connections[rank - 1]))
         except (EOFError, ConnectionError):
             self._lost(rank)
 
     def _named(self, rank: int, message: str) -> str:
         return f"learner {rank + 1} of {self.size}: {message}"
+
+    # ---- a sharded base: this thread may wait in a collective while another learner has failed
+
+    def _listen(self, rank: int) -> None:
+        """Receive the answers of a learner. A refusal ends the process, unless this learner's own failure does."""
+        while True:
+            try:
+                answer = cast(Answer, receive(self._connections[rank - 1]))
+            except (EOFError, OSError):
+                return self._lost(rank)
+            if not isinstance(answer, Refused):
+                self._inbox[rank - 1].put(answer)
+                continue
+            self._refusals.append(Refused(answer.reason, self._named(rank, answer.message)))
+            time.sleep(CAUSE_SECONDS)
+            if self._telling.acquire(blocking=False):
+                cause = self._cause()
+                assert cause is not None and self.failed is not None
+                print(f"The learner ends: {cause.message}", file=sys.stderr, flush=True)
+                self.failed(cause.reason, cause.message)
+                os._exit(TEAM_BROKEN)
+
+    @contextmanager
+    def _in_collectives(self, *harmless: type[Exception]) -> Generator[None]:
+        """After an error the team is broken, and its cause is raised: the error, or another learner's with a reason.
+        `harmless` errors occur between passes."""
+        try:
+            yield
+        except harmless:
+            raise
+        except Exception as error:
+            self._telling.acquire()  # not released: if another thread has it, the process is about to end
+            self.broken = True
+            time.sleep(CAUSE_SECONDS)
+            cause = self._cause()
+            if cause is None or cause.reason == "failed":
+                raise
+            raise TrainError(cause.message, reason=cause.reason) from error
+
+    def _cause(self) -> Refused | None:
+        """The other learners' failure that says most: one with a reason before one without."""
+        return min(self._refusals, key=lambda refused: refused.reason == "failed", default=None)
 
 
 class _TeamPass(RowPass):
@@ -238,7 +285,7 @@ class _TeamPass(RowPass):
         )
         for part, answer in zip(others, answers, strict=True):
             assert isinstance(answer, Scores)
-            into.put(_targets(part), answer.logprobs, answer.entropy, answer.kept)
+            into.put(targets_of(part), answer.logprobs, answer.entropy, answer.kept)
 
     def backward(self, rows: Sequence[ComputeRow], update: UpdateState, done: Done) -> tuple[float, Tally]:
         own, *others = self._dealt(rows)
@@ -252,13 +299,14 @@ class _TeamPass(RowPass):
             assert isinstance(answer, Gradient)
             loss += answer.loss
             tally.add(answer.tally)
-            _merge(answer, _targets(part), update)
+            _merge(answer, targets_of(part), update)
             gradients.append(load(answer.gradients))
         _add(gradients, self._adapted)
         return loss, tally
 
     def _dealt(self, rows: Sequence[ComputeRow]) -> list[Rows]:
-        return deal(rows, self._team.size, self._policy.shape)
+        dealt = deal_in_turn if self._team.sharded else deal
+        return dealt(rows, self._team.size, self._policy.shape)
 
     def _scaled(self, done: Done, total: int) -> Done:
         """Progress of this learner's part as progress of all rows."""
@@ -273,6 +321,14 @@ def deal(rows: Sequence[ComputeRow], size: int, shape: ModelShape) -> list[Rows]
         costs[least] += row_cost(row, shape)
         parts[least].append(row)
     return [tuple(part) for part in parts]
+
+
+def deal_in_turn(rows: Sequence[ComputeRow], size: int, shape: ModelShape) -> list[Rows]:
+    """`size` parts of equally many rows, for learners that wait for each other in each row: the i-th of all parts cost about
+    the same. Where rows are lacking, the last one has no targets."""
+    ordered = sorted(rows, key=lambda row: -row_cost(row, shape))
+    ordered += [ComputeRow.without_targets()] * (-len(ordered) % size)
+    return [tuple(ordered[rank::size]) for rank in range(size)]
 
 
 def _merge(answer: Gradient, target_numbers: Tensor, update: UpdateState) -> None:
@@ -302,106 +358,3 @@ def _end(rank: int, size: int, code: int) -> NoReturn:
     memory = "; the system may have run out of memory" if code == -signal.SIGKILL else ""
     print(f"The learner ends: learner {rank + 1} of {size} ended ({how}){memory}", file=sys.stderr, flush=True)
     os._exit(TEAM_BROKEN)
-
-
-# ---- the others
-
-
-def follow(connection: Connection, load_base: Callable[[], Policy], device: str) -> None:
-    """Answer the tasks of the first learner until it ends. `load_base` returns the policy, with its probes run."""
-    worker: _Worker | None = None
-    try:
-        worker = _Worker(load_base())
-        first: Answer = Joined(worker.policy.tree_refused)
-    except Exception as error:  # noqa: BLE001  # the boundary of the process: the first learner says it
-        first = Refused(*describe_failure(error, Path(), Memory(device, loading=True)))
-    try:
-        _send(connection, first)
-        while True:
-            task = cast(Task, _receive(connection))
-            assert worker is not None, "a task for a learner that did not load"
-            _send(connection, worker.answer(task))
-    except (EOFError, ConnectionError):
-        return  # the first learner has ended
-
-
-class _Worker:
-    """Executes tasks on a policy."""
-
-    def __init__(self, policy: Policy) -> None:
-        self.policy = policy
-        self._memory = Memory(str(policy.device), policy.four_bit)
-        self._inputs: LossInputs | None = None
-        self._rows: RowPass | None = None
-
-    def answer(self, task: Task) -> Answer:
-        """The answer to a task. Raises torch.AcceleratorError if the device is lost."""
-        try:
-            return self._execute(task)
-        except Exception as error:
-            reason, message = describe_failure(error, Path(), self._memory)
-            if isinstance(error, torch.AcceleratorError) and reason != "out_of_memory":
-                raise
-            return Refused(reason, message)
-
-    def _execute(self, task: Task) -> Answer:
-        if isinstance(task, Begin):
-            torch.manual_seed(task.seed)
-            self._inputs, self._rows = task.inputs, RowPass(self.policy, task.inputs)
-            return None
-        assert self._inputs is not None and self._rows is not None, "Begin comes first"
-        if task.adapter is not None:
-            task.adapter.give(self.policy)
-        targets = _targets(task.rows)
-        if isinstance(task, ScoreRows):
-            scores = Scores.empty(len(self._inputs.sampler))
-            self._rows.score(task.rows, scores, _unreported, adapter=task.adapter is not None)
-            return _at(scores, targets)
-        update = task.update
-        loss, tally = self._rows.backward(task.rows, update, _unreported)
-        last = update.last
-        return Gradient(
-            loss,
-            tally,
-            _at(update.old, targets),
-            LastUpdate(last.coefficients[targets], last.logprobs[targets], last.clipped[targets]),
-            self._gradients(),
-        )
-
-    def _gradients(self) -> bytes:
-        """The gradients, which are cleared."""
-        parameters = self.policy.trainable_parameters()
-        gradients = _packed({name: value.grad for name, value in parameters.items() if value.grad is not None})
-        for parameter in parameters.values():
-            parameter.grad = None
-        return gradients
-
-
-def _unreported(_: int) -> None:
-    """Only the first learner reports progress."""
-
-
-def _targets(rows: Sequence[ComputeRow]) -> Tensor:
-    """The numbers of the rows' targets, which no other row has."""
-    return torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *(row.target_numbers for row in rows)]))
-
-
-def _at(scores: Scores, target_numbers: Tensor) -> Scores:
-    return Scores(scores.logprobs[target_numbers], scores.entropy[target_numbers], scores.kept[target_numbers])
-
-
-# ---- the wire
-
-
-def _packed(tensors: dict[str, Tensor] | dict[str, torch.nn.Parameter]) -> bytes:
-    return save({name: value.detach().cpu().contiguous() for name, value in tensors.items()})
-
-
-def _send(connection: Connection, message: Task | Answer) -> None:
-    connection.send_bytes(
-        pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-    )  # `send` would share tensors by file descriptor
-
-
-def _receive(connection: Connection) -> object:
-    return pickle.loads(connection.recv_bytes())

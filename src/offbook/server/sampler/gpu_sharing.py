@@ -138,7 +138,12 @@ def divide_gpus(options: EngineOptions, model: str, gpus: tuple[Gpu, ...], *, tr
     sampling, training = plan.gpus(tuple(gpu.index for gpu in gpus))
     logger.info("--gpus auto\n%s", "\n".join(cards_lines(plan)))
     return options.model_copy(
-        update={"inference_gpus": sampling, "train_gpus": training, "tensor_parallel": plan.tensor_parallel}
+        update={
+            "inference_gpus": sampling,
+            "train_gpus": training,
+            "tensor_parallel": plan.tensor_parallel,
+            "shard": plan.shard,
+        }
     )
 
 

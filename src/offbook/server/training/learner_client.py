@@ -225,6 +225,7 @@ class LearnerClient:
         argv += ["--offload"] if self._offload else []
         argv += ["--row-limit", str(self._row_limit)] if self._row_limit is not None else []
         argv += ["--learners", str(options.team)] if options.team > 1 else []
+        argv += ["--shard"] if options.shard else []
         argv += ["--unrecomputed-tokens", str(self._unrecomputed_tokens)] if self._unrecomputed_tokens else []
         return argv + (["--deterministic"] if options.deterministic else [])
 

@@ -55,13 +55,15 @@ def target_logprobs(
     """logprobs, entropy (nats, detached) and kept (bool) of a row's n targets, each [n].
 
     hidden: last hidden states [T, H]; hidden[predictors[i]] predicts target i, whose number in `settings` is
-    target_numbers[i]. Equal targets are computed once. Only the logits of `chunk` targets are in memory at a time, in both
+    target_numbers[i]; n may be 0. Equal targets are computed once. Only the logits of `chunk` targets are in memory at a time, in both
     passes. `head_trains`: the head has trained weights, so the backward pass recomputes the logits.
     """
     row_settings = settings.take(target_numbers)
     first, inverse = _distinct(row_settings.keys(predictors))
     positions = torch.from_numpy(predictors[first]).to(hidden.device)
-    chunks = [_chunk_settings(row_settings.take(first[i : i + chunk]), hidden) for i in range(0, len(first), chunk)]
+    chunks = [
+        _chunk_settings(row_settings.take(first[i : i + chunk]), hidden) for i in range(0, max(len(first), 1), chunk)
+    ]
     places = positions.split(chunk)
     if head_trains or not torch.is_grad_enabled():
         parts = [

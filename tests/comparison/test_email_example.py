@@ -114,7 +114,7 @@ async def test_an_app_without_a_model_is_compared_without_a_server(held_out: lis
         found = await offbook.acompare(make_app(), held_out, given, output=tmp_path, rollouts=2, baseline="half")
         with pytest.raises(ConfigError, match="wrapped without a model"):
             await offbook.acompare(make_app(), held_out, ["step:0"], output=tmp_path)
-        with pytest.raises(ConfigError, match="no candidate"):
+        with pytest.raises(ConfigError, match="is not a candidate"):
             await offbook.acompare(make_app(), held_out, given, output=tmp_path, baseline="other")
     assert (found.baseline, found.of("able").passes) == ("half", {1: 1.0, 2: 1.0})
     difference = found.of("able").difference

@@ -73,7 +73,7 @@ async def test_a_server_that_lost_its_lock_to_another_writes_nothing_more(postgr
     await first.add_call(a_call("before"))
     cut_off(postgres)
     second = await Store.open(postgres)
-    with pytest.raises(StoreError, match="belong to another server by now"):
+    with pytest.raises(StoreError, match="another server now owns the records"):
         await first.add_call(a_call("after"))
     await second.add_call(a_call("second"))
     found = await second.calls_of(["before", "after", "second"])

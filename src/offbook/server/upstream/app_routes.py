@@ -139,9 +139,10 @@ class AppRoutes:
 
     async def close(self) -> None:
         """Finish reading and recording, and store what is not stored."""
-        for route in self._routes.values():
-            await route.traffic.close()
-            await route.takeover.close()
+        async with self._opening:  # a late call may be opening one
+            for route in self:
+                await route.traffic.close()
+                await route.takeover.close()
 
     async def _below(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert self.below is not None, "the middleware sets it before any call"

@@ -205,6 +205,6 @@ async def test_tools_of_several_servers_are_prefixed_only_where_they_clash() -> 
     async with ServerPool(Target(target.servers, only=("my_notes_echo",))) as pool, pool.rollout() as tools:
         assert [tool.name for tool in pool.toolset.tools] == ["echo"]
         assert (await tools.call("echo", {"text": "a"})).text == "notes say a"
-    with pytest.raises(ConfigError, match="only: there is no tool 'delete'; there are odd_echo, goad, read_note"):
+    with pytest.raises(ConfigError, match="only: there is no tool 'delete'; the tools are odd_echo, goad, read_note"):
         async with ServerPool(Target(target.servers, only=("delete",))):
             pass

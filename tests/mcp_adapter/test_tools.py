@@ -215,7 +215,7 @@ def test_a_bound_argument_is_hidden_and_filled_in() -> None:
     assert toolset.functions()[0]["function"]["parameters"] == {"type": "object", "properties": {}}
     assert toolset.tools[0].arguments({"repo": "/etc"}, "/tmp/1") == {"repo": "/tmp/1/r", "n": 3}
     assert toolset.tools[1].arguments({"rev": "HEAD"}, "/tmp/1") == {"rev": "HEAD", "repo": "/tmp/1/r"}
-    with pytest.raises(ConfigError, match="bind: no tool has an argument 'branch'; there are n, repo, rev"):
+    with pytest.raises(ConfigError, match="bind: no tool has an argument 'branch'; the arguments are n, repo, rev"):
         make_toolset([described(log, tool("show", repo=TEXT, rev=TEXT))], bind={"branch": "main"})
 
 

@@ -394,7 +394,7 @@ class RouteState(Wire):
 
     name: str
     upstream: str | None  # None: the app asks its paid models itself
-    record_share: float
+    record_share: FiniteFloat = Field(ge=0, le=1)
     calls: int = 0
     failed: int = 0
     cancelled: int = 0
@@ -403,11 +403,11 @@ class RouteState(Wire):
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
-    cost: float = 0.0
+    cost: FiniteFloat = 0.0
     recorded: int = 0
     not_recorded: dict[str, int] = Field(default_factory=dict)  # calls of recorded threads, by reason
-    seconds_p50: float | None = None
-    seconds_p99: float | None = None
+    seconds_p50: FiniteFloat | None = None
+    seconds_p99: FiniteFloat | None = None
 
 
 REWARDING = "score"

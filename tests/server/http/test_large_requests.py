@@ -90,7 +90,7 @@ async def test_the_largest_requests_that_are_taken_keep_nobody_waiting(gateway: 
             assert refused.status_code == 409  # nothing learns here
     finally:
         watching.cancel()
-    assert max(busy) < 0.25  # it holds the client too
+    assert max(busy) < 0.5  # it holds the client too
 
 
 async def test_finishing_takes_few_statements_however_many_trajectories_there_are(gateway: Gateway) -> None:

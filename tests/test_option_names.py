@@ -21,6 +21,7 @@ from offbook.llms.llm import Llm
 from offbook.trainer.options import TrainerOptions
 from offbook_langgraph import trainable
 from offbook_langgraph.training.rollout import TrainableOptions
+from offbook_langgraph.training.trainable import TrainableRunnable
 from offbook_mcp import MCPTrainer
 from offbook_mcp.training.mcp_trainer import MCPTrainerOptions
 
@@ -218,6 +219,7 @@ ACTUAL = {
     "model.train": names_of(offbook.TrainableModel.train),
     "evaluate": names_of(offbook.Trainer.evaluate),
     "trainable": {field.name for field in fields(TrainableOptions)},
+    "app.deployed": names_of(TrainableRunnable.deployed),
     "MCPTrainer": names_of(MCPTrainer) | {field.name for field in fields(MCPTrainerOptions)},
     "compare": names_of(offbook.compare) | {field.name for field in fields(CompareOptions)},
     "Ruler": names_of(offbook.Ruler),

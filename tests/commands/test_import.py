@@ -222,7 +222,7 @@ async def _check_adapters_as_bases(backend: offbook.LocalBackend, adapter: Path)
         ("plain", {}, "'plain' exists and did not begin with the adapter"),
         ("narrow", {"r": 2}, r"was not imported: .*is \(4, "),
         ("other", {"base_model_name_or_path": "Qwen/Qwen2.5-7B-Instruct"}, r"base model is 'tiny', not 'Qwen/Qwen2\.5"),
-        ("unnamed", {"base_model_name_or_path": None}, "names no base"),
+        ("unnamed", {"base_model_name_or_path": None}, "does not name its base model"),
     ]
     for name, fields, message in refusals:
         changed(adapter, **({"r": 4, "base_model_name_or_path": str(path())} | fields))

@@ -101,7 +101,7 @@ async def test_a_judge_that_returns_something_else_is_an_error_by_name(answer: o
     async def odd(group: TrajectoryGroup) -> object:
         return answer
 
-    with pytest.raises(ConfigError, match=rf"odd returned {kind} .*no group.*TrajectoryGroup \| None"):
+    with pytest.raises(ConfigError, match=rf"odd returned {kind} .*not a group.*TrajectoryGroup \| None"):
         await judged(groups("only"), odd)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="without being awaited"):
         await judged(groups("only"), lambda group: group)  # type: ignore[arg-type, return-value]

@@ -115,7 +115,12 @@ def page(kept: dict[str, dict[str, Curve]]) -> str:
         "KL at the last step",
     ]
     lines += table(head, rows)
-    lines += ["", "The KL to the teacher is in nats per token, on the step's rollouts before its update."]
+    lines += [
+        "",
+        "The KL to the teacher is in nats per token, on the step's rollouts before its update. **No gain is shown.** The student of seed 0 came",
+        "to ask for a customer's phone number whatever it was asked. The untrained policy almost never makes two of the four right calls, and",
+        "reverse KL teaches only what the policy samples. Imitate the teacher's good runs first.",
+    ]
     for name, way in WAYS.items():
         longest = max((curve for other, _, curve in runs if other == name), key=lambda curve: len(curve["rollouts"]))
         own = [[seed, *(f"{rate:.0%}" for rate in curve["held_out"])] for other, seed, curve in runs if other == name]
@@ -133,10 +138,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--json", type=Path, default=RESULTS, help="where the curves are kept; the page is beside it")
-    parser.add_argument("--teacher", type=Path, default=Path("distillation-teacher"), help="folder of its checkpoint")
+    parser.add_argument(
+        "--teacher", type=Path, default=Path("distillation-teacher"), help="folder that keeps its checkpoint"
+    )
     known = parser.parse_args()
+    teacher = known.teacher / f"{STEPS:04d}"
     kept: dict[str, dict[str, Curve]] = json.loads(known.json.read_text()) if known.json.exists() else {}
-    if not known.teacher.exists():
+    if not teacher.exists():
         kept.get("grpo", {}).pop("0", None)
     runs = [
         ("grpo", 0),
@@ -145,7 +153,7 @@ def main() -> None:
     ]
     for name, seed in runs:
         if str(seed) not in kept.setdefault(name, {}):
-            kept[name][str(seed)] = trained(name, seed, known.teacher)
+            kept[name][str(seed)] = trained(name, seed, teacher)
             known.json.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
     known.json.with_suffix(".md").write_text(page(kept), encoding="utf-8")
 

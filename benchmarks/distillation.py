@@ -117,9 +117,7 @@ def page(kept: dict[str, dict[str, Curve]]) -> str:
     lines += table(head, rows)
     lines += [
         "",
-        "The KL to the teacher is in nats per token, on the step's rollouts before its update. **No gain is shown.** The student of seed 0 came",
-        "to ask for a customer's phone number whatever it was asked. The untrained policy almost never makes two of the four right calls, and",
-        "reverse KL teaches only what the policy samples. Imitate the teacher's good runs first.",
+        "The KL to the teacher is in nats per token, on the step's rollouts before its update.",
     ]
     for name, way in WAYS.items():
         longest = max((curve for other, _, curve in runs if other == name), key=lambda curve: len(curve["rollouts"]))

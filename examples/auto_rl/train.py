@@ -28,7 +28,7 @@ def main(options: argparse.Namespace) -> None:
             model=model_of("trains", options),
             steps=options.steps,
             train_inputs=60,
-            held_out=options.held_out or 24,
+            held_out=24 if options.held_out is None else options.held_out,
             scenarios_per_step=8,
             max_completion_tokens=48,
             config=config,

@@ -168,7 +168,6 @@ def run_attributes(event: RunStarted, environment: str) -> dict[str, Attribute]:
 def takeover_attributes(event: TakeoverDecided, environment: str) -> dict[str, Attribute]:
     """A takeover's decision as one span."""
     told: dict[str, Json] = {"verdict": event.verdict, "reason": event.reason, "numbers": dict(event.metrics)}
-    went_back = event.verdict in ("left", "stopped")
     return {
         "langfuse.observation.type": "span",
         "langfuse.internal.is_app_root": True,
@@ -179,7 +178,7 @@ def takeover_attributes(event: TakeoverDecided, environment: str) -> dict[str, A
         "langfuse.trace.metadata.run": event.run,
         "langfuse.observation.input": json_text({"model": event.model, "decision": event.number}),
         "langfuse.observation.output": json_text(told),
-        "langfuse.observation.level": "WARNING" if went_back else "DEFAULT",
+        "langfuse.observation.level": "WARNING" if event.went_back else "DEFAULT",
         "langfuse.observation.status_message": event.reason,
     }
 

@@ -147,6 +147,11 @@ class TakeoverDecided:
         """One per decision."""
         return f"{self.run}/takeover/{self.number}/{self.at}"
 
+    @property
+    def went_back(self) -> bool:
+        """Whether all calls go to the paid model again."""
+        return self.verdict in ("left", "stopped")
+
 
 TraceEvent: TypeAlias = (
     RunStarted | GroupsFinished | EvaluationFinished | StepFinished | CheckpointSaved | Alert | TakeoverDecided

@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableLambda
 from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
@@ -233,7 +234,7 @@ async def test_models_that_stream_in_a_node_have_a_side_too(desk: Desk) -> None:
         pieces = [piece async for piece in model.astream(state["messages"])]
         whole = "".join(piece.text for piece in pieces)
         whole += "|" + "".join(piece.text for piece in await asyncio.to_thread(lambda: list(model.stream("hi"))))
-        return {"messages": [("ai", whole)]}
+        return {"messages": [AIMessage(whole)]}
 
     graph = StateGraph(MessagesState)
     graph.add_node("writer", writer)
@@ -281,6 +282,19 @@ async def test_a_server_that_hangs_costs_one_wait_and_no_call(monkeypatch: pytes
     for writer in connected:
         writer.close()
     server.close()
+
+
+async def test_a_call_that_json_cannot_hold_is_lost_alone(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    app = desk.deployed()
+    reports = app._serving._sides.reports
+    call = takeover_sides.AskedCall(
+        "writer", "t-1", {"messages": [{"role": "user", "content": "half a pair: \ud83d"}]}, "paid", None
+    )
+    for _ in range(3):
+        reports.add("writer", call.answered(None))
+        await said(app, "t-1")
+    assert (await desk.counted(app))["writer"]["calls"] == 3
+    assert reports.lost == 3 and "surrogates" in caplog.text
 
 
 async def test_a_kill_in_mid_run_loses_no_call_and_the_takeover_goes_on_after_it(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
-from pydantic import ValidationError
 
 from offbook.base import clock
 from offbook.base.app_calls import CALLS_AT_ONCE, AppCall, AppCalls, SideAnswer, SideRequest
@@ -182,15 +181,19 @@ class Reports:
                     waiting.task_done()
 
     def _send(self, http: httpx.Client, route: str, calls: Sequence[AppCall]) -> None:
+        one_of_them = False
         try:
             body = AppCalls(calls=tuple(calls)).model_dump_json()
             answer = http.post(f"/api/routes/{route}/calls", content=body, headers=_JSON)
             why = None if answer.is_success else f"the server answered {answer.status_code}: {answer.text[:300]}"
-        except (httpx.HTTPError, ValidationError) as error:
+            one_of_them = answer.is_client_error  # or their size
+        except httpx.HTTPError as error:
             why = f"{type(error).__name__} {error}"
+        except ValueError as error:  # JSON cannot hold it
+            why, one_of_them = f"{type(error).__name__} {error}", True
         if why is None:
             self._warned = False
-        elif len(calls) > 1 and why.startswith("the server answered 4"):  # one of them, or their size
+        elif one_of_them and len(calls) > 1:
             for call in calls:
                 self._send(http, route, [call])
         else:

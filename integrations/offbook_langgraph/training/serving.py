@@ -92,7 +92,7 @@ class Serving:
         return await chat_model(model, self.temperature, step)
 
 
-class Answering(Protocol):
+class CaptureSource(Protocol):
     """How the calls of an app are answered: a capture for each run."""
 
     async def capture(self) -> ActiveCapture: ...
@@ -100,7 +100,7 @@ class Answering(Protocol):
     def capture_now(self) -> ActiveCapture: ...
 
 
-def serving_function(function: Callable[..., Any], serving: Answering) -> Callable[..., Any]:
+def serving_function(function: Callable[..., Any], serving: CaptureSource) -> Callable[..., Any]:
     """Wrap a function so that the trained model answers its calls. The graph that a factory returns is wrapped too."""
 
     def served_output(output: Any) -> Any:
@@ -127,7 +127,7 @@ def serving_function(function: Callable[..., Any], serving: Answering) -> Callab
     return served_async if inspect.iscoroutinefunction(inspect.unwrap(function)) else served
 
 
-def served_runnable(graph: Runnable[Any, Any], serving: Answering) -> Any:
+def served_runnable(graph: Runnable[Any, Any], serving: CaptureSource) -> Any:
     """A copy of the graph whose every run method is captured.
 
     A chain is put inside a binding: otherwise a longer chain would split it and run its steps on the app's own models.
@@ -143,7 +143,7 @@ class ServedRunnable:
     """
 
     __slots__ = ()
-    _serving: Answering
+    _serving: CaptureSource
 
     def _agent(self) -> Any:
         raise ConfigError("this is a trained() or deployed() app: call train and evaluate on the app that it came from")
@@ -194,7 +194,7 @@ class ServedRunnable:
         return captured_items_async(items, self._serving)
 
 
-def captured_items(items: Iterator[Any], serving: Answering) -> Generator[Any]:
+def captured_items(items: Iterator[Any], serving: CaptureSource) -> Generator[Any]:
     """Run a generator that has not started in its own context with the capture active, and yield its items."""
     context = copy_context()
     context.run(activate, serving.capture_now())
@@ -205,7 +205,7 @@ def captured_items(items: Iterator[Any], serving: Answering) -> Generator[Any]:
         context.run(cast(Generator[Any], items).close)
 
 
-async def captured_items_async(items: AsyncIterator[Any], serving: Answering) -> AsyncGenerator[Any]:
+async def captured_items_async(items: AsyncIterator[Any], serving: CaptureSource) -> AsyncGenerator[Any]:
     """Like `captured_items`, for an async generator."""
     context = copy_context()
     context.run(activate, await serving.capture())

@@ -36,7 +36,6 @@ SAMPLES: Final = 50
 """Rows of a table."""
 COLUMNS: Final = ("scenario", "index", "input", "output", "reward", "explanation", "error", "trajectory")
 PROJECT: Final = "offbook"
-WENT_BACK: Final = ("left", "stopped")
 """Verdicts of a takeover that sends all calls to the paid model."""
 
 
@@ -113,7 +112,7 @@ class WandbSink(TraceSink):
         run = self._run(event.run)
         if event.number < run.step:
             return
-        if event.verdict in WENT_BACK:
+        if event.went_back:
             run.alert(title=f"takeover of {event.run}: {event.verdict}", text=event.reason, level="WARN")
         values = {f"takeover/{name}": value for name, value in event.metrics.items()}
         told = {"takeover/verdict": event.verdict, "takeover/reason": event.reason, "takeover/model": event.model}

@@ -15,7 +15,7 @@ from offbook.base.wire import FeedbackRequest, FeedbackResult, RouteState
 from ..errors import ApiError
 from ..records.feedback import Feedback, add_feedback
 from ..services import Services, ServicesDep
-from ..upstream.served_routes import default_route, takeovers, traffics
+from ..upstream.served_routes import default_route, is_gateways, takeovers, traffics
 from ..upstream.threads import trajectory_id
 from ..upstream.traffic import RouteTraffic
 from .json_body import JsonRoute
@@ -81,7 +81,7 @@ async def calls(told: AppCalls, services: ServicesDep, route: AppRouteName, requ
 
 
 def _not_the_gateways(services: Services, route: str) -> None:
-    if services.upstream is not None and services.upstream.traffic.name == route:
+    if is_gateways(services, route):
         raise ApiError(
             409, f"the calls of {route!r} pass through this server: send them below /r/{route}/", code="gateways_route"
         )

@@ -12,7 +12,7 @@ from offbook.base.takeovers import TakeoverPlan, TakeoverState
 from ..services import Services, ServicesDep
 from ..takeover.stage import needs_of
 from ..takeover.takeover import Takeover
-from ..upstream.served_routes import takeover_of
+from ..upstream.served_routes import is_gateways, takeover_of
 from .json_body import JsonRoute
 
 router = APIRouter(route_class=JsonRoute)
@@ -55,15 +55,14 @@ async def stop(services: ServicesDep, route: Route = None) -> TakeoverState:
 
 async def _opened(services: Services, route: str) -> Takeover:
     """The takeover of a route, which may be begun before its app makes a call."""
-    if services.upstream is not None and services.upstream.traffic.name == route:
-        return services.upstream.takeover
+    if is_gateways(services, route):
+        return takeover_of(services, route)
     return (await services.app_routes.opened(route)).takeover
 
 
 def small_model(services: Services, plan: TakeoverPlan, route: str) -> str:
     """The small model's name with its step, so that training goes on without changing what is compared. Without one in the plan,
     it is the server's own on the gateway's route, else the model that is named as the route."""
-    own = services.upstream is not None and services.upstream.traffic.name == route
-    name = plan.model or (services.options.name if own else route)
+    name = plan.model or (services.options.name if is_gateways(services, route) else route)
     chosen = services.models.registry.resolve(name)
     return f"{chosen.model}@{chosen.step}" if chosen.model != services.base.name else chosen.model

@@ -70,7 +70,7 @@ class Takeover:
             self.state, self.seen = TakeoverState.model_validate_json(state), SeenInputs.model_validate_json(seen)
             self._saved = text
         if self.state.status in ACTIVE:
-            await self._store.write(begin_takeover, "")
+            await self._store.write(begin_takeover, "")  # its table, which an older database lacks
             rows = await self._store.read(lambda connection: read_threads(connection, self.state.id))
             self._replay(rows)
         self._saving = asyncio.create_task(self._save_all())

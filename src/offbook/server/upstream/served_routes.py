@@ -20,6 +20,11 @@ def traffics(services: Services) -> list[RouteTraffic]:
     return [*own, *(route.traffic for route in services.app_routes)]
 
 
+def is_gateways(services: Services, route: str) -> bool:
+    """Whether the calls of a route pass through this server."""
+    return services.upstream is not None and services.upstream.traffic.name == route
+
+
 def default_route(services: Services) -> str:
     """The route of a request that names none: the gateway's, else the only one, else that of --route."""
     names = [takeover.state.route for takeover in takeovers(services)]

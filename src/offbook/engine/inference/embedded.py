@@ -15,20 +15,18 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
-import torch
 import uvicorn
-from transformers.utils import logging as transformers_logging
 
 from offbook.base.config import EngineOptions
 from offbook.base.errors import ConfigError, OffbookError
 
-from .app import build_app
-from .chat.families import thinks
-from .chat.tool_calls import format_of
-from .decoding.model import load_model
-from .service import SamplingService
+from ..quick_imports import quick_imports
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
 
 logger = logging.getLogger("offbook.sampler")
 _PARENT_CHECK = 0.5  # seconds
@@ -38,7 +36,6 @@ def main(argv: list[str] | None = None) -> int:
     """Load the model, serve it until the process is stopped, and return the exit code."""
     options = _parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    transformers_logging.disable_progress_bar()
     if options.parent_pid is not None:
         _exit_with(options.parent_pid)
     try:
@@ -48,16 +45,15 @@ def main(argv: list[str] | None = None) -> int:
         logger.error("cannot listen on %s: %s; choose another port", place, error)
         return 3
     try:
-        service = _service(options)
+        with quick_imports(options.model):
+            app = _app(options)
     except OffbookError as error:
         listener.close()
         logger.error("%s", error)
         return 2
     gc.collect()
     gc.freeze()  # exempts loaded objects from collection, which would pause sampling for half a second
-    config = uvicorn.Config(
-        build_app(service), log_config=None, access_log=False, timeout_graceful_shutdown=3, lifespan="on"
-    )
+    config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=3, lifespan="on")
     place = options.uds or "http://{}:{}".format(*listener.getsockname()[:2])
     logger.info("serving %s on %s", options.served_model_name, place)
     uvicorn.Server(config).run(sockets=[listener])
@@ -88,7 +84,18 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _service(options: argparse.Namespace) -> SamplingService:
+def _app(options: argparse.Namespace) -> FastAPI:
+    """Load the model, and return its HTTP API."""
+    import torch
+    from transformers.utils import logging as transformers_logging
+
+    from .app import build_app
+    from .chat.families import thinks
+    from .chat.tool_calls import format_of
+    from .decoding.model import load_model
+    from .service import SamplingService
+
+    transformers_logging.disable_progress_bar()
     if options.threads is not None:
         if options.threads < 1:
             raise ConfigError(f"--threads must be at least 1 (got {options.threads})")
@@ -99,7 +106,7 @@ def _service(options: argparse.Namespace) -> SamplingService:
     runner = load_model(options.model, device=options.device, dtype=options.dtype, max_model_len=options.max_model_len)
     difference = runner.probe()
     logger.info("probe: logits differ from a plain forward pass by at most %.3g", difference)
-    return SamplingService(
+    service = SamplingService(
         runner,
         name=options.served_model_name,
         max_batch=options.max_batch,
@@ -109,6 +116,7 @@ def _service(options: argparse.Namespace) -> SamplingService:
         thinks=thinks(options.model),
         on_death=lambda: os._exit(1),  # the parent process restarts it
     )
+    return build_app(service)
 
 
 def _bound(host: str, port: int) -> socket.socket:

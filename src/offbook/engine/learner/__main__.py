@@ -26,6 +26,7 @@ from offbook.base.errors import ConfigError, OffbookError
 
 from ..precision import device_name
 from ..protocol import COMMANDS, Command, Failed, StopCommand
+from ..quick_imports import quick_imports
 from .failures import Memory, describe_failure
 from .model import unsloth_loader
 
@@ -118,12 +119,13 @@ def main(argv: list[str] | None = None) -> int:
     commands = read_commands(sys.stdin)
     try:
         gpus = _gpus_of_team(arguments.learners)
-        _choose_device(arguments)
-        from .service import Service
+        loader = _choose_device(arguments)
+        with quick_imports(Path(arguments.base), quantizers=_needs_quantizers(arguments, loader)):
+            from .service import Service
 
-        words = sys.argv[1:] if argv is None else argv
-        team = _start_team(arguments, words, gpus, events) if arguments.learners > 1 else None
-        service = Service(arguments, events, team)
+            words = sys.argv[1:] if argv is None else argv
+            team = _start_team(arguments, words, gpus, events) if arguments.learners > 1 else None
+            service = Service(arguments, events, team)
         ready = service.ready()
     except (OffbookError, OSError, ValueError, RuntimeError) as error:
         memory = Memory(arguments.device, arguments.load_in_4bit, loading=True)
@@ -180,9 +182,9 @@ def _gpus_of_team(learners: int) -> list[str]:
     return gpus
 
 
-def _choose_device(arguments: argparse.Namespace) -> None:
-    """Resolve the device, and import Unsloth where it loads the base: it patches transformers only when it comes first,
-    so `service` and `team` are imported after this. Raises ConfigError."""
+def _choose_device(arguments: argparse.Namespace) -> str:
+    """Resolve the device and return the loader. Import Unsloth where it loads the base: it patches transformers only when
+    it comes first, so `service` and `team` are imported after this. Raises ConfigError."""
     arguments.device = device_name(arguments.device)
     if arguments.shard:
         check_shard(arguments)
@@ -191,8 +193,14 @@ def _choose_device(arguments: argparse.Namespace) -> None:
         raise ConfigError(
             f"--learners {arguments.learners}: name a GPU for each (--train-gpus 0,1), or take --device cpu"
         )
-    if unsloth_loader.choose(arguments.loader, arguments.device) == "unsloth":
+    loader = unsloth_loader.choose(arguments.loader, arguments.device)
+    if loader == "unsloth":
         unsloth_loader.import_first()
+    return loader
+
+
+def _needs_quantizers(arguments: argparse.Namespace, loader: str) -> bool:
+    return arguments.load_in_4bit or loader == "unsloth"
 
 
 def check_shard(arguments: argparse.Namespace) -> None:
@@ -214,11 +222,13 @@ def _follow(arguments: argparse.Namespace) -> int:
     """Answer the tasks of the first learner, whose end of the socket pair is this process's stdin."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the group's; the first learner handles it, and ends this one
     refused: Exception | None = None
+    loader = ""
     try:
-        _choose_device(arguments)
+        loader = _choose_device(arguments)
     except Exception as error:  # noqa: BLE001  # told to the first learner, like all that keeps the base from loading
         refused = error
-    from .team_follower import follow
+    with quick_imports(Path(arguments.base), quantizers=_needs_quantizers(arguments, loader)):
+        from .team_follower import follow
 
     def load() -> Policy:
         if refused is not None:

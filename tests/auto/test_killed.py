@@ -18,9 +18,7 @@ from offbook.testing import LlmReply, LlmRequest, attempts_shown, resets, script
 from tests.fakes.scripted_writer import DESCRIPTION, TOOLS, writer
 
 KILLS = [
-    "name the dimensions",
     "one for each line below",
-    "system prompt for the model",
     "Write that rubric",
     *2 * ["judge"],
 ]

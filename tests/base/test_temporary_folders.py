@@ -103,7 +103,7 @@ def test_a_killed_server_learner_and_rollout_leave_no_folders_after_the_next_sta
         server.kill()
     until(lambda: all(ended(each) for each in below), "the children have ended with them")
     assert len(list(temporary.glob("offbook-*"))) == 2
-    with RunningServer(tmp_path / "dir") as server:
+    with RunningServer(tmp_path / "dir", "--inference-only") as server:
         server.interrupt()
         assert server.process.wait(60) == 0
     left = [path.name for path in temporary.iterdir()]

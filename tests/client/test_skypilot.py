@@ -193,7 +193,12 @@ def test_up_train_tunnel_killed_and_back_lora_down_preempted_and_resumed_down(cl
 
 @pytest.mark.slow("more real servers")
 def test_an_idle_server_ends_and_its_machine_runs_it_again(clouds: Path) -> None:
-    options: dict[str, Any] = {"base_model": "tiny", "gpu": "L4", "idle_minutes": 0.05, "serve": ["--device", "cpu"]}
+    options: dict[str, Any] = {
+        "base_model": "tiny",
+        "gpu": "L4",
+        "idle_minutes": 0.05,
+        "serve": ["--device", "cpu", "--inference-only"],
+    }
 
     async def twice() -> None:
         for _ in range(2):

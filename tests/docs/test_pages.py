@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+import offbook
 from tests.paths import ROOT
 
 
@@ -17,12 +20,25 @@ def code_of(page: str) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / page).read_text("utf-8"), re.MULTILINE | re.DOTALL)
 
 
-def run(code: str, folder: Path) -> str:
+@pytest.fixture
+async def server(local_backend: offbook.LocalBackend) -> dict[str, str]:
+    """The shared server, as the environment names it. A page without it starts one of its own, as its reader does."""
+    api = await local_backend.connect("tiny")
+    return {"OFFBOOK_URL": api.url, "OFFBOOK_API_KEY": api.key or ""}
+
+
+def run(code: str, folder: Path, environment: Mapping[str, str] | None = None) -> str:
     """What a script prints, run in a process and a folder of its own."""
     script = folder / "page.py"
     script.write_text(code, "utf-8")
     done = subprocess.run(
-        [sys.executable, str(script)], cwd=folder, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, str(script)],
+        env={**os.environ, **(environment or {})},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -48,8 +64,8 @@ def test_the_block_of_the_readme_learns(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow("whole trainings")
-def test_a_run_of_the_trainer_goes_as_the_page_shows(tmp_path: Path) -> None:
-    last = run("\n".join(code_of("training.md")), tmp_path).splitlines()[-1]
+def test_a_run_of_the_trainer_goes_as_the_page_shows(tmp_path: Path, server: dict[str, str]) -> None:
+    last = run("\n".join(code_of("training.md")), tmp_path, server).splitlines()[-1]
     assert re.search(r"^(finished|solved) (\d) .*/000\2$", last) is not None, last
 
 
@@ -58,13 +74,13 @@ def test_a_step_by_hand_has_the_coefficients_of_the_page(tmp_path: Path) -> None
 
 
 @pytest.mark.slow("whole trainings")
-def test_an_agent_of_another_library_is_trained_as_the_page_tells(tmp_path: Path) -> None:
-    assert run("\n".join(code_of("frameworks.md")), tmp_path).splitlines()[-1] == "1 0.0"
+def test_an_agent_of_another_library_is_trained_as_the_page_tells(tmp_path: Path, server: dict[str, str]) -> None:
+    assert run("\n".join(code_of("frameworks.md")), tmp_path, server).splitlines()[-1] == "1 0.0"
 
 
 @pytest.mark.slow("whole trainings")
-def test_a_program_is_a_rollout_as_the_page_tells(tmp_path: Path) -> None:
-    assert run("\n".join(code_of("programs.md")), tmp_path).splitlines()[-1] == "4"
+def test_a_program_is_a_rollout_as_the_page_tells(tmp_path: Path, server: dict[str, str]) -> None:
+    assert run("\n".join(code_of("programs.md")), tmp_path, server).splitlines()[-1] == "4"
 
 
 @pytest.mark.parametrize("page", ["langfuse.md", "wandb.md", "production_scenarios.md"])

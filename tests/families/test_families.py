@@ -16,7 +16,7 @@ from peft import AutoPeftModelForCausalLM
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 import offbook
-from tests.families.builders import ATTENTION, GEMMA3, MISTRAL, Family, build
+from tests.families.builders import ATTENTION, GEMMA3, LLAMA3, Family, build
 
 ORDER = {"type": "object", "properties": {"order": {"type": "string", "enum": ["4821", "5913"]}}, "required": ["order"]}
 TOOL: dict[str, Any] = {
@@ -48,6 +48,8 @@ FORCED: dict[str, Any] = {
 ENGINES = "pip install -r requirements/engines.txt, then --no-deps -r requirements/engines-nodeps.txt"
 QUICK = (GEMMA3,)
 """Run in the quick tier: sliding windows, and a template that shows no tools. The bundled policy is a Qwen2."""
+VLLM = (LLAMA3, GEMMA3)
+"""Run on vLLM: full attention and windows. `test_prompts` compares the prompts of all, `test_parsers` their tool calls."""
 EXACT = 1e-3
 """Largest difference of logprobs, in float32, that is still the same policy."""
 
@@ -138,7 +140,7 @@ def lives() -> Iterator[Any]:
     for family in ATTENTION:
         marks = [] if family in QUICK else [pytest.mark.slow("more model families")]
         yield pytest.param((family, "embedded"), marks=marks, id=f"{family.name}-embedded")
-    for family in ATTENTION:
+    for family in VLLM:
         yield pytest.param((family, "vllm"), marks=pytest.mark.slow("real vLLM"), id=f"{family.name}-vllm")
 
 
@@ -192,8 +194,6 @@ def test_calls_of_several_lengths_sampled_together_have_the_logprobs_of_the_plai
 
 
 def test_a_forced_tool_call_is_read_as_one_also_where_the_template_shows_no_tools(life: Life) -> None:
-    if (life.engine, life.family) == ("vllm", MISTRAL):
-        pytest.skip("vLLM 0.32 puts no grammar on forced calls in Mistral's format: random weights make none")
     [made] = life.forced.choice.message.tool_calls or []
     assert made.function.name == "find_order"
     assert json.loads(made.function.arguments)["order"] in ("4821", "5913")

@@ -86,11 +86,6 @@ def test_a_team_with_a_sharded_base_trains_as_one_learner_whoever_is_killed(toy:
         assert first.wait() == -signal.SIGTERM
         assert none_left(others)
     with learners(toy, log, 2, "--shard") as (first, others):
-        wait_in_a_pass(first, others[0], command(root, random_groups(1), 1, CONFIG))
-        others[0].kill()
-        assert first.wait() == TEAM_BROKEN
-        assert none_left(others)
-    with learners(toy, log, 2, "--shard") as (first, others):
         reach(first, command(root, random_groups(1), 1, CONFIG), "save")
         others[0].kill()
         assert first.wait() == TEAM_BROKEN

@@ -49,7 +49,7 @@ ENGINES = "pip install -r requirements/engines.txt, then --no-deps -r requiremen
 QUICK = (GEMMA3,)
 """Run in the quick tier: sliding windows, and a template that shows no tools. The bundled policy is a Qwen2."""
 VLLM = (LLAMA3, GEMMA3)
-"""Run on vLLM: full attention and windows. `test_prompts` compares the prompts of all, `test_parsers` their tool calls."""
+"""Run on vLLM: full attention and windows. `test_prompts` compares the prompts of all, `test_tool_calls` their calls."""
 EXACT = 1e-3
 """Largest difference of logprobs, in float32, that is still the same policy."""
 

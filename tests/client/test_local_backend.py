@@ -25,7 +25,7 @@ import offbook
 from offbook.base.errors import BackendError
 
 async def main() -> None:
-    model = offbook.TrainableModel("agent", base_model="tiny", backend=offbook.LocalBackend(sys.argv[1], inference_only=True))
+    model = offbook.TrainableModel("agent", base_model="tiny", backend=offbook.LocalBackend(sys.argv[1], threads=1))
     try:
         await model.register()
         print(json.dumps({"url": (await model.api()).url}), flush=True)
@@ -112,7 +112,7 @@ async def test_a_server_that_is_not_ready_in_time_is_ended(tmp_path: Path) -> No
 
 @pytest.mark.slow("more real servers")
 async def test_a_killed_server_is_started_again_with_what_it_had(tmp_path: Path) -> None:
-    backend = offbook.LocalBackend(tmp_path, threads=1, inference_only=True)
+    backend = offbook.LocalBackend(tmp_path, threads=1)
     model = offbook.TrainableModel("agent", base_model="tiny", backend=backend)
     try:
         await model.overwrite_state({"kept": True})

@@ -1,16 +1,14 @@
-"""The games of examples/: a match is the seed's own, puzzles have one solution. Their trainings are run by their notebooks."""
+"""The games of examples/: a match is the seed's own, puzzles have one solution. A step of each is
+trained in the slow tier; that of Codenames by its notebook."""
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+from tests.examples.trainings import EXAMPLES, train_a_step
 
 
 @pytest.fixture(autouse=True)
@@ -63,11 +61,12 @@ async def test_players_without_a_model_score_as_the_games_allow() -> None:
 
 
 @pytest.mark.slow("whole trainings")
-def test_a_step_of_self_play_is_trained(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tic_tac_toe.self_play", "--steps", "1", "--held-out", "8"]
-    command += ["--dir", str(tmp_path)]
-    ran = subprocess.run(
-        command, cwd=EXAMPLES, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=600
+def test_a_step_of_each_is_trained(tmp_path: Path) -> None:
+    games = (
+        "guess_number.train",
+        "tic_tac_toe.train",
+        "tic_tac_toe.self_play",
+        "game_2048.train",
+        "temporal_clue.train",
     )
-    assert ran.returncode == 0, ran.stderr[-2000:]
-    assert list(tmp_path.glob("examples/models/*/checkpoints/0001/adapter_model.safetensors"))
+    assert train_a_step(games, tmp_path) == set()

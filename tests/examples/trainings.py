@@ -1,0 +1,34 @@
+"""A step of several examples, one after another in one process: their models are on one server."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+_RUN = """
+import runpy, sys
+modules, words = sys.argv[1].split(), sys.argv[2:]
+for module in modules:
+    print(f"==== {module}", flush=True)
+    sys.argv = [module, *words]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
+
+
+def train_a_step(modules: Sequence[str], folder: Path, *options: str) -> set[str]:
+    """Run these modules as `python -m` does, with `--steps 1`. Returns the models in `folder` with a step."""
+    words = ["--steps", "1", "--held-out", "4", "--dir", str(folder), *options]
+    done = subprocess.run(
+        [sys.executable, "-c", _RUN, " ".join(modules), *words],
+        cwd=EXAMPLES,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=1500,
+    )
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-2000:]
+    return {path.parents[2].name for path in folder.rglob("checkpoints/0001/adapter_model.safetensors")}

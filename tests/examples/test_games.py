@@ -69,4 +69,6 @@ def test_a_step_of_each_is_trained(tmp_path: Path) -> None:
         "game_2048.train",
         "temporal_clue.train",
     )
-    assert train_a_step(games, tmp_path) == set()
+    trained = train_a_step(games, tmp_path)
+    models = ("guess-number", "tic-tac-toe-random", "self-play", "game-2048-2", "temporal-clue-look-up")
+    assert trained == {f"{model}-0" for model in models}

@@ -130,14 +130,3 @@ def test_a_wrong_line_is_one_sentence(words: str, code: int, message: str, calle
     assert given == code
     assert message in complaint
     assert "Traceback" not in complaint
-
-
-@pytest.mark.slow("whole trainings")
-def test_one_line_trains_and_shows_success_before_and_after(called: Called, tmp_path: Path) -> None:
-    words = ["--scenarios", "s.jsonl", "--steps", "1", "--dir", "records", "--group-size", "6"]
-    code, page, complaint = called("train", "orders:server", *words)
-    assert code == 0, complaint
-    assert "step 1/1" in page
-    assert "success on 3 held-out scenarios (greedy)" in page
-    assert "LoRA    " in page
-    assert (tmp_path / "records").is_dir()

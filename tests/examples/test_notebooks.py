@@ -9,6 +9,8 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = ("ten_minutes", "guess_number", "tic_tac_toe", "game_2048", "codenames", "temporal_clue")
+RUN = ("ten_minutes", "codenames")
+"""The games' notebooks have the same cells; `test_games` trains the other games."""
 SHORTER = {
     ".train --write": ".train --write --steps 1 --held-out 8",
     "steps=20": "steps=1",
@@ -34,9 +36,7 @@ def test_the_notebooks_are_those_of_the_sources(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.slow("whole trainings")
-@pytest.mark.parametrize(
-    "name", ["ten_minutes", "codenames"]
-)  # the games' have the same cells; `test_games` trains them
+@pytest.mark.parametrize("name", RUN)
 def test_a_notebook_runs(name: str, tmp_path: Path) -> None:
     import nbclient
     import nbformat

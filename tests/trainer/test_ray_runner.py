@@ -234,7 +234,7 @@ def test_counts_come_back_and_failures_and_timeouts_are_data(cluster: Any, model
     assert (evaluation.scored, evaluation.failed) == (3, 0)
     assert len(counting.seen) == 3
     assert os.getpid() not in counting.seen
-    trainer = Trainer(model, sometimes, SCENARIOS, runner=runner, timeout=20)
+    trainer = Trainer(model, sometimes, SCENARIOS, runner=runner, timeout=60)
     evaluation = trainer.evaluate(SCENARIOS, rollouts=2)
     assert (evaluation.scored, evaluation.failed) == (1, 4)
     assert {kind.key[0] for kind in evaluation.failures} == {"TimeoutError", "ZeroDivisionError"}

@@ -297,6 +297,19 @@ async def test_a_call_that_json_cannot_hold_is_lost_alone(desk: Desk, caplog: py
     assert reports.lost == 3 and "surrogates" in caplog.text
 
 
+async def test_numbers_beyond_64_bits_are_told_and_asked_about(desk: Desk) -> None:
+    call = {"messages": [{"role": "user", "content": "hi"}], "metadata": {"n": 2**70}}
+    told = {"request": call, "answer": {"n": 2**70}, "model": "paid", "started_at": 1, "ended_at": 2}
+    answer = await desk.http.post("/api/routes/writer/calls", json={"calls": [told]})
+    assert (answer.status_code, answer.json()) == (200, 1), answer.text
+    answer = await desk.http.post("/api/routes/writer/side", json={"request": call, "thread_id": "t"})
+    assert answer.status_code == 200, answer.text
+    [route] = [route for route in desk.services.app_routes if route.traffic.name == "writer"]
+    await route.traffic.settled()
+    [state] = [state for state in (await desk.http.get("/api/routes")).json() if state["name"] == "writer"]
+    assert state["calls"] == 1
+
+
 async def test_a_kill_in_mid_run_loses_no_call_and_the_takeover_goes_on_after_it(tmp_path: Path) -> None:
     async with serving(PaidApi()) as paid_url, scripted_sampler() as sampler:
         flags = ("--inference-only", "--vllm-url", sampler.url, "--name", "writer")

@@ -8,7 +8,7 @@ import sqlite3
 import struct
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -138,9 +138,13 @@ class Promises:
             yield f"lost: the result of {request} was told, and is neither in the records nor in a checkpoint"
 
     def _in_checkpoints(self) -> set[str]:
-        """Requests whose checkpoint is there: records that were full or locked get their results from it later."""
-        notes = self.folder.glob("default/models/*/checkpoints/[0-9]*/offbook.json")
-        return {json.loads(note.read_text("utf-8"))["request_id"] for note in notes}
+        """Requests whose checkpoint is there: records that were full or locked get their results from it later. A note that
+        was damaged names none; its request is among those that were rolled back."""
+        requests: set[str] = set()
+        for note in self.folder.glob("default/models/*/checkpoints/[0-9]*/offbook.json"):
+            with suppress(ValueError):
+                requests.add(json.loads(note.read_text("utf-8"))["request_id"])
+        return requests
 
     def steps(self) -> dict[str, int]:
         """Requests that were applied to each model and not rolled back: its step."""

@@ -104,6 +104,20 @@ async def test_a_promise_that_is_not_kept_is_told(tmp_path: Path) -> None:
     assert "c of t" not in told and len(told.splitlines()) == 8
 
 
+async def test_a_step_whose_checkpoint_was_damaged_is_lost_and_the_others_are_found(tmp_path: Path) -> None:
+    await _one_call(tmp_path)
+    notes = {"0001": '{"request_id": "whole"}', "0002": '{"request_id": "cut off"', "0003": '{\x00"request_id": "x"}'}
+    for step, text in notes.items():
+        (tmp_path / "default/models/m/checkpoints" / step).mkdir(parents=True)
+        (tmp_path / "default/models/m/checkpoints" / step / "offbook.json").write_text(text)
+    trained = [{"kind": "trained", "id": name, "step": 1, "applied": True} for name in ("whole", "cut off")]
+    (tmp_path / "journal").write_text("".join(f"{json.dumps(line)}\n" for line in trained))
+    promises = Promises(tmp_path)
+    promises.read([tmp_path / "journal"])
+    [lost] = promises.broken()
+    assert "the result of cut off was told" in lost
+
+
 @pytest.mark.parametrize(("text", "tokens"), [("so", None), ("other", None), (None, [7, 8]), (None, [7])])
 async def test_a_call_is_held_against_its_tokens_or_where_an_api_has_none_its_text(
     tmp_path: Path, text: str | None, tokens: list[int] | None

@@ -1,4 +1,4 @@
-"""`offbook auto`, killed in each stage and run again: the ledger shows nothing paid twice."""
+"""`offbook auto`, killed in four places and run again: the ledger shows nothing paid twice."""
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+from tests.examples.trainings import EXAMPLES
+
 NAMES = ("ten_minutes", "guess_number", "tic_tac_toe", "game_2048", "codenames", "temporal_clue")
 RUN = ("ten_minutes", "codenames")
 """The games' notebooks have the same cells; `test_games` trains the other games."""

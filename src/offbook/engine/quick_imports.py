@@ -17,7 +17,7 @@ QUANTIZERS = ("bitsandbytes", "torchao")
 
 @contextmanager
 def quick_imports(base: Path, *, quantizers: bool = False) -> Generator[None]:
-    """Import within this block without garbage collections, which find nothing there, and without quantizers.
+    """Import and load within this block without garbage collections, which find nothing there, and without quantizers.
 
     transformers and PEFT import every quantizer that is installed. `quantizers`: they are needed; they are too if the
     files in the folder `base` are quantized."""

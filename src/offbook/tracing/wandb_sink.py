@@ -36,7 +36,6 @@ SAMPLES: Final = 50
 """Rows of a table."""
 COLUMNS: Final = ("scenario", "index", "input", "output", "reward", "explanation", "error", "trajectory")
 PROJECT: Final = "offbook"
-"""Verdicts of a takeover that sends all calls to the paid model."""
 
 
 class WandbSink(TraceSink):

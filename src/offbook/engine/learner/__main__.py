@@ -227,13 +227,13 @@ def _follow(arguments: argparse.Namespace) -> int:
         loader = _choose_device(arguments)
     except Exception as error:  # noqa: BLE001  # told to the first learner, like all that keeps the base from loading
         refused = error
-    with quick_imports(Path(arguments.base), quantizers=_needs_quantizers(arguments, loader)):
-        from .team_follower import follow
+    from .team_follower import follow
 
     def load() -> Policy:
         if refused is not None:
             raise refused
-        from .service import load_policy
+        with quick_imports(Path(arguments.base), quantizers=_needs_quantizers(arguments, loader)):
+            from .service import load_policy
 
         if arguments.shard:
             from .model.sharding import join_group

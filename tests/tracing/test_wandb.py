@@ -110,7 +110,10 @@ def test_every_metric_table_and_checkpoint_is_in_the_offline_files_and_a_restart
     shown(sink, path)
     rows = history(folder)
     by_step = {row["_step"]: row for row in rows}
-    assert sorted(by_step) == [0, 1, 2]
+    assert sorted(by_step) == [0, 1, 2, 3]
+    decided = {name: value for name, value in by_step[3].items() if name.startswith("takeover/")}
+    assert decided["takeover/verdict"] == "left" and decided["takeover/share"] == 0.25
+    assert decided["takeover/reason"] == "worse by more than 0.05" and "train/reward" not in by_step[3]
     assert (by_step[0]["val/reward"], by_step[2]["val/success"], by_step[1]["train/entropy"]) == (0.5, 0.25, 1.5)
     assert by_step[2]["train/reward"] == 1.25 and by_step[2]["alert/kl"] == 12.0 and by_step[2]["step"] == 2
     assert by_step[2]["samples/val"]["_type"] == "table-file" and by_step[2]["samples/val"]["nrows"] == 4

@@ -1,5 +1,5 @@
-"""`offbook improve`, killed while it observes and trains by reward, and run again. For `train_sft` see the campaign, for comparing
-`tests/comparison`."""
+"""`offbook improve`, killed while it trains by reward, and run again. For `train_sft` see the campaign, for observing, which is a
+comparison's part, `tests/comparison`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,6 @@ class Watch:
     folder: Path
     kills: list[tuple[str, Callable[[Watch], bool]]]
     answered: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
-    lost: Counter[str] = field(default_factory=Counter[str])
     process: subprocess.Popen[bytes] | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
     expert: Callable[[LlmRequest], LlmReply] = field(default_factory=lambda: desk_expert(RIGHT))
@@ -71,7 +70,6 @@ class Watch:
                     process.wait(0.05)
             with self.lock:
                 self.process = None
-        self.lost.update({question for question, _ in self.answered} - self.kept())
         return process.returncode
 
     def rows(self, pattern: str) -> list[dict[str, Any]]:
@@ -90,11 +88,6 @@ class Watch:
         """The steps that the server has applied, of all models."""
         return len(list((self.folder / "own").glob("**/checkpoints/[0-9]*/adapter_config.json")))
 
-    def asked(self, file: str) -> int:
-        """How many of the teacher's answers were to scenarios of this file."""
-        own = {json.loads(line)["question"] for line in (self.folder / file).open()}
-        return sum(question in own for question, _ in self.answered)
-
 
 def question_of(request: LlmRequest) -> str:
     """What the user asked the desk."""
@@ -111,7 +104,6 @@ def content_of(request: LlmRequest) -> str:
 
 
 KILLS: list[tuple[str, Callable[[Watch], bool]]] = [
-    ("while observing", lambda watch: watch.asked("train.jsonl") >= 22),
     ("in a round", lambda watch: watch.steps() > updates(watch)),
 ]
 
@@ -122,8 +114,8 @@ def updates(watch: Watch) -> float:
     return json.loads(stages.read_text()).get("sft") or math.inf if stages.exists() else math.inf
 
 
-@pytest.mark.slow("killed in two stages")
-def test_improve_killed_in_its_stages_pays_and_records_nothing_twice(folder: Path) -> None:
+@pytest.mark.slow("a whole improvement, killed")
+def test_improve_killed_in_a_round_pays_and_records_nothing_twice(folder: Path) -> None:
     desk(folder, TRAIN, HELD_OUT)
     words = [
         "improve",
@@ -151,10 +143,7 @@ def test_improve_killed_in_its_stages_pays_and_records_nothing_twice(folder: Pat
     assert (folder / "out" / "report.md").read_text() == report
     assert "| base | 0 |" in report and "| supervised |" in report and "| round 1 |" in report
 
-    # Only a run that was in flight at a kill is paid for again.
-    times = Counter(answered)
-    assert all(count <= 1 + watch.lost[question] for (question, _), count in times.items())
-    assert max(watch.lost.values(), default=0) <= 1 and watch.lost.total() <= 2 * CONCURRENCY
+    assert max(Counter(answered).values()) == 1
     assert watch.kept() == {question for question, _ in answered} and len(watch.kept()) == TRAIN + HELD_OUT
     rows = [*watch.rows("observed"), *watch.rows("comparison*")]
     assert max(Counter(row["key"] for row in rows).values()) == 1

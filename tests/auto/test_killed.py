@@ -1,4 +1,4 @@
-"""`offbook auto`, killed in four places and run again: the ledger shows nothing paid twice."""
+"""`offbook auto`, killed while it writes and while it compares, and run again: the ledger shows nothing paid twice."""
 
 from __future__ import annotations
 
@@ -17,12 +17,8 @@ import pytest
 from offbook.testing import LlmReply, LlmRequest, attempts_shown, resets, scripted_llm
 from tests.fakes.scripted_writer import DESCRIPTION, TOOLS, writer
 
-KILLS = [
-    "one for each line below",
-    "Write that rubric",
-    *2 * ["judge"],
-]
-"""What the question asks at whose arrival the command is killed, once each; two judgements, the second when comparing."""
+KILLS = ["Write that rubric", "judge"]
+"""What the question asks at whose arrival the command is killed, once each; the judgement is one of the comparison."""
 
 
 class Killer:
@@ -52,7 +48,7 @@ class Killer:
     def _is_due(self, request: LlmRequest) -> bool:
         if self.kills[0] != "judge":
             return self.kills[0] in str(request.messages[-1]["content"])
-        return bool(attempts_shown(request.messages)) and self.trained == (len(self.kills) == 1)
+        return bool(attempts_shown(request.messages)) and self.trained
 
     def _wait_until_kept(self) -> None:
         deadline = time.monotonic() + 30

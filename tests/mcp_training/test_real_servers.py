@@ -1,4 +1,4 @@
-"""Servers that nobody here wrote, offline: at least 24 valid scenarios each, rollouts and one step of training on them."""
+"""Servers that nobody here wrote, offline: at least 24 valid scenarios each; rollouts and one step of training on two of them."""
 
 from __future__ import annotations
 
@@ -37,8 +37,7 @@ def trained(backend: LocalBackend) -> Trained:
     """`trained(target)` makes scenarios, trains one step on them and returns them."""
 
     def one_step(target: Target, **options: bool) -> ScenarioSet:
-        scenarios = asyncio.run(generate_scenarios(target, count=26, **options))  # type: ignore[arg-type]
-        check_sound(scenarios, at_least=24)
+        scenarios = made(target, **options)
         model = TrainableModel(new_id("real"), base_model="tiny-mcp", backend=backend)
         trainer = MCPTrainer(target, model, scenarios, scenarios_per_step=4, temperature=1.5, say=lambda line: None)
         report = trainer.train(1)
@@ -47,6 +46,13 @@ def trained(backend: LocalBackend) -> Trained:
         return scenarios
 
     return one_step
+
+
+def made(target: Target, **options: bool) -> ScenarioSet:
+    """Valid scenarios of a server."""
+    scenarios = asyncio.run(generate_scenarios(target, count=26, **options))  # type: ignore[arg-type]
+    check_sound(scenarios, at_least=24)
+    return scenarios
 
 
 def tools_of(scenarios: ScenarioSet) -> set[str]:
@@ -76,12 +82,12 @@ def files(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.slow("whole trainings")
-def test_time(trained: Trained) -> None:
-    assert tools_of(trained(time_target())) == {"get_current_time", "convert_time"}
+@pytest.mark.slow("scenarios of a server that nobody here wrote")
+def test_time() -> None:
+    assert tools_of(made(time_target())) == {"get_current_time", "convert_time"}
 
 
-@pytest.mark.slow("whole trainings")
+@pytest.mark.slow("a step on a server that nobody here wrote")
 def test_git(repository: Path, trained: Trained) -> None:
     target = Target.parse(
         python_module("mcp_server_git"), fixture=repository, bind={"repo_path": ROLLOUT_DIR}, stateless=True
@@ -89,27 +95,27 @@ def test_git(repository: Path, trained: Trained) -> None:
     assert {"git_log", "git_show", "git_diff", "git_create_branch"} <= tools_of(trained(target, allow_writes=True))
 
 
-@pytest.mark.slow("whole trainings")
-def test_everything(node_server: Callable[[str], str], trained: Trained) -> None:
-    tools = tools_of(trained(Target.parse(node_server("everything"))))
+@pytest.mark.slow("scenarios of a server that nobody here wrote")
+def test_everything(node_server: Callable[[str], str]) -> None:
+    tools = tools_of(made(Target.parse(node_server("everything"))))
     assert {"echo", "get-sum", "get-structured-content"} <= tools and "get-env" not in tools
 
 
-@pytest.mark.slow("whole trainings")
+@pytest.mark.slow("a step on a server that nobody here wrote")
 def test_filesystem(node_server: Callable[[str], str], files: Path, trained: Trained) -> None:
     target = Target.parse(f"{node_server('filesystem')} {ROLLOUT_DIR}", fixture=files)
     assert {"read_text_file", "write_file", "list_directory"} <= tools_of(trained(target, allow_writes=True))
 
 
-@pytest.mark.slow("whole trainings")
-def test_memory_only_read(node_server: Callable[[str], str], graph: Path, trained: Trained) -> None:
+@pytest.mark.slow("scenarios of a server that nobody here wrote")
+def test_memory_only_read(node_server: Callable[[str], str], graph: Path) -> None:
     target = Target.parse(f"MEMORY_FILE_PATH={ROLLOUT_DIR}/memory.json {node_server('memory')}", fixture=graph)
-    scenarios = trained(target)
+    scenarios = made(target)
     assert {"open_nodes", "search_nodes"} <= tools_of(scenarios)
     assert {"open_nodes", "search_nodes"} <= {tool for each in scenarios.eval for tool in each.tools}
 
 
-@pytest.mark.slow("whole trainings")
-def test_memory_that_starts_empty(node_server: Callable[[str], str], trained: Trained) -> None:
+@pytest.mark.slow("scenarios of a server that nobody here wrote")
+def test_memory_that_starts_empty(node_server: Callable[[str], str]) -> None:
     target = Target.parse(f"MEMORY_FILE_PATH={ROLLOUT_DIR}/memory.json {node_server('memory')}")
-    assert "create_entities" in tools_of(trained(target, allow_writes=True))
+    assert "create_entities" in tools_of(made(target, allow_writes=True))

@@ -18,7 +18,6 @@ SERVER = ["server-micro-peft-side_by_side", "server-micro-peft-offload"]
 SHOWN = {
     "first": r"\| peft: mask_probe \| ok, differs by",
     "rows-micro": r"\| micro \| .* \| tree, segments \|",
-    "flex-micro": r"\| another length \| [\d.]+ \| [\d.]+ \| [\d.]+ \|",
     "server-micro-peft-offload": r"\| vLLM: fall asleep, s \| [\d.]+ \|\n(.*\n)*\| vLLM: wake up, s \| [\d.]+ \|",
 }
 
@@ -29,7 +28,7 @@ def check(output: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow("the GPU benchmark")
-@pytest.mark.parametrize("name", [FIRST, *BARE])
+@pytest.mark.parametrize("name", [FIRST, BARE[0]])
 def test_a_bare_stage_writes_what_it_measured(name: str, tmp_path: Path) -> None:
     _runs(name, tmp_path)
 

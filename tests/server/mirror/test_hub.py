@@ -19,7 +19,6 @@ from offbook.server.mirror.pulls import pull
 from offbook.server.mirror.uploads import MirrorUploads
 from tests.server.mirror.hub_server import Hub, Refused, Repository, running_hub
 from tests.server.mirror.test_mirror import AGENT, eventually, folder, registry, same, umask
-from tests.server.servers import RunningServer, until
 
 __all__ = ["folder", "umask"]  # fixtures
 URL = "hf://me/desk/one"
@@ -194,21 +193,3 @@ def test_the_commands_use_the_endpoint_and_the_token_of_the_environment(hub: Hub
     pulled = fresh / AGENT / "checkpoints" / "0002"
     assert offbook("pull", "agent", "--mirror", URL, "--dir", str(fresh)) == f"{pulled}\n"
     assert same(pulled, folder / AGENT / "checkpoints" / "0002")
-
-
-@pytest.mark.slow("real servers")
-def test_a_server_whose_directory_is_lost_goes_on_at_the_same_step(tmp_path: Path, hub: Hub) -> None:
-    folder = tmp_path / "dir"
-    with RunningServer(folder, "--mirror", URL) as server:
-        result = server.train("request-1", [server.rollouts(2, "step-1")])[-1]["result"]
-        assert (result["step"], result["metrics"]["mirror/steps_behind"]) == (1, 0)
-        until(lambda: server.http.get("/api/models/default").json()["mirror_behind"] == 0, "step 1 is on the mirror")
-        server.kill()
-    written = folder / "default" / "models" / "default" / "checkpoints" / "0001"
-    shutil.move(written, tmp_path / "written")
-    shutil.rmtree(folder)
-    with RunningServer(folder, "--mirror", URL) as server:
-        assert server.http.get("/api/models/default").json()["step"] == 1
-        assert same(written, tmp_path / "written")
-        assert server.train("request-2", [server.rollouts(2, "again")])[-1]["result"]["step"] == 2
-        server.kill()

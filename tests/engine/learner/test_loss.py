@@ -13,6 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from offbook.base.config import TrainConfig
+from offbook.engine.learner.targets.advantage import group_advantages
+from offbook.engine.learner.targets.batch import make_batch
 from offbook.engine.learner.update.loss import (
     LOSSES,
     Clip,
@@ -21,6 +24,9 @@ from offbook.engine.learner.update.loss import (
     importance_weights,
     supervised_divisors,
 )
+from offbook.engine.learner.update.row_pass import LossInputs, Scores
+from offbook.engine.protocol import JobTrajectory
+from tests.engine.learner.jobs import sample
 
 TRL = json.loads(Path(__file__).with_name("trl_losses.json").read_text("utf-8"))
 NAMES = sorted(LOSSES)
@@ -203,6 +209,21 @@ def test_a_gspo_token_has_its_own_advantage_and_its_sequences_mean_importance_we
     mean = torch.tensor([1.0, 1.0, 1.0, 0.8], dtype=torch.float64)
     expected = -mean * math.exp(0.1) * advantages / divisors("gspo", sequence, 9)
     torch.testing.assert_close(gradient.coefficients, expected, rtol=1e-12, atol=0)
+
+
+def test_a_constrained_call_is_no_part_of_a_trajectorys_ratio_and_never_clipped() -> None:
+    mixed = (sample("free", [1, 2], [3, 4]), sample("forced", [1, 2, 3, 4, 5], [6, 7], constrained="tool_choice"))
+    group = [JobTrajectory("a", 1.0, mixed), JobTrajectory("b", 0.0, (sample("other", [1, 2], [8]),))]
+    batch = make_batch([group], group_advantages([[1.0, 0.0]], min_group_size=2, divide_by_std=False))
+    inputs = LossInputs.of(batch, TrainConfig(loss="gspo", importance_cap=None), 1, None)
+    old = Scores.empty(5)
+    old.logprobs.fill_(-1.0)
+    for change, clipped in ((0.1, False), (0.3, True)):
+        now = torch.tensor([-1 + change] * 4 + [-1.0], dtype=torch.float64)
+        output, _ = inputs.loss(torch.arange(5), now, old, None)
+        free = 0.0 if clipped else -math.exp(change) * 0.5 / 8
+        assert output.coefficients.tolist() == pytest.approx([free, free, -0.5 / 8, -0.5 / 8, 0.5 / 2])
+        assert output.clipped.tolist() == [clipped, clipped, False, False, False]
 
 
 def test_a_clipped_token_has_no_gradient_in_grpo_and_keeps_one_in_cispo() -> None:

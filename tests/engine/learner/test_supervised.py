@@ -194,3 +194,12 @@ def turns(name: str, input_ids: list[int], assistant_masks: list[int]) -> list[A
             found.append(sample(f"{name}/{start}", input_ids[:start], input_ids[start:place]))
             start = None
     return found
+
+
+def test_the_cross_entropy_is_that_before_the_first_update_also_where_a_minibatch_has_no_gradient(lab: Lab) -> None:
+    lost = JobTrajectory("b", None, (sample("b", [5, 6], [8], weight=1e-60),))
+    jobs = [lost, JobTrajectory("a", None, (sample("a", [5, 6], [7]),))]
+    before = lab.evaluate(jobs, 0).metrics["loss/cross_entropy"]
+    result = lab.train(jobs, 0, epochs=2, minibatches=2, learning_rate=0.1)
+    assert result.metrics["loss/updates"] == 2
+    assert result.metrics["loss/cross_entropy"] == pytest.approx(before, rel=1e-6)

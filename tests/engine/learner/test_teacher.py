@@ -220,6 +220,13 @@ def test_tokens_that_say_nothing_of_the_teacher_are_counted_and_have_no_advantag
     assert (alone.applied, alone.no_signal) == (False, "no_advantage")
 
 
+def test_a_teacher_that_is_the_policy_is_said_to_be_the_same(room: Class) -> None:
+    config = TAUGHT.model_copy(update={"distill": TeacherKL(teacher="toy", alone=True)})
+    job = [[JobTrajectory("t", None, (sample("c", [5, 6], [10, 11]),))]]
+    result = room.learner.train(command(room.root, job, 0, config, model="fresh"))
+    assert (result.applied, result.no_signal) == (False, "same_as_teacher"), result.why
+
+
 def test_a_damaged_teacher_is_named_and_changes_nothing(room: Class) -> None:
     adapter = room.checkpoint("teacher", 2) / "adapter_model.safetensors"
     adapter.write_bytes(adapter.read_bytes()[:-8])

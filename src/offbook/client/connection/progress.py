@@ -25,6 +25,10 @@ NO_SIGNAL = {
         "no call that could be trained was of a rollout above or below its group's mean",
         "Look for calls that are never trained: at temperature 0, left out by train_on=, or not made at all",
     ),
+    "same_as_teacher": (
+        "the teacher gave the sampled tokens the policy's own probabilities",
+        "Take another teacher: a later step, a larger model, or a hint that the policy is not shown",
+    ),
     "zero_gradient": (
         "the gradient was exactly zero",
         "Let the policy choose: a temperature above 0 without top_k=1 or a small top_p, and fewer forced answers",

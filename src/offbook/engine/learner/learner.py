@@ -260,7 +260,7 @@ class Learner:
             result = self._save(command, job.config, metrics, started)
         else:
             self._state = None  # generators and loss scale changed, so the next job reloads the checkpoint
-            signal = no_gradient(batch, totals, half=self._scale is not None)
+            signal = no_gradient(batch, totals, teacher, half=self._scale is not None)
             result = signal.result(command, metrics, self._warnings)
         if tokens is not None:
             store_token_file(command, tokens, warn)

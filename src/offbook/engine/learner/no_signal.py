@@ -11,6 +11,7 @@ from offbook.base.types import TrainResult
 from ..protocol import TrainCommand
 from .targets.advantage import Advantages
 from .targets.batch import TrainBatch
+from .update.row_pass import TeacherScores
 from .update.step import StepTotals
 
 
@@ -18,7 +19,7 @@ from .update.step import StepTotals
 class NoSignal:
     """The kind of `TrainResult.no_signal`, and an explanation."""
 
-    kind: Literal["equal_rewards", "no_advantage", "zero_gradient"]
+    kind: Literal["equal_rewards", "no_advantage", "same_as_teacher", "zero_gradient"]
     why: str
 
     def result(self, command: TrainCommand, metrics: dict[str, float], warnings: Sequence[str]) -> TrainResult:
@@ -42,9 +43,15 @@ def equal_rewards(advantages: Advantages) -> NoSignal:
     return NoSignal("equal_rewards", f"all rewards of each group are equal{more}")
 
 
-def no_gradient(batch: TrainBatch, totals: StepTotals, *, half: bool = False) -> NoSignal:
+def no_gradient(
+    batch: TrainBatch, totals: StepTotals, teacher: TeacherScores | None, *, half: bool = False
+) -> NoSignal:
     """All updates of a step had a gradient of exactly zero. `half`: the base is float16."""
     if not batch.advantages.any():
+        if teacher is not None and not teacher.logprobs.isnan().all():
+            return NoSignal(
+                "same_as_teacher", f"the teacher gives the {len(batch)} sampled tokens the probabilities of the policy"
+            )
         return NoSignal(
             "no_advantage",
             f"the advantage is 0 for all {len(batch)} tokens that could be trained; {len(batch.without_targets)} rollouts "

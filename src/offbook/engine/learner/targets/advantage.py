@@ -86,7 +86,7 @@ def call_advantages(
     Process supervision of GRPO (2402.03300, section 4.1.3): all parts of a group are normalised together, and a call's
     advantage is the sum of the normalised parts that were earned after it. `call_rewards[g][i]`: the parts of rollout
     i, in order. The rest, reward minus the sum of the parts, is one more part at the end of every rollout, unless it
-    is zero in the whole group. Raises ValueError as `group_advantages` does.
+    is zero in the whole group and every rollout has parts. Raises ValueError as `group_advantages` does.
 
     Two rollouts have the rewards 1 and 3, with the parts (1) and (1, 2). The mean of all parts is 4/3, so the
     normalised parts are (-1/3) and (-1/3, 2/3). The first calls get -1/3 and 1/3, those after the first part 0 and

@@ -1,7 +1,9 @@
 """The losses of a step: pure functions from logprobs and targets to one coefficient per target.
 
-    loss = sum over targets t of inverse_divisors[t] * (importance[t] * policy term[t] + kl_coef * min(k3[t], 10))
+    loss = sum over targets t of inverse_divisors[t] * (importance[t] * policy term[t] + kl_coef * bounded k3[t])
     coefficients[t] = d loss / d logprob[t] (`gspo` has an exception)
+
+The KL term is k3, linear from KL_LINEAR_FROM on.
 
 No parameter of the model appears here. `Step` computes the logprobs of a row, calls a loss, and runs the backward pass
 of sum(coefficients * logprobs). A loss does not depend on rows, layouts or packing, because its divisors count the whole

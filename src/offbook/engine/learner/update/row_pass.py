@@ -139,7 +139,7 @@ class LossInputs:
     sampler: Tensor  # float64 [N], see `TrainBatch`
     advantages: Tensor  # float64 [N]
     constrained: Tensor  # bool [N]
-    sequence: Tensor  # int64 [N]: number of the sequence whose ratio a sequence-level loss uses
+    sequence: Tensor  # int64 [N]: whose ratio a sequence-level loss uses; of a constrained target: of its own
     inverse_divisors: Tensor  # float64 [N]: minibatches / divisor
     teacher: TeacherScores | None = None
 
@@ -147,6 +147,9 @@ class LossInputs:
     def of(cls, batch: TrainBatch, config: TrainConfig, minibatches: int, teacher: TeacherScores | None) -> LossInputs:
         """The inputs of a batch that is trained in so many minibatches. `teacher`: its advantages are added."""
         call, trajectory = torch.from_numpy(batch.call), torch.from_numpy(batch.trajectory)
+        constrained = torch.from_numpy(batch.constrained)
+        sequence = call if config.loss in SEQUENCE_LOSSES and config.sequence == "call" else trajectory
+        own = int(sequence.max()) + 1 + torch.arange(len(batch))
         if config.supervised:
             divisors_N = supervised_divisors(call, config.divisor)
         else:
@@ -156,8 +159,8 @@ class LossInputs:
             settings=batch.settings,
             sampler=torch.from_numpy(batch.sampler),
             advantages=torch.from_numpy(batch.advantages),
-            constrained=torch.from_numpy(batch.constrained),
-            sequence=call if config.loss in SEQUENCE_LOSSES and config.sequence == "call" else trajectory,
+            constrained=constrained,
+            sequence=torch.where(constrained, own, sequence),
             inverse_divisors=minibatches / divisors_N,  # a minibatch estimates the step's gradient
             teacher=teacher,
         )
@@ -166,7 +169,7 @@ class LossInputs:
         self, target_numbers_K: Tensor, current_K: Tensor, old: Scores, base_N: Tensor | None
     ) -> tuple[LossOutput, Tally]:
         """The loss of these targets. A constrained call was sampled from another distribution than the learner's, whose
-        ratio would say nothing: it is 1, and never clipped."""
+        ratio would say nothing: it is 1, never clipped, and no part of a sequence's mean."""
         config, old_K = self.config, old.logprobs[target_numbers_K]
         constrained_K = self.constrained[target_numbers_K]
         advantages_K = self.advantages[target_numbers_K]

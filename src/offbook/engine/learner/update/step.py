@@ -129,11 +129,12 @@ class Step:
         done = 0
         self._report("update", 0, rows)
         with totals.timed("update"):
-            for _ in range(self._config.epochs):
+            for epoch in range(self._config.epochs):
                 for minibatch in totals.plans:
                     precomputed = self._sequence_loss(minibatch, totals) if self._by_sequence else None
+                    first = one_pass and epoch == 0
                     loss = self._backward(
-                        minibatch, totals, one_pass, precomputed, lambda i, n=done: self._report("update", n + i, rows)
+                        minibatch, totals, first, precomputed, lambda i, n=done: self._report("update", n + i, rows)
                     )
                     done += len(minibatch.rows)
                     self._update(loss, totals)
@@ -143,14 +144,13 @@ class Step:
         self,
         minibatch: LayoutPlan,
         totals: StepTotals,
-        one_pass: bool,
+        first: bool,
         precomputed: _SequenceLoss | None,
         report: Callable[[int], None],
     ) -> float:
-        """Compute the gradient of a minibatch; returns its loss. After an overflow it starts again at a lower loss
-        scale."""
+        """Compute the gradient of a minibatch; returns its loss. `first`: this pass also gives the old logprobs. After an
+        overflow it starts again at a lower loss scale."""
         coefficients = None if precomputed is None else precomputed.coefficients
-        first = one_pass and totals.updates < len(totals.plans)
         while True:
             scale = 1.0 if self._scale is None else self._scale.value
             update = UpdateState(totals.old, totals.last, self._base, first, coefficients, scale)

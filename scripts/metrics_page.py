@@ -25,7 +25,7 @@ def page() -> str:
 
 This page is for you if you read a run's numbers. It gives you the name and the meaning of every metric.
 
-A **step** is one update of the model. An **evaluation** measures the model without changing it.
+A **step** is one train request that was applied; it has one or more updates. An **evaluation** measures the model without changing it.
 
 Every trace sink (a service or file that shows a run) uses these names. `a/b, c` means `a/b` and `a/c`.
 

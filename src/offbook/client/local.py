@@ -203,7 +203,7 @@ class _Starting:
     def _wait(self, process: subprocess.Popen[bytes], log_start: int) -> str:
         deadline = time.monotonic() + self._timeout
         console = Terminal(stderr=True)
-        text = f"Starting a server with {self._base_model} (log: {log_file(self._folder)})"
+        text = f"Starting a server with {self._base_model}, up to a minute (log: {log_file(self._folder)})"
         animated = console.is_terminal and not console.is_jupyter
         shown = console.status(text) if animated else nullcontext()
         if not animated:

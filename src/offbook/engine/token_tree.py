@@ -1,4 +1,4 @@
-"""The token tree: all calls of a step as one forest of shared prefixes, in depth-first order. Pure numpy.
+"""The token tree: all calls of a minibatch as one forest of shared prefixes, in depth-first order. Pure numpy.
 
 Token q sees token k iff k <= q < subtree_end[k]. A sampled token is a *target* once per call that sampled it, even if
 several calls share its node.

@@ -120,10 +120,3 @@ def test_an_app_without_offbook_says_the_same_on_vllm_with_the_exported_lora(des
         trained, base = said(url, "desk", tmp_path), said(url, "tiny", tmp_path)
     assert (trained["whole"], base["whole"]) == (desk.trained, desk.base)
     assert well_formed(trained["streamed"], desk.trained) == well_formed(desk.trained, desk.trained)
-
-
-def test_an_app_without_offbook_says_the_same_on_vllm_with_the_merged_model(desk: Trained, tmp_path: Path) -> None:
-    with vllm(tmp_path, desk.merged, "desk") as url:
-        merged = said(url, "desk", tmp_path)
-    assert merged["whole"] == desk.trained
-    assert well_formed(merged["streamed"], desk.trained) == well_formed(desk.trained, desk.trained)

@@ -31,7 +31,7 @@ if TYPE_CHECKING or find_spec("schemathesis") is not None:
     from schemathesis.core.result import Ok
     from schemathesis.specs.openapi.checks import response_schema_conformance
 
-CASES = int(os.environ.get("OFFBOOK_TEST_API_CASES", "8"))
+CASES = int(os.environ.get("OFFBOOK_TEST_API_CASES", "5"))
 """Requests of each kind to each operation."""
 OK = {"description": "Sampled"}
 

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 SIZES = {"desktop": (1280, 800), "phone": (390, 844)}
+LOOKS = (("light", "desktop"), ("dark", "phone"))
+"""Schemes and sizes in which a page is looked at: each once, since neither changes what the other lays out."""
 AXE_RUN = "() => axe.run({resultTypes: ['violations']}).then((found) => found.violations)"
 
 PAINTED = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.pages.browsing import expect, faults, opened, overflow, painted, settle
+from tests.server.pages.browsing import LOOKS, expect, faults, opened, overflow, painted, settle
 from tests.server.pages.recorded_run import RUN
 from tests.server.pages.viewing import viewing
 
@@ -24,8 +24,7 @@ PAGES = {
 }
 
 
-@pytest.mark.parametrize("size", ["desktop", "phone"])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("scheme", "size"), LOOKS)
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_is_accessible_fits_and_says_nothing_on_its_console(
     dashboard: str, chromium: Any, axe: str, name: str, scheme: str, size: str

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 from offbook.server.records.overview import RolloutRow
 from offbook.server.views.dashboard_source import DashboardSource
 from offbook.server.views.page_urls import group_url, trajectory_url
-from tests.server.pages.browsing import expect, faults, opened, overflow, settle
+from tests.server.pages.browsing import LOOKS, expect, faults, opened, overflow, settle
 from tests.server.pages.conftest import PLANTED
 from tests.server.pages.recorded_run import RUN
 from tests.server.pages.viewing import from_records, viewing
@@ -37,13 +36,8 @@ def pages(widest: RolloutRow, recorded: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize(
-    ("name", "scheme", "size"),
-    [
-        *product(("rollout", "group"), ("light", "dark"), ("desktop", "phone")),
-        *((name, scheme, "desktop") for name in (*COLOURS, "swept", "evaluation") for scheme in ("light", "dark")),
-    ],
-)
+@pytest.mark.parametrize(("scheme", "size"), LOOKS)
+@pytest.mark.parametrize("name", ["rollout", "group", *COLOURS, "swept", "evaluation"])
 def test_a_page_is_accessible_fits_and_says_nothing_on_its_console(
     pages: dict[str, str], dashboard: str, chromium: Any, axe: str, name: str, scheme: str, size: str
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from offbook.server.records.store import Store
-from tests.server.pages.browsing import faults, opened, overflow
+from tests.server.pages.browsing import LOOKS, faults, opened, overflow
 from tests.server.pages.recorded_takeover import save_takeover
 from tests.server.pages.viewing import viewing
 
@@ -32,8 +32,7 @@ def route(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
-@pytest.mark.parametrize("size", ["desktop", "phone"])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("scheme", "size"), LOOKS)
 @pytest.mark.parametrize("path", ["/", "/takeovers/order-desk"])
 def test_the_takeover_is_accessible_fits_and_says_nothing_on_its_console(
     route: str, chromium: Any, axe: str, path: str, scheme: str, size: str

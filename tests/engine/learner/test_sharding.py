@@ -63,7 +63,7 @@ def test_a_sharded_base_gives_what_a_whole_one_gives_and_each_learner_holds_a_pa
 @pytest.mark.slow("every loss with a sharded base")
 @pytest.mark.parametrize(
     ("dtype", "size", "recomputed"),
-    [(torch.float64, 2, False), (torch.float32, 2, True), (torch.float64, 4, True)],
+    [(torch.float64, 2, True), (torch.float32, 2, False)],
 )
 def test_a_sharded_team_computes_every_loss_as_one_learner(
     policies: Policies, base: Callable[[str], Path], dtype: torch.dtype, size: int, recomputed: bool

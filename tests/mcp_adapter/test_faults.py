@@ -267,3 +267,10 @@ async def test_tools_of_a_server_object_with_a_faulty_schema_are_left_out_by_nam
         assert pool.toolset.left_out == {"typeless": fault, "text": fault}
         assert (await tools.call("echo", {})).text == "here"
     assert "get_request_handler" not in vars(server)
+
+
+async def test_a_server_of_sdk_1_is_told_to_have_an_interpreter_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "server.py").write_text("from mcp.server.fastmcp import FastMCP\n")
+    with pytest.raises(McpStartError, match=r'with "mcp<2", and name the interpreter there'):
+        async with ServerPool(Target.parse(f"{sys.executable} {tmp_path / 'server.py'}")):
+            pass

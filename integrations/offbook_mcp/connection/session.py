@@ -206,7 +206,8 @@ class Session:
 
     def _start_error(self, what: str) -> McpServerError:
         shown = self._link.clean(self.server.shown())
-        return McpStartError(self.server.name, f"{what}: {shown}{self._variable_hint(what)}{self._link.details()}")
+        hints = self._variable_hint(what) + _sdk_hint(self._link.stderr)
+        return McpStartError(self.server.name, f"{what}: {shown}{hints}{self._link.details()}")
 
     def _variable_hint(self, reason: str) -> str:
         """What to do about a missing environment variable that the reason or the command's stderr names."""
@@ -374,6 +375,16 @@ def _start_hint(command: str) -> str:
         if command.endswith(suffix):
             return f'; a script needs its interpreter in front, as in "{interpreter} {command}"'
     return ""
+
+
+def _sdk_hint(stderr: str) -> str:
+    """What to do about a server in Python that was written for version 1 of the MCP SDK and found version 2."""
+    if "mcp.server.fastmcp" not in stderr and "'Server' object has no attribute 'list_" not in stderr:
+        return ""
+    return (
+        "; it was written for version 1 of the MCP SDK, and this Python has version 2: give it an environment of its own with "
+        '"mcp<2", and name the interpreter there, as in "/path/to/.venv/bin/python server.py"'
+    )
 
 
 def _access_hint(server: AnyServer, http_error: str | None) -> str:

@@ -147,6 +147,17 @@ class DirectoryLock:
         self._file.write(json.dumps(facts).encode())
 
 
+def address_of_server(folder: Path) -> str | None:
+    """The URL of the server of this machine that runs on a directory; None if none does. `server.json` names it, and a killed
+    server leaves that file, so its process must live."""
+    try:
+        facts = json.loads((folder / "server.json").read_bytes())
+        os.kill(int(facts["pid"]), 0)
+        return str(facts["url"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 LEFTOVERS = (
     "*.part",
     "exports/.*",

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -98,6 +101,23 @@ def runs_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str
     capsys.readouterr()
     app(["runs", "--dir", str(folder), "--json"], standalone_mode=False)
     return json.loads(capsys.readouterr().out)
+
+
+async def test_a_run_is_active_while_the_process_of_the_directorys_server_lives(
+    gateway: Gateway, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await trained(gateway, "run-1", 0, (0.0, 1.0))
+    await finish(gateway, record("later", place={"step": 1}))
+    running = TrainStatus(id="train-run-1-1", model="default", state="running")
+    await gateway.services.store.save_train(running, json.dumps({"groups": [{"trajectory_ids": ["later"]}]}))
+    folder = gateway.services.options.dir
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    for pid, status in ((None, "interrupted"), (os.getpid(), "training"), (ended.pid, "interrupted")):
+        if pid is not None:
+            (folder / "server.json").write_text(json.dumps({"pid": pid, "url": "http://127.0.0.1:1"}))
+        [run] = await asyncio.to_thread(runs_json, folder, capsys)
+        assert run["status"]["text"] == status
 
 
 @pytest.mark.parametrize("log", [True, False], ids=["ended", "before it has ended"])

@@ -47,7 +47,7 @@ async def run_page(
     evaluated = await evaluation_lines(overview, listed, source)
     context = {
         "run": overview,
-        "status": status_of(overview, source.engine),
+        "status": status_of(overview, source),
         "facts": facts_of(overview),
         "warnings": warnings_of(overview),
         "headings": headings,
@@ -79,7 +79,7 @@ async def compare_page(
             "Nothing to compare", f"There is none of these runs: {named}. Tick runs on the page of all runs."
         )
     context = {
-        "runs": [(overview, status_of(overview, source.engine), facts_of(overview)) for overview in overviews],
+        "runs": [(overview, status_of(overview, source), facts_of(overview)) for overview in overviews],
         "missing": missing,
         "left_out": max(0, len(set(run)) - MOST_COMPARED),
         "data": [data_of(overview, source) for overview in overviews],
@@ -95,7 +95,7 @@ async def run_data(run: str, source: SourceDep) -> JSONResponse:
         "facts": [asdict(fact) for fact in facts_of(overview)],
         "warnings": [asdict(warned) for warned in warnings_of(overview)],
         "lines": [asdict(line) for line in step_table(overview)[1][:STEPS_SHOWN]],
-        "status": asdict(status_of(overview, source.engine)),
+        "status": asdict(status_of(overview, source)),
     }
     return JSONResponse(data_of(overview, source) | live, headers=SAFE | {"cache-control": "no-store"})
 
@@ -105,8 +105,8 @@ def data_of(overview: RunOverview, source: DashboardSource) -> dict[str, Json]:
     return {
         "run": run_name(overview.run),
         "url": run_url(overview.run),
-        "active": status_of(overview, source.engine).kind == "active",
-        "live": source.engine is not None,
+        "active": status_of(overview, source).kind == "active",
+        "live": source.engine is not None or source.other_server is not None,
         "version": f"{overview.row.last}-{len(overview.updates)}-{len(overview.evaluations)}",
         **chart_json(overview),
     }

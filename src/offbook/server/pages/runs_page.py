@@ -31,6 +31,7 @@ async def runs_page(
         "page_number": page_number,
         "pages": max(1, -(-len(listed) // RUNS_SHOWN)),
         "engine": source.engine,
+        "other_server": source.other_server,
         "takeovers": [(state, takeover_status(state), small_models_part(state)) for state in await source.takeovers()],
         "folder": "/".join(source.folder.parts[-2:]),
     }

@@ -13,6 +13,7 @@ from sqlalchemy import Connection
 from offbook.base.takeovers import TakeoverState
 from offbook.base.wire import TrajectoryWithCalls
 from offbook.engine import checkpoint_files
+from offbook.server.directory_lock import address_of_server
 from offbook.server.models.checkpoints import ModelFacts, scan_models
 from offbook.server.records import overview
 from offbook.server.records.overview import RolloutRow, RunRow, StepRollouts
@@ -117,6 +118,11 @@ class DashboardSource:
     def engine(self) -> EngineState | None:
         """The state of the running engine; None if none runs."""
         return self._engine() if self._engine is not None else None
+
+    @property
+    def other_server(self) -> str | None:
+        """The address of a server that runs on the directory in another process; None with an engine here."""
+        return address_of_server(self.folder) if self._engine is None else None
 
     async def read(self, read: Callable[[Connection], R]) -> R:
         """Call `read` with a connection to the records, and return its result."""

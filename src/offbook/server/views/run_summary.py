@@ -11,7 +11,7 @@ from offbook.base import clock
 from offbook.base.alerts import AlertLimits, signs
 from offbook.base.text import counted
 
-from .dashboard_source import EngineState, RunOverview
+from .dashboard_source import DashboardSource, RunOverview
 from .numbers import DASH, fixed, number, percent, seconds, signed
 from .run_charts import evaluations_by_split, held_out_losses, measure, saved_by_tree, score
 
@@ -28,15 +28,17 @@ class RunStatus:
     text: str
 
 
-def status_of(overview: RunOverview, engine: EngineState | None, now: float | None = None) -> RunStatus:
-    """The status of a run at `now` (unix seconds, by default the current time). Without an engine no run is active."""
+def status_of(overview: RunOverview, source: DashboardSource) -> RunStatus:
+    """The status of a run. Where no server runs on the directory, no run is active."""
     last = overview.updates[-1] if overview.updates else None
-    if engine is not None:
-        if engine.training is not None and any(update.id == engine.training for update in overview.updates):
+    engine = source.engine
+    if engine is not None or source.other_server is not None:
+        trained = {update.id for update in overview.updates if update.state == "running"}
+        if trained or (engine is not None and engine.training in {update.id for update in overview.updates}):
             return RunStatus("active", "●", "training")
         if last is not None and last.state == "queued":
             return RunStatus("active", "○", "queued")
-        if abs((clock.now() if now is None else now) - overview.last.ended_at) < ACTIVE_SECONDS:
+        if abs(clock.now() - overview.last.ended_at) < ACTIVE_SECONDS:
             return RunStatus("active", "●", "active")
     if last is None:
         return RunStatus("quiet", DASH, "evaluation" if overview.is_evaluation else "not trained")

@@ -115,7 +115,7 @@ def line_of(overview: RunOverview, source: DashboardSource) -> RunLine:
     change = trend(values)
     return RunLine(
         run=overview.run,
-        status=status_of(overview, source.engine),
+        status=status_of(overview, source),
         models=", ".join(overview.models),
         step=max(steps) if steps else overview.last.step,
         rollouts=overview.row.rollouts,

@@ -80,7 +80,7 @@ def test_without_a_scale_the_gradients_of_this_batch_vanish(half: Policy, batch:
     optimizer = Shifting(half.trainable_parameters(), 0.0)
     outcome = Step(half, optimizer, batch, SMALL, 0, lambda *_: None).run()
     assert (outcome.updates, optimizer.gradients) == (0, [])
-    assert "or their gradients vanished in float16" in no_gradient(batch, outcome, half=True).why
+    assert "or their gradients vanished in float16" in no_gradient(batch, outcome, None, half=True).why
 
 
 @pytest.mark.parametrize("layout", ["tree", "call_rows"])

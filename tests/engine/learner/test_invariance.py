@@ -166,8 +166,12 @@ def test_the_steps_gradient_equals_plain_autograd_of_the_published_loss(policies
     advantage, trajectory = torch.from_numpy(batch.advantages), torch.from_numpy(batch.trajectory)
     lengths = torch.bincount(trajectory)
     if loss == "gspo":
-        mean = torch.zeros(len(lengths), dtype=now.dtype).index_add(0, trajectory, now - old) / lengths
-        term = -mean.exp()[trajectory] * advantage * weight
+        constrained = torch.from_numpy(batch.constrained)
+        free = torch.bincount(trajectory[~constrained], minlength=len(lengths)).clamp(min=1)
+        changes = torch.where(constrained, 0.0, now - old)
+        mean = torch.zeros(len(lengths), dtype=now.dtype).index_add(0, trajectory, changes) / free
+        ratio = torch.where(constrained, (now - old).exp(), mean.exp()[trajectory])
+        term = -ratio * advantage * weight
     elif loss in ("cispo", "cross_entropy"):  # the recorded logprobs of supervised training are NaN: weight is 1
         term = -advantage * now * weight
     else:

@@ -136,3 +136,8 @@ def test_without_call_rewards_advantages_per_call_are_those_of_rollouts(rewards:
     plain = group_advantages([rewards], min_group_size=2, divide_by_std=divide)
     per_call = call_advantages([rewards], [[[] for _ in rewards]], min_group_size=2, divide_by_std=divide)
     assert (per_call.values, per_call.of_calls) == (plain.values, plain.of_calls)
+
+
+def test_parts_beyond_the_limit_are_refused_like_rewards() -> None:
+    with pytest.raises(ValueError, match="overflow in the advantages"):
+        call_advantages([[1.0, 0.0]], [[[1e200, -1e200], []]], min_group_size=2, divide_by_std=False)

@@ -160,6 +160,20 @@ def test_a_constrained_call_is_trained_without_ratio_and_kl_and_the_others_means
     assert both["kl/base"] == pytest.approx(alone["kl/base"], rel=0.5)  # of 6 tokens, not of 12
 
 
+def test_the_reward_of_groups_without_spread_is_of_those_groups_alone(lab: Lab) -> None:
+    metrics = lab.train([scored([1.0, 0.0, 0.5]), scored([0.7, 0.7])], 0, TrainConfig(min_group_size=3)).metrics
+    assert (metrics["groups/dropped_too_few"], metrics["groups/no_spread"]) == (1, 0)
+    assert "groups/no_spread_reward" not in metrics
+
+
+def test_equal_parts_of_different_rewards_are_named_as_such(lab: Lab) -> None:
+    three, one = scored([3.0, 1.0])
+    group = [replace(three, call_rewards=(1.0, 1.0, 1.0)), replace(one, call_rewards=(1.0,))]
+    result = lab.train([group], 0, TrainConfig(call_rewards=True))
+    assert result.why == "all parts of the rewards of each group are equal"
+    assert result.metrics["groups/no_spread_reward"] == 2.0
+
+
 def test_greedy_cancelled_and_unanswered_calls_are_context_only_and_counted(lab: Lab) -> None:
     group = scored([1.0, 0.0])
     greedy = sample("greedy", [5, 6], [9], sampling=Sampling(temperature=0.0))

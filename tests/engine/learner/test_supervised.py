@@ -203,3 +203,11 @@ def test_the_cross_entropy_is_that_before_the_first_update_also_where_a_minibatc
     result = lab.train(jobs, 0, epochs=2, minibatches=2, learning_rate=0.1)
     assert result.metrics["loss/updates"] == 2
     assert result.metrics["loss/cross_entropy"] == pytest.approx(before, rel=1e-6)
+
+
+def test_a_group_that_failed_is_not_trained_and_the_steps_of_other_models_are_no_staleness(lab: Lab) -> None:
+    other = JobTrajectory("a", None, (replace(sample("a", [5, 6], [7]), step=12),))
+    failed = JobTrajectory("b", None, (sample("b", [5, 6], [8]),), failed=True)
+    metrics = lab.train([other, failed]).metrics
+    assert metrics["groups/trained"] == 1
+    assert not [name for name in metrics if name.startswith("calls/stale")]

@@ -19,8 +19,8 @@
 | calls/skipped | of supervised training with skip_bad: messages that the template refuses, or that are too long |
 | tokens/unmeasured | targets of calls under a constraint that the learner does not know, such as a JSON grammar: they are in no KL, ratio, clip or entropy |
 | calls/stale_share | share of trained calls sampled at an earlier step |
-| calls/staleness_mean, staleness_max | how many steps old the trained calls are |
-| tokens/trained, outside_kept | targets that entered the loss; targets that did not, because the learner's own top-k, top-p or min-p excludes their token |
+| calls/staleness_mean, staleness_max | how many steps old the trained calls are; neither they nor stale_share in supervised training |
+| tokens/trained, outside_kept | targets that entered the loss; targets that did not, because the top-k, top-p or min-p of the learner before the step excludes their token |
 | tokens/computed, plain_rows | tokens of one pass over the rows; what one row per call would compute |
 | flops/share | estimated operations of the layout taken, divided by one row per call |
 | kl/sampler_learner | KL(sampler, learner at the start of the step) per token, k3; unconstrained recorded calls only |
@@ -31,7 +31,7 @@
 | importance/mean, capped_share | the truncated importance weight; share of weights at the cap |
 | loss/value | mean over the step's updates |
 | loss/cross_entropy, loss/perplexity | of supervised training: mean -logprob of the trained tokens before their first update, nats, without weights; its exponential |
-| loss/updates, loss/updates_total, loss/learning_rate | updates of this step; of the model's life; rate of the last update |
+| loss/updates, loss/updates_total, loss/learning_rate | updates of this step; since the model was created; rate of the last update |
 | loss/scale, overflows | with a float16 base: the loss scale after the step; updates computed again because gradients overflowed |
 | grad_norm, grad_norm_max | before clipping: mean and largest over the updates |
 | clip_fraction | share of targets whose gradient the clip of the ratio reduced or stopped; over all epochs |
@@ -55,8 +55,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-
-from offbook.base.rounding import distinct
 
 from ..token_file import Fork
 from .model.policy import Policy
@@ -100,6 +98,8 @@ def selection_metrics(selection: Selection, step: int, policy: Policy) -> dict[s
         metrics["layout/probe_difference"] = policy.tree_difference
     if selection.batch is not None:
         metrics |= batch_metrics(selection.batch, step) | fork_metrics(selection.forks)
+        if selection.supervised:  # of whichever model its examples are
+            metrics = {name: value for name, value in metrics.items() if not name.startswith("calls/stale")}
     if selection.skipped:
         metrics["calls/skipped"] = float(len(selection.skipped))
     return metrics
@@ -110,7 +110,7 @@ def reward_metrics(groups: Groups, advantages: Advantages) -> dict[str, float]:
     trajectories = [trajectory for group in groups for trajectory in group]
     group_rewards = [[t.reward for t in group if t.reward is not None and not t.failed] for group in groups]
     rewards = [reward for group in group_rewards for reward in group]
-    equal = [group[0] for group in group_rewards if len(group) > 1 and len(distinct(group)) == 1]
+    equal = [float(np.mean(group_rewards[number])) for number in advantages.equal]
     calls = [sample for trajectory in trajectories for sample in trajectory.samples]
     metrics: dict[str, float | None] = {
         "groups/total": len(groups),
@@ -238,7 +238,7 @@ def _recorded(batch: TrainBatch, totals: StepTotals) -> tuple[Tensor, Tensor]:
 
 
 def _measured(metrics: Mapping[str, float | None]) -> dict[str, float]:
-    """The metrics without those that are means over nothing."""
+    """The metrics without those that are means over an empty set."""
     return {name: float(value) for name, value in metrics.items() if value is not None}
 
 

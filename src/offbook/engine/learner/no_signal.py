@@ -40,7 +40,8 @@ class NoSignal:
 def equal_rewards(advantages: Advantages) -> NoSignal:
     """All groups have equal rewards or too few scored rollouts."""
     more = f", and {advantages.too_few} more have too few scored rollouts" if advantages.too_few else ""
-    return NoSignal("equal_rewards", f"all rewards of each group are equal{more}")
+    what = "rewards" if advantages.by_call is None else "parts of the rewards"
+    return NoSignal("equal_rewards", f"all {what} of each group are equal{more}")
 
 
 def no_gradient(

@@ -35,6 +35,7 @@ class Selection:
     batch: TrainBatch | None = None
     forks: tuple[Fork, ...] = ()
     skipped: tuple[str, ...] = ()
+    supervised: bool = False
 
 
 class Selector:
@@ -50,7 +51,7 @@ class Selector:
         their sender may think. Raises TrainError (bad_job, no_scored_groups), ConfigError."""
         advantages = _advantages(job)
         groups, skipped = self._rendered(job, advantages, step)
-        if advantages.trained_groups == 0:
+        if advantages.trained_groups == 0 and (advantages.equal or advantages.too_few):
             return Selection(groups, advantages)
         if job.config.supervised:
             batch = make_batch(groups, advantages, supervised=True)
@@ -62,7 +63,7 @@ class Selector:
             self._warn_of_constraints(batch, warn)
             if batch.rendered_share > job.config.rendered_warn:
                 warn(rendered_warning(batch.rendered_share))
-        return Selection(groups, advantages, batch, self._forks(groups, advantages), skipped)
+        return Selection(groups, advantages, batch, self._forks(groups, advantages), skipped, job.config.supervised)
 
     def _rendered(self, job: TrainJob, advantages: Advantages, step: int) -> tuple[Groups, tuple[str, ...]]:
         """The job's groups, with the histories of trajectories that have an advantage as samples; and why messages were
@@ -103,11 +104,8 @@ class Selector:
                 f"{', and let train_on= keep calls' if batch.left_out['excluded'] else ''}",
                 reason="bad_job",
             )
-        largest = max(
-            int(max(sample.prompt_ids.max(), sample.completion_ids.max()))
-            for sample in batch.samples
-            if len(sample.prompt_ids)
-        )
+        sampled = (sample for sample in batch.samples if len(sample.prompt_ids))
+        largest = max((int(max(one.prompt_ids.max(), one.completion_ids.max())) for one in sampled), default=0)
         if largest >= self._policy.vocabulary:
             raise TrainError(
                 f"token id {largest} is outside the base model's vocabulary of {self._policy.vocabulary}: the calls were "

@@ -24,7 +24,7 @@ class Advantages:
 
     values: tuple[tuple[float | None, ...], ...]
     too_few: int  # groups with fewer scored rollouts than min_group_size
-    no_spread: int  # groups whose scored rollouts all have the same reward, up to rounding
+    equal: tuple[int, ...]  # numbers of the groups whose scored rollouts all have the same reward, up to rounding
     by_call: tuple[tuple[tuple[float, ...] | None, ...], ...] | None = None
 
     @property
@@ -35,9 +35,14 @@ class Advantages:
         return tuple(tuple(None if value is None else (value,) for value in group) for group in self.values)
 
     @property
+    def no_spread(self) -> int:
+        """Number of groups of equal rewards."""
+        return len(self.equal)
+
+    @property
     def trained_groups(self) -> int:
-        """Number of groups that have advantages."""
-        return len(self.values) - self.too_few - self.no_spread
+        """Number of groups in which a rollout has an advantage."""
+        return sum(any(value is not None for value in group) for group in self.values)
 
 
 def group_advantages(
@@ -59,7 +64,7 @@ def group_advantages(
     (1, 1)
     """
     values: list[tuple[float | None, ...]] = []
-    too_few = no_spread = 0
+    too_few, equal = 0, list[int]()
     for g, group in enumerate(rewards):
         scored = _scored(g, group)
         nothing: tuple[None, ...] = (None,) * len(group)
@@ -67,11 +72,11 @@ def group_advantages(
             too_few += 1
             values.append(nothing)
         elif len(distinct(scored)) == 1:
-            no_spread += 1
+            equal.append(g)
             values.append(nothing)
         else:
             values.append(_advantages(group, scored, divide_by_std))
-    return Advantages(tuple(values), too_few, no_spread)
+    return Advantages(tuple(values), too_few, tuple(equal))
 
 
 def call_advantages(
@@ -98,16 +103,18 @@ def call_advantages(
     """
     values: list[tuple[float | None, ...]] = []
     by_call: list[tuple[tuple[float, ...] | None, ...]] = []
-    too_few = no_spread = 0
+    too_few, equal = 0, list[int]()
     for g, (group, earned) in enumerate(zip(rewards, call_rewards, strict=True)):
         scored = _scored(g, group)
+        for own in earned:
+            _scored(g, own)  # the same limits
         parts = _parts(group, earned)
         all_parts = [part for rollout in parts if rollout is not None for part in rollout]
         to_go: tuple[tuple[float, ...] | None, ...] = (None,) * len(group)
         if len(scored) < min_group_size:
             too_few += 1
         elif len(distinct(all_parts)) <= 1:
-            no_spread += 1
+            equal.append(g)
         else:
             mean, scale = _moments(all_parts, divide_by_std)
             smallest = rounding(all_parts) / 2
@@ -119,7 +126,7 @@ def call_advantages(
             )
         by_call.append(to_go)
         values.append(tuple(None if sums is None else sums[0] for sums in to_go))
-    return Advantages(tuple(values), too_few, no_spread, tuple(by_call))
+    return Advantages(tuple(values), too_few, tuple(equal), tuple(by_call))
 
 
 def with_teacher(advantages: Advantages | None, failed: Sequence[Sequence[bool]]) -> Advantages:
@@ -136,7 +143,7 @@ def with_teacher(advantages: Advantages | None, failed: Sequence[Sequence[bool]]
         for group, faults in zip(of_calls, failed, strict=True)
     )
     values = tuple(tuple(None if rollout is None else rollout[0] for rollout in group) for group in by_call)
-    return Advantages(values, too_few=0, no_spread=0, by_call=by_call)
+    return Advantages(values, too_few=0, equal=(), by_call=by_call)
 
 
 def supervised_advantages(failed: Sequence[Sequence[bool]]) -> Advantages:
@@ -145,7 +152,7 @@ def supervised_advantages(failed: Sequence[Sequence[bool]]) -> Advantages:
     >>> supervised_advantages([[False, True], [False]]).values
     ((1.0, None), (1.0,))
     """
-    return Advantages(tuple(tuple(None if bad else 1.0 for bad in group) for group in failed), too_few=0, no_spread=0)
+    return Advantages(tuple(tuple(None if bad else 1.0 for bad in group) for group in failed), too_few=0, equal=())
 
 
 def _parts(group: Sequence[float | None], earned: Sequence[Sequence[float]]) -> list[list[float] | None]:

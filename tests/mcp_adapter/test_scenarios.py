@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -9,12 +10,14 @@ import pytest
 from offbook.base.errors import ConfigError
 from offbook_mcp import McpServerError, ServerPool, Target
 from offbook_mcp.scenarios import execution
+from offbook_mcp.scenarios.expected_answers import Answered, Expected, expected
 from offbook_mcp.scenarios.explore import Exploration, explore
 from offbook_mcp.scenarios.files import ScenarioSet, load_scenarios, save_scenarios
 from offbook_mcp.scenarios.generate import generate_scenarios
 from offbook_mcp.scenarios.harvest import strings_of
 from offbook_mcp.scenarios.scenario import CheckKind
 from offbook_mcp.scenarios.split import combinations
+from offbook_mcp.tools.results import ToolResult
 from tests.mcp_adapter.conftest import misbehaving, python_module
 from tests.mcp_adapter.servers import library_server
 
@@ -156,3 +159,17 @@ async def test_where_no_tool_may_be_used_the_error_says_so() -> None:
 async def test_a_server_that_cannot_be_started_is_its_own_error() -> None:
     with pytest.raises(McpServerError, match="cannot be started"):
         await generate_scenarios("nowhere-at-all")
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("2025-06-30", ("2025-06-30",)),
+        ("shipped on 2025-06-30 with 3 parcels", ("3",)),
+        ("order 17 costs 31.50 USD", ("17", "31.50")),
+        ("1,234 rows", ("1,234 rows",)),
+    ],
+)
+def test_a_part_of_a_date_or_a_longer_number_is_no_value(text: str, values: tuple[str, ...]) -> None:
+    answered = Answered("look_up", {"name": "x"}, ToolResult(text=text), text)
+    assert expected(answered, answered, random.Random(0)) == Expected(values)

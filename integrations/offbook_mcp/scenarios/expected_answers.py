@@ -17,7 +17,8 @@ from .harvest import SHORT, Leaf, comma_list, leaves_of, strings_of
 
 _MOST_LISTED = 5
 _LONGEST_LINE = 48
-_NUMBER = re.compile(r"(?<![\w.-])-?\d+(?:\.\d+)?(?![\w.]*\w)")
+_NUMBER = re.compile(r"(?<![\w.,:/-])-?\d+(?:\.\d+)?(?![\w.]*\w|[,:/-]\w)")
+"""A number that stands alone: no part of a date, a time, a version or an id."""
 
 
 @dataclass(frozen=True)

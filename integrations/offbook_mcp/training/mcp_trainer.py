@@ -44,6 +44,8 @@ from .scenario_source import ScenariosLike, as_set, check_usable, draft_file, re
 from .scenario_trainer import ScenarioTrainer
 from .training_state import Measured, TrainingState
 
+_FEW = 8
+"""Held-out scenarios below which their success says little."""
 _NOT_MEASURED = (
     'no scenario is held out, so that success is not measured on new tasks: give some `"split": "eval"` in their file'
 )
@@ -309,6 +311,10 @@ class MCPTrainer:
         self.options.say(
             f"{counted(len(scenarios.train), 'scenario')} to train on, {len(scenarios.eval)} held out, kept in {file}"
         )
+        if len(scenarios.eval) < min(_FEW, round(HELD_OUT * self.options.count)):
+            self.options.say(
+                f'{len(scenarios.eval)} held out say little about success: write more with "split": "eval" in {file}'
+            )
         return scenarios
 
     def _generation_options(self) -> list[str]:

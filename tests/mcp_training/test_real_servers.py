@@ -1,4 +1,4 @@
-"""Servers that nobody here wrote, offline: at least 24 valid scenarios each; rollouts and one step of training on two of them."""
+"""Servers that nobody here wrote, offline: at least 24 valid scenarios each; rollouts and one step of training on one of them."""
 
 from __future__ import annotations
 
@@ -101,10 +101,10 @@ def test_everything(node_server: Callable[[str], str]) -> None:
     assert {"echo", "get-sum", "get-structured-content"} <= tools and "get-env" not in tools
 
 
-@pytest.mark.slow("a step on a server that nobody here wrote")
-def test_filesystem(node_server: Callable[[str], str], files: Path, trained: Trained) -> None:
+@pytest.mark.slow("scenarios of a server that nobody here wrote")
+def test_filesystem(node_server: Callable[[str], str], files: Path) -> None:
     target = Target.parse(f"{node_server('filesystem')} {ROLLOUT_DIR}", fixture=files)
-    assert {"read_text_file", "write_file", "list_directory"} <= tools_of(trained(target, allow_writes=True))
+    assert {"read_text_file", "write_file", "list_directory"} <= tools_of(made(target, allow_writes=True))
 
 
 @pytest.mark.slow("scenarios of a server that nobody here wrote")

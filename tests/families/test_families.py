@@ -140,7 +140,7 @@ async def live(family: Family, engine: str, folder: Path, backend: offbook.Local
 def lives() -> Iterator[Any]:
     for family in ATTENTION:
         if family is QWEN2_5:
-            continue  # the bundled policy is one
+            continue  # the bundled policy has its architecture
         marks = [] if family in QUICK else [pytest.mark.slow("more model families")]
         yield pytest.param((family, "embedded"), marks=marks, id=f"{family.name}-embedded")
     for family in VLLM:

@@ -379,7 +379,7 @@ def _start_hint(command: str) -> str:
 
 def _sdk_hint(stderr: str) -> str:
     """What to do about a server in Python that was written for version 1 of the MCP SDK and found version 2."""
-    if "mcp.server.fastmcp" not in stderr and "'Server' object has no attribute 'list_" not in stderr:
+    if "No module named 'mcp.server.fastmcp'" not in stderr and "'Server' object has no attribute 'list_" not in stderr:
         return ""
     return (
         "; it was written for version 1 of the MCP SDK, and this Python has version 2: give it an environment of its own with "

@@ -12,6 +12,8 @@ from io import FileIO
 from pathlib import Path
 
 from offbook.base.errors import ConfigError
+from offbook.base.json_files import read_json
+from offbook.base.types import Json
 
 logger = logging.getLogger(__name__)
 
@@ -151,10 +153,10 @@ def address_of_server(folder: Path) -> str | None:
     """The URL of the server of this machine that runs on a directory; None if none does. `server.json` names it, and a killed
     server leaves that file, so its process must live."""
     try:
-        facts = json.loads((folder / "server.json").read_bytes())
-        os.kill(int(facts["pid"]), 0)
+        facts: Json = read_json(folder / "server.json")
+        os.kill(facts["pid"], 0)
         return str(facts["url"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
 
 

@@ -16,7 +16,7 @@ from tests.paths import ROOT
 ROUTE = "order-desk"
 RUN = json.loads((ROOT / "examples/on_the_job/results/seed-0.json").read_text("utf-8"))
 PLAN = TakeoverPlan(stages=(0.0, 0.25, 1.0), margin=0.15)
-SMALL, PAID = 18, 57
+SMALL, PAID = 17, 47
 """Threads of each side in the stage of 25 %."""
 
 

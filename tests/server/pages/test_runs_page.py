@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from offbook.base.types import TrainResult
@@ -21,6 +22,7 @@ from offbook.server.views.run_charts import costs_by_step, evaluations_by_split,
 from offbook.server.views.run_index import LoggedEvaluation
 from offbook.server.views.run_summary import trend
 from tests.fakes.gateway import Gateway
+from tests.server.pages.viewing import viewing
 
 
 def record(name: str, reward: float | None = 1.0, **fields: Any) -> dict[str, Any]:
@@ -113,11 +115,19 @@ async def test_a_run_is_active_while_the_process_of_the_directorys_server_lives(
     folder = gateway.services.options.dir
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    for pid, status in ((None, "interrupted"), (os.getpid(), "training"), (ended.pid, "interrupted")):
+    for pid, status in (
+        (None, "interrupted"),
+        (os.getpid(), "training"),
+        (ended.pid, "interrupted"),
+        (1 << 70, "interrupted"),
+    ):
         if pid is not None:
             (folder / "server.json").write_text(json.dumps({"pid": pid, "url": "http://127.0.0.1:1"}))
         [run] = await asyncio.to_thread(runs_json, folder, capsys)
         assert run["status"]["text"] == status
+        with viewing(folder) as url:
+            page = await asyncio.to_thread(httpx.get, url, trust_env=False)
+        assert ("is at http://127.0.0.1:1." in page.text) == (status == "training")
 
 
 @pytest.mark.parametrize("log", [True, False], ids=["ended", "before it has ended"])

@@ -38,8 +38,8 @@ async def test_the_page_has_the_recorded_decisions_with_their_numbers(gateway: G
     assert decisions.count('<tr><th scope="row">') == len(RUN["decisions"])
     newest = decisions.split("<tr>")[2]
     assert "drift: calls unlike those that were seen (longer): more than 20%" in newest and "✕ left" in newest
-    assert ">0.969 <small>of 64</small><" in newest and ">0.895 <small>of 57</small><" in newest
-    assert f"{MINUS}0.072 to +0.268" in newest and ">41</td>" in newest
+    assert ">1.000 <small>of 32</small><" in newest and ">0.872 <small>of 47</small><" in newest
+    assert f"{MINUS}0.036 to +0.324" in newest and ">27</td>" in newest
     assert decisions.index("drift:") < decisions.index("tools: more than 10%") < decisions.index("slower than 10 s")
 
 
@@ -49,11 +49,11 @@ async def test_the_facts_are_stage_threads_calls_and_money(gateway: Gateway) -> 
     assert shown == {
         "Stage": "3 of 3 100 %",
         "Small model has": "0 % of threads, now",
-        "Threads": "18 small 57 paid, in this takeover",
-        "Small model&#39;s calls": "486 answered",  # 32 + 34 + 42 + 64, 34 + 134, 38 + 108
-        "Paid model&#39;s calls": "5931 0 failed",
-        "Paid": "0.495 USD 0.0835 USD per 1,000 calls",
-        "Saved": "≈ 0.0406 USD an estimate",  # 486 * 0.4954 / 5931
+        "Threads": "17 small 47 paid, in this takeover",
+        "Small model&#39;s calls": "543 answered",  # 34 + 34 + 52 + 64, 32 + 221, 42 + 64
+        "Paid model&#39;s calls": "6265 0 failed",
+        "Paid": "0.520 USD 0.0831 USD per 1,000 calls",
+        "Saved": "≈ 0.0451 USD an estimate",  # 543 * 0.5204 / 6265
     }
 
 
@@ -63,14 +63,14 @@ async def test_the_stages_are_those_of_the_present_takeover(gateway: Gateway) ->
     stages = page[page.index('id="stages-h"') : page.index('id="decisions-h"')]
     rows = re.findall(r'<tr><th scope="row">(.*?)</th>(.*?)</tr>', stages, re.DOTALL)
     assert [name for name, _ in rows] == ["shadow", "25 %", "100 %"]
-    assert "✓ passed" in rows[0][1] and "0.949 <small>of 39" in rows[0][1]
+    assert "✓ passed" in rows[0][1] and "0.930 <small>of 57" in rows[0][1]
     assert (
         "✓ passed" in rows[1][1]
-        and f"{MINUS}0.148 to +0.278" in rows[1][1]
-        and '>18</td><td class="num">57<' in rows[1][1]
+        and f"{MINUS}0.142 to +0.322" in rows[1][1]
+        and '>17</td><td class="num">47<' in rows[1][1]
     )
     assert "✕ left" in rows[2][1]
-    assert stages.count('class="limit"') == 4 and stages.count('class="span"') == 16  # limits of this takeover alone
+    assert stages.count('class="limit"') == 4 and stages.count('class="span"') == 15  # limits of this takeover alone
 
 
 async def test_the_first_page_leads_to_each_route(gateway: Gateway) -> None:

@@ -97,9 +97,9 @@ def selection_metrics(selection: Selection, step: int, policy: Policy) -> dict[s
     if policy.tree_difference is not None:
         metrics["layout/probe_difference"] = policy.tree_difference
     if selection.batch is not None:
-        metrics |= batch_metrics(selection.batch, step) | fork_metrics(selection.forks)
-        if selection.supervised:  # of whichever model its examples are
-            metrics = {name: value for name, value in metrics.items() if not name.startswith("calls/stale")}
+        metrics |= batch_metrics(selection.batch, None if selection.supervised else step) | fork_metrics(
+            selection.forks
+        )
     if selection.skipped:
         metrics["calls/skipped"] = float(len(selection.skipped))
     return metrics
@@ -136,9 +136,11 @@ def reward_metrics(groups: Groups, advantages: Advantages) -> dict[str, float]:
     return _measured(metrics)
 
 
-def batch_metrics(batch: TrainBatch, step: int) -> dict[str, float]:
-    """Metrics of the batch: which trajectories and calls are trained. `step`: the model's before the update."""
+def batch_metrics(batch: TrainBatch, step: int | None) -> dict[str, float]:
+    """Metrics of the batch: which trajectories and calls are trained. `step`: the model's before the update; None in
+    supervised training, whose calls may be of another model."""
     samples = batch.samples
+    ages = [] if step is None else [float(step - sample.step) for sample in samples]
     metrics = {
         "trajectories/trained": float(len(batch.trajectories)),
         "trajectories/without_targets": float(len(batch.without_targets)),
@@ -148,9 +150,9 @@ def batch_metrics(batch: TrainBatch, step: int) -> dict[str, float]:
         "calls/unused": float(batch.unused),
         "calls/constrained_share": _mean([sample.constrained is not None for sample in samples]),
         "calls/rendered_share": batch.rendered_share if samples else None,
-        "calls/stale_share": _mean([sample.step < step for sample in samples]),
-        "calls/staleness_mean": _mean([float(step - sample.step) for sample in samples]),
-        "calls/staleness_max": max((float(step - sample.step) for sample in samples), default=None),
+        "calls/stale_share": _mean([age > 0 for age in ages]),
+        "calls/staleness_mean": _mean(ages),
+        "calls/staleness_max": max(ages, default=None),
         "tokens/unmeasured": float(batch.constrained.sum()),
     }
     return _measured(metrics)

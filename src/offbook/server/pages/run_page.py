@@ -106,7 +106,7 @@ def data_of(overview: RunOverview, source: DashboardSource) -> dict[str, Json]:
         "run": run_name(overview.run),
         "url": run_url(overview.run),
         "active": status_of(overview, source).kind == "active",
-        "live": source.engine is not None or source.other_server is not None,
+        "live": source.served,
         "version": f"{overview.row.last}-{len(overview.updates)}-{len(overview.evaluations)}",
         **chart_json(overview),
     }

@@ -101,7 +101,9 @@ def _no_records(folder: Path) -> str:
     if not folder.exists():
         return f"there is no folder {folder}: give the directory of a server, as in --dir offbook-quickstart/server"
     inside = sorted(path.parent for pattern in ("*/records.db", "*/*/records.db") for path in folder.glob(pattern))
-    hint = f"; there are records in {inside[0]}" if inside else ": it is not the directory of a server, or its server has not started yet"
+    hint = ": it is not the directory of a server, or its server has not started yet"
+    if inside:
+        hint = f"; there are records in {inside[0]}"
     return f"{folder} has no records.db{hint}"
 
 

@@ -124,6 +124,11 @@ class DashboardSource:
         """The address of a server that runs on the directory in another process; None with an engine here."""
         return address_of_server(self.folder) if self._engine is None else None
 
+    @property
+    def served(self) -> bool:
+        """Whether a server runs on the directory, here or in another process."""
+        return self._engine is not None or self.other_server is not None
+
     async def read(self, read: Callable[[Connection], R]) -> R:
         """Call `read` with a connection to the records, and return its result."""
         return await self._records.read(read)

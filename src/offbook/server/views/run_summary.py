@@ -31,10 +31,9 @@ class RunStatus:
 def status_of(overview: RunOverview, source: DashboardSource) -> RunStatus:
     """The status of a run. Where no server runs on the directory, no run is active."""
     last = overview.updates[-1] if overview.updates else None
-    engine = source.engine
-    if engine is not None or source.other_server is not None:
-        trained = {update.id for update in overview.updates if update.state == "running"}
-        if trained or (engine is not None and engine.training in {update.id for update in overview.updates}):
+    if source.served:
+        training = source.engine.training if source.engine is not None else None
+        if any(update.state == "running" or update.id == training for update in overview.updates):
             return RunStatus("active", "●", "training")
         if last is not None and last.state == "queued":
             return RunStatus("active", "○", "queued")

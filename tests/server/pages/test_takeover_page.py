@@ -40,7 +40,9 @@ async def test_the_page_has_the_recorded_decisions_with_their_numbers(gateway: G
     assert "drift: calls unlike those that were seen (longer): more than 20%" in newest and "✕ left" in newest
     assert ">1.000 <small>of 32</small><" in newest and ">0.872 <small>of 47</small><" in newest
     assert f"{MINUS}0.036 to +0.324" in newest and ">27</td>" in newest
-    assert decisions.index("drift:") < decisions.index("tools: more than 10%") < decisions.index("agree by less than 0.8")
+    assert (
+        decisions.index("drift:") < decisions.index("tools: more than 10%") < decisions.index("agree by less than 0.8")
+    )
 
 
 async def test_the_facts_are_stage_threads_calls_and_money(gateway: Gateway) -> None:

@@ -14,7 +14,7 @@ from offbook.base.errors import ConfigError, EngineError, OffbookError, StoreErr
 from offbook.base.wire import UserState
 
 from ...engine import checkpoint_files
-from ...engine.checkpoint_files import NOTE, make_folder, put_aside, sync
+from ...engine.checkpoint_files import NOTE, CheckpointNote, make_folder, put_aside, sync
 from ..models.checkpoints import FACTS, ModelFacts, read_facts, write_facts, write_text
 from ..records.sqlite_file import fault_of
 from ..records.store import create_file
@@ -88,6 +88,8 @@ async def _pull_step(root: Path, place: MirrorPlace, model: RemoteModel, step: i
     """Download a checkpoint, verify it, and rename it to its place. Raises EngineError for a damaged one, OSError."""
     target = checkpoint_files.path_of(root / model.folder / "checkpoints", step)
     files = {name: size for name, size in model.files[step].items() if name in checkpoint_files.FILES}
+    note = await place.read(model.path(step, NOTE)) or b""
+    _check_sizes(note, files)
     if sum(files.values()) > shutil.disk_usage(root).free:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     _begin_records(root)
@@ -95,11 +97,12 @@ async def _pull_step(root: Path, place: MirrorPlace, model: RemoteModel, step: i
     shutil.rmtree(scratch, ignore_errors=True)
     make_folder(scratch / target.name)
     try:
-        for name in sorted(files, key=lambda name: name != NOTE):
-            await place.download(model.path(step, name), files[name], scratch / target.name / name)
-            sync(scratch / target.name / name)
+        for name in sorted(files):
             if name == NOTE:
-                _check_sizes(scratch / target.name, files)
+                (scratch / target.name / name).write_bytes(note)
+            else:
+                await place.download(model.path(step, name), files[name], scratch / target.name / name)
+            sync(scratch / target.name / name)
         checkpoint_files.read(scratch / target.name)
         sync(scratch / target.name)
         if target.exists():  # not whole, or it would have been the newest
@@ -111,10 +114,10 @@ async def _pull_step(root: Path, place: MirrorPlace, model: RemoteModel, step: i
     return target
 
 
-def _check_sizes(path: Path, files: dict[str, int]) -> None:
-    """Raise EngineError if the place has files of other sizes than the downloaded note says, before they are downloaded."""
+def _check_sizes(note: bytes, files: dict[str, int]) -> None:
+    """Raise EngineError if the place has files of other sizes than the note says, before room is sought for them."""
     try:
-        sizes = checkpoint_files.read_note(path).sizes
+        sizes = CheckpointNote.model_validate_json(note).sizes
     except ValueError as error:
         raise EngineError(f"its {NOTE} cannot be read: {error}") from error
     if other := [name for name, size in files.items() if sizes.get(name, size) != size]:

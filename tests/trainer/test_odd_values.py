@@ -50,7 +50,8 @@ async def test_a_run_goes_on_and_trains_whatever_single_rollouts_hand_to_their_r
     assert (report.step, report.iterations[0].failed) == (1, 4)
     page = await (await model.api()).trajectories(TrajectoryQuery(model=model.name))
     by_reward = {record.reward: record for record in page.trajectories if record.reward is not None}
-    assert set(by_reward) == {1.0, 2.0, 6.0, 7.0}
+    first = {reward for reward in by_reward if reward < 8}  # equal answers teach nothing: another iteration may follow
+    assert first == {1.0, 2.0, 6.0, 7.0}
     assert by_reward[1.0].logs == ("{'file': '\\ud800'}", "{'not': 'text'}")
     assert by_reward[2.0].metadata == {"when": "2026-01-02T03:04:00+00:00", "?": ["?", [3, 0.5]]}
     failures = sorted(record.exception.message for record in page.trajectories if record.exception is not None)

@@ -104,7 +104,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     ("phase", "killed"),
     [
         *((phase, "trainer") for phase in PHASES),
-        *((phase, "server") for phase in ("sampling", "training", "evaluating")),
+        ("training", "server"),
     ],
 )
 def test_a_kill_in_any_phase_of_a_run_loses_no_step_and_makes_none_twice(

@@ -115,8 +115,7 @@ def test_two_learners_compute_what_one_computes(policies: Policies, base: Callab
 
 
 @pytest.mark.slow("every loss in a team")
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(("size", "dtype"), [(2, torch.float64), (4, torch.float32)])
 def test_a_team_computes_every_loss_as_one_learner(
     policies: Policies, base: Callable[[str], Path], size: int, dtype: torch.dtype
 ) -> None:

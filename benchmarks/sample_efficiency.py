@@ -1,10 +1,12 @@
 """How much a policy learns from how many rollouts: the defaults, and levers one at a time.
 
     OMP_NUM_THREADS=1 python benchmarks/sample_efficiency.py --task first_call --seeds 8 --levers baseline rate_x2
+    OMP_NUM_THREADS=1 python benchmarks/sample_efficiency.py --task time --seeds 8 --levers baseline rate_x2
     python benchmarks/sample_efficiency.py --render
 
 A run trains one policy from nothing. Its area is the mean over rollouts of the success on held-out requests, sampled at temperature 1
-(trapezoids between measurements). A lever and the baseline are compared seed by seed: same requests, same order, same initial LoRA.
+(trapezoids between measurements). `time` trains `tiny-mcp` on the MCP server of that name with `MCPTrainer`, on a server of its own; its
+scenarios are those of `mcp_training.py`. A lever and the baseline are compared seed by seed: same requests, same order, same initial LoRA.
 Each run that ends is kept in `results/sample_efficiency.json`, and is not run again. `--render` writes the page and the picture.
 `--levers trl` runs TRL's GRPOTrainer in the environment of `--trl-python`. It has sampled there, and no step of it has ended yet: with
 triton installed and no GPU, TRL 1.15's own kernel fails. The task `quickstart` has not been run to its end either.
@@ -13,6 +15,7 @@ triton installed and no GPU, TRL 1.15's own kernel fails. The task `quickstart` 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import subprocess
@@ -31,10 +34,14 @@ from typing import Any
 import torch
 from desk_training import DeskTraining, Training, trl_job
 from matplotlib.figure import Figure
+from mcp_training import time_case
 
-from offbook import LoraOptions, TrainConfig
+from offbook import LocalBackend, LoraOptions, TrainableModel, TrainConfig
 from offbook.quickstart.run import STEPS, schedule
 from offbook.trainer.statistics import Interval, paired_difference
+from offbook_mcp import MCPTrainer
+from offbook_mcp.scenarios.files import load_scenarios
+from offbook_mcp.training.defaults import default_config
 
 RESULTS = Path(__file__).parent / "results" / "sample_efficiency.json"
 RATE = 3.3e-3
@@ -92,17 +99,25 @@ EQUAL_BY_FORMULA = (
 
 @dataclass(frozen=True)
 class Task:
-    """A task: its steps, how often it is measured, and the options of the baseline's steps."""
+    """A task: its steps, how often it is measured, the options of the baseline's steps, and of a step its groups."""
 
     title: str
     steps: int
     every: int
     config: Callable[[int], TrainConfig]
+    scenarios: int = 12
+
+
+def _mcp_config(step: int) -> TrainConfig:
+    """The options of the default schedule of 20 steps on an MCP server."""
+    config = default_config("tiny-mcp", 20)
+    return config if isinstance(config, TrainConfig) else config(step)
 
 
 TASKS = {
     "first_call": Task("The order desk's first call", 12, 4, lambda step: TrainConfig(learning_rate=RATE)),
     "quickstart": Task("The quickstart as a whole", STEPS, 6, partial(schedule, steps=STEPS)),
+    "time": Task("The MCP server `time`", 20, 5, _mcp_config, scenarios=8),
 }
 
 
@@ -113,7 +128,7 @@ def changed(task: Task, lever: Lever) -> Training:
         options = task.config(step)
         return options.model_copy(update={**lever.config, "learning_rate": options.learning_rate * lever.rate})
 
-    return replace(Training(config), **lever.training)
+    return replace(Training(config, scenarios=task.scenarios), **lever.training)
 
 
 @cache
@@ -144,6 +159,43 @@ def measured(task: str, lever: str, seed: int) -> dict[str, Any]:
                 curve["held_out"].append(round(training.held_out(1.0), 4))
         curve |= {"greedy": round(training.held_out(0.0), 4), "taught": [round(share, 3) for share in training.taught]}
         training.close()
+    return curve
+
+
+def measured_time(task: str, lever: str, seed: int) -> dict[str, Any]:
+    """The same on the MCP server `time`: `MCPTrainer` on a server of its own. Each held-out scenario is sampled 8 times."""
+    if {"batch_scale", "probes", "a_scale", "scenarios"} & LEVERS[lever].training.keys():
+        raise SystemExit(f"--levers {lever}: an MCPTrainer has no such option")
+    return asyncio.run(_measured_time(changed(TASKS[task], LEVERS[lever]), TASKS[task], seed))
+
+
+async def _measured_time(training: Training, about: Task, seed: int) -> dict[str, Any]:
+    curve: dict[str, Any] = {"rollouts": [], "held_out": [], "train": []}
+    with tempfile.TemporaryDirectory() as folder:
+        backend = LocalBackend(Path(folder), threads=1)
+        lora = training.lora.model_copy(update={"seed": seed})
+        trainer = MCPTrainer(
+            time_case(Path(folder)).target,
+            TrainableModel("time", base_model="tiny-mcp", backend=backend, lora=lora),
+            load_scenarios(RESULTS.parent / "mcp" / "time.jsonl"),
+            seed=seed,
+            concurrency=16,
+            group_size=training.group_size,
+            scenarios_per_step=training.scenarios,
+            temperature=training.temperature,
+            config=training.config,
+        )
+        try:
+            for step in range(0, about.steps + 1, about.every):
+                if step:
+                    report = await trainer.atrain_unmeasured(step)
+                    curve["train"] += [round(each.success or 0.0, 4) for each in report.iterations]
+                curve["rollouts"].append(len(curve["train"]) * trainer.rollouts_per_step())
+                measured = await trainer.aevaluate(temperature=1.0, rollouts=8)
+                curve["held_out"].append(round(measured.success or 0.0, 4))
+            curve["greedy"] = round((await trainer.aevaluate()).success or 0.0, 4)
+        finally:
+            await asyncio.to_thread(backend.close)
     return curve
 
 
@@ -218,16 +270,18 @@ def page(results: Runs) -> str:
         "rollouts, of its success on 120 held-out requests, sampled at temperature 1. The ratio is a lever's mean area over the",
         "baseline's on the same seeds, with a 95 % bootstrap interval over seeds of the paired difference.",
         "",
+        "`time` trains `tiny-mcp` with `MCPTrainer`; its 10 held-out scenarios are sampled 8 times each.",
+        "",
         "A lever is *better* or *worse* if the whole interval lies above or below 1. An interval from few seeds is too narrow: read",
-        "one of 4 seeds as a hint. Many levers are compared, so one in forty is *better* by chance. Sampler and learner run in one",
-        "process, without HTTP and LangGraph.",
+        "one of 4 seeds as a hint. Many levers are compared, so one in forty is *better* by chance. On the order desk sampler and",
+        "learner run in one process, without HTTP and LangGraph.",
     ]
     for name, task in TASKS.items():
         lines += ["", f"## {task.title}", ""]
         if BASELINE not in results.get(name, {}):
             lines += ["Not measured yet."]
             continue
-        steps = f"{task.steps} steps of 96 rollouts, measured every {task.every} steps."
+        steps = f"{task.steps} steps of {8 * task.scenarios} rollouts, measured every {task.every} steps."
         options = (
             f"Learning rate {RATE}, constant; reward 1 for the right first call, else 0."
             if name == "first_call"
@@ -248,7 +302,7 @@ def page(results: Runs) -> str:
         "- Scenarios drawn by what can be learned: a run of this length sees each of the 600 requests less than twice, so their",
         "  success cannot be estimated. `half_first` chooses within a step instead.",
         "- Rare successes replayed with importance weights, a bonus for entropy, and combinations of levers.",
-        "- The server `time` by MCP, and the newest TRL beside each lever.",
+        "- The newest TRL beside each lever.",
         "",
     ]
     return "\n".join(lines)
@@ -308,7 +362,10 @@ def main() -> None:
         futures = {
             pool.submit(measured_trl, known.task, seed, known.trl_python)
             if lever == "trl"
-            else pool.submit(measured, known.task, lever, seed): (lever, seed)
+            else pool.submit(measured_time if known.task == "time" else measured, known.task, lever, seed): (
+                lever,
+                seed,
+            )
             for lever, seed in missing
         }
         failed = 0

@@ -115,7 +115,7 @@ def _mcp_config(step: int) -> TrainConfig:
 
 
 TASKS = {
-    "first_call": Task("The order desk's first call", 12, 4, lambda step: TrainConfig(learning_rate=RATE)),
+    "first_call": Task("The order desk's first call", 24, 6, lambda step: TrainConfig(learning_rate=RATE)),
     "quickstart": Task("The quickstart as a whole", STEPS, 6, partial(schedule, steps=STEPS)),
     "time": Task("The MCP server `time`", 20, 5, _mcp_config, scenarios=8),
 }

@@ -11,6 +11,14 @@ from pathlib import Path
 EXAMPLES = Path(__file__).parents[2] / "examples"
 _RUN = """
 import runpy, sys
+import offbook
+
+whole = offbook.Trainer.__init__
+def small(self, *words, **options):
+    whole(self, *words, **options | {"group_size": 4, "scenarios_per_step": 2})
+offbook.Trainer.__init__ = small
+config = offbook.SFTConfig
+offbook.SFTConfig = lambda **options: config(**options | {"epochs": 1})
 modules, words = sys.argv[1].split(), sys.argv[2:]
 for module in modules:
     print(f"==== {module}", flush=True)
@@ -20,7 +28,8 @@ for module in modules:
 
 
 def train_a_step(modules: Sequence[str], folder: Path, *options: str) -> set[str]:
-    """Run these modules as `python -m` does, with `--steps 1`. Returns the models in `folder` with a step."""
+    """Run these modules as `python -m` does, with `--steps 1` of 8 rollouts and one epoch of examples.
+    Returns the models in `folder` with a step."""
     words = ["--steps", "1", "--held-out", "4", "--dir", str(folder), *options]
     done = subprocess.run(
         [sys.executable, "-c", _RUN, " ".join(modules), *words],

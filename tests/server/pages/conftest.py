@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from offbook.server.records.overview import RolloutRow
 from offbook.server.views.step_groups import group_lines
@@ -28,8 +29,15 @@ PLANTED = '<script>document.title = "planted"</script>'
 @pytest.fixture(scope="session")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a server that trained three steps, kept the tokens of the last two, and has ended."""
-    folder = tmp_path_factory.mktemp("recorded")
-    record_run(folder, keep_tokens=KEPT)
+    folder = tmp_path_factory.getbasetemp() / "recorded"
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parents[1] / "recorded"  # one for all workers: a server and three steps take a minute
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "whole").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            record_run(folder, keep_tokens=KEPT)
+            (folder / "whole").touch()
     return folder / "server"
 
 

@@ -117,6 +117,8 @@ def complete(
             do_sample=sampled,
             top_k=0 if sampled else None,
             temperature=1.0 if sampled else None,
+            cache_implementation="static",  # a growing cache is copied for every token: most of the time went into page faults
+            disable_compile=True,
         )
         texts = tokenizer.batch_decode(ids[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
         for index, text in zip(chosen, texts, strict=True):

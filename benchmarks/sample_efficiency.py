@@ -33,6 +33,7 @@ from typing import Any
 
 import torch
 from desk_training import DeskTraining, Training, trl_job
+from matplotlib import colormaps
 from matplotlib.figure import Figure
 from mcp_training import time_case
 
@@ -88,6 +89,12 @@ LEVERS = {
     "kl_0.1": Lever("a KL term to the base: kl_coef=0.1", "GRPO, 2402.03300", {"kl_coef": 0.1}),
     "rank_32": Lever("LoRA r=32, alpha=64", "LoRA, 2106.09685", training={"lora": LoraOptions(r=32, alpha=64)}),
     "alpha_32": Lever("LoRA alpha=32", "LoRA, 2106.09685", training={"lora": LoraOptions(alpha=32)}),
+    "groups_4_epochs_2": Lever(
+        "24 requests with 4 rollouts, two passes",
+        "-",
+        {"epochs": 2},
+        training={"group_size": 4, "scenarios": 24},
+    ),
     "a_x4": Lever("LoRA's initial A four times larger", "after LoRA+, 2402.12354", training={"a_scale": 4.0}),
 }
 """Name on the command line -> what it changes."""
@@ -258,6 +265,19 @@ def task_rows(levers: dict[str, dict[str, Any]]) -> Iterator[str]:
         yield "| " + " | ".join(cells) + " |"
 
 
+def against_trl(levers: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """The baseline and the best lever of at least as many seeds over TRL's mean area, paired by seed."""
+    other = areas(levers["trl"])
+    known = [name for name, runs in levers.items() if other.keys() <= runs.keys() and name not in ("trl", BASELINE)]
+    best = sorted(known, key=lambda name: -ratio(areas(levers[name]), other).mean)[:1]
+    [version] = {curve["version"] for curve in levers["trl"].values()}
+    for name in (BASELINE, *best):
+        found = ratio(areas(levers[name]), other)
+        yield (
+            f"- `{name}` over TRL {version}, {len(other)} seeds: {found.mean:.2f} ({found.low:.2f} to {found.high:.2f})."
+        )
+
+
 def page(results: Runs) -> str:
     """The page of all that was measured."""
     lines = [
@@ -293,6 +313,8 @@ def page(results: Runs) -> str:
             "|---|---|---|---|---|---|---|---|",
         ]
         lines += task_rows(results[name])
+        if "trl" in results[name]:
+            lines += ["", *against_trl(results[name])]
     lines += ["", f"![Held-out success over rollouts]({RESULTS.with_suffix('.png').name})", "", "## Not run", ""]
     lines += [f"- {EQUAL_BY_FORMULA}"]
     missing = [f"`{lever}`" for lever in LEVERS if lever not in results.get("first_call", {})]
@@ -312,6 +334,7 @@ def draw(results: Runs, file: Path) -> None:
     """The mean held-out success of each lever of the first task over rollouts."""
     figure: Any = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
+    axes.set_prop_cycle(color=colormaps["tab20"].colors)
     for name, runs in results.get("first_call", {}).items():
         rates = zip(*(curve["held_out"] for curve in runs.values()), strict=True)
         rollouts = next(iter(runs.values()))["rollouts"]

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -34,7 +35,7 @@ def test_a_sharded_base_gives_what_a_whole_one_gives_and_each_learner_holds_a_pa
 ) -> None:
     whole = policies("qwen2", torch.float64)
     with sharded_team(base("qwen2"), torch.float64) as (team, policy):
-        layers = whole.model.get_base_model().model.layers  # pyright: ignore[reportAttributeAccessIssue]
+        layers: Any = whole.model.get_base_model().model.layers  # pyright: ignore[reportAttributeAccessIssue]
         in_layers = sum(value.numel() for value in layers.parameters() if not value.requires_grad)
         assert held_weights(policy.model) == whole.base_parameters - in_layers / 2
         assert policy.base_parameters == whole.base_parameters

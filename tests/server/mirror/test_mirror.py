@@ -226,8 +226,9 @@ HOSTILE: dict[str, tuple[int, Callable[[Path], object]]] = {
 
 @pytest.mark.parametrize("attack", HOSTILE)
 async def test_a_hostile_place_gives_a_whole_step_and_writes_nothing_else(
-    folder: Path, place: BucketPlace, tmp_path: Path, attack: str
+    folder: Path, place: BucketPlace, tmp_path: Path, attack: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2**30))  # 20 GiB fit on no such disk
     await copies.push(folder, place.url, "agent")
     step, make = HOSTILE[attack]
     make(tmp_path / "mirror" / AGENT)

@@ -27,10 +27,10 @@ BUCKETS = {"s3": "bucket", "gs": "bucket", "az": "container"}
 RANGE = 8 * 2**20
 """Bytes of one request of a download, each with the time limit of a request."""
 REQUEST_SECONDS = 60
-atexit.register(time.sleep, 0.2)
-"""A thread of obstore's may still be handing over the last answer. If it wants the interpreter while that ends, the process
-is aborted (pyo3-async-runtimes, issue 40): it gets the time before."""
 _T = TypeVar("_T")
+# A thread of obstore's may still be handing over the last answer. If it wants the interpreter while that ends, the process is
+# aborted (pyo3-async-runtimes, issue 40): it gets the time before.
+atexit.register(time.sleep, 0.2)
 
 
 class BucketPlace:

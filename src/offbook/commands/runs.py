@@ -49,8 +49,6 @@ _COLUMNS = ("run", "status", "model", "started", *_NUMBERS)
 _GIVE_WAY = ("trend", "rollouts", "evaluation", "started")
 """Columns of `runs` that are left out in a narrow terminal, the first one first."""
 _NARROW_MODEL = 14
-_MEASURES = {"cross-entropy": "loss"}
-"""Measures of an evaluation that have a shorter word in the table."""
 _UNDER = "  "
 """Indent of the evaluations under a training."""
 _ANY_WIDTH = 10_000
@@ -156,7 +154,7 @@ def _add_rows(table: Table, line: RunLine, columns: Sequence[str], indent: str =
         "step": number(line.step),
         "reward": fixed(line.reward, 3) if line.loss is None else f"loss {fixed(line.loss, 3)}",
         "trend": line.change,
-        "evaluation": f"{_MEASURES.get(line.measure, line.measure)} {fixed(line.evaluation, 3)}".lstrip(),
+        "evaluation": f"{line.measure.replace('cross-entropy', 'loss')} {fixed(line.evaluation, 3)}".lstrip(),
         "rollouts": number(line.rollouts),
     }
     table.add_row(*(cells[name] for name in columns))

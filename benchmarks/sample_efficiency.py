@@ -8,8 +8,8 @@ A run trains one policy from nothing. Its area is the mean over rollouts of the 
 (trapezoids between measurements). `time` trains `tiny-mcp` on the MCP server of that name with `MCPTrainer`, on a server of its own; its
 scenarios are those of `mcp_training.py`. A lever and the baseline are compared seed by seed: same requests, same order, same initial LoRA.
 Each run that ends is kept in `results/sample_efficiency.json`, and is not run again. `--render` writes the page and the picture.
-`--levers trl` runs TRL's GRPOTrainer in the environment of `--trl-python`. It has sampled there, and no step of it has ended yet: with
-triton installed and no GPU, TRL 1.15's own kernel fails. The task `quickstart` has not been run to its end either.
+`--levers trl` runs TRL's GRPOTrainer in the environment of `--trl-python`, for example of `pip install torch==2.13.0 trl==1.16.0 peft`
+without triton: with triton and no GPU, TRL's own kernel fails. The tasks `quickstart` and `time` have not been run to their end.
 """
 
 from __future__ import annotations
@@ -115,16 +115,16 @@ class Task:
     scenarios: int = 12
 
 
-def _mcp_config(step: int) -> TrainConfig:
-    """The options of the default schedule of 20 steps on an MCP server."""
-    config = default_config("tiny-mcp", 20)
+def _mcp_config(step: int, steps: int) -> TrainConfig:
+    """The options of a step of the default schedule on an MCP server."""
+    config = default_config("tiny-mcp", steps)
     return config if isinstance(config, TrainConfig) else config(step)
 
 
 TASKS = {
     "first_call": Task("The order desk's first call", 24, 6, lambda step: TrainConfig(learning_rate=RATE)),
     "quickstart": Task("The quickstart as a whole", STEPS, 6, partial(schedule, steps=STEPS)),
-    "time": Task("The MCP server `time`", 20, 5, _mcp_config, scenarios=8),
+    "time": Task("The MCP server `time`", 20, 5, partial(_mcp_config, steps=20), scenarios=8),
 }
 
 
@@ -140,7 +140,7 @@ def changed(task: Task, lever: Lever) -> Training:
 
 @cache
 def before(task: str) -> float:
-    """Held-out success of the untrained policy, which all seeds share."""
+    """Held-out success of the untrained policy: one sample of 120 requests for all runs of this process."""
     with tempfile.TemporaryDirectory() as folder:
         training = DeskTraining(
             changed(TASKS[task], LEVERS[BASELINE]), 0, Path(folder), first_call=task == "first_call"
@@ -172,7 +172,7 @@ def measured(task: str, lever: str, seed: int) -> dict[str, Any]:
 def measured_time(task: str, lever: str, seed: int) -> dict[str, Any]:
     """The same on the MCP server `time`: `MCPTrainer` on a server of its own. Each held-out scenario is sampled 8 times."""
     if {"batch_scale", "probes", "a_scale", "scenarios"} & LEVERS[lever].training.keys():
-        raise SystemExit(f"--levers {lever}: an MCPTrainer has no such option")
+        raise SystemExit(f"--levers {lever}: not for the task time, whose rollouts an MCPTrainer draws")
     return asyncio.run(_measured_time(changed(TASKS[task], LEVERS[lever]), TASKS[task], seed))
 
 
@@ -278,12 +278,21 @@ def against_trl(levers: dict[str, dict[str, Any]]) -> Iterator[str]:
         )
 
 
+def commands(results: Runs) -> Iterator[str]:
+    """The words of the commands that measured all this: one for the levers of a task with as many seeds."""
+    for task, levers in results.items():
+        for seeds in sorted({len(runs) for runs in levers.values()}, reverse=True):
+            names = " ".join(name for name, runs in levers.items() if len(runs) == seeds)
+            place = " --trl-python PYTHON" if "trl" in names.split() else ""
+            yield f"--task {task} --seeds {seeds} --levers {names}{place}"
+
+
 def page(results: Runs) -> str:
     """The page of all that was measured."""
     lines = [
         "# Learning from few rollouts",
         "",
-        "    OMP_NUM_THREADS=1 python benchmarks/sample_efficiency.py --task first_call --seeds 8 --levers baseline updates_2",
+        *(f"    OMP_NUM_THREADS=1 python benchmarks/sample_efficiency.py {words}" for words in commands(results)),
         "    python benchmarks/sample_efficiency.py --render",
         "",
         "Which options make the bundled policy `tiny` learn more from the same number of rollouts? A run's **area** is the mean, over",
@@ -294,7 +303,8 @@ def page(results: Runs) -> str:
         "",
         "A lever is *better* or *worse* if the whole interval lies above or below 1. An interval from few seeds is too narrow: read",
         "one of 4 seeds as a hint. Many levers are compared, so one in forty is *better* by chance. On the order desk sampler and",
-        "learner run in one process, without HTTP and LangGraph.",
+        "learner run in one process, without HTTP and LangGraph. The first point of a curve is a sample of the untrained policy, which",
+        "differs between runs. The last list names the lever that is best against TRL of those with as many seeds.",
     ]
     for name, task in TASKS.items():
         lines += ["", f"## {task.title}", ""]
@@ -324,7 +334,6 @@ def page(results: Runs) -> str:
         "- Scenarios drawn by what can be learned: a run of this length sees each of the 600 requests less than twice, so their",
         "  success cannot be estimated. `half_first` chooses within a step instead.",
         "- Rare successes replayed with importance weights, a bonus for entropy, and combinations of levers.",
-        "- The newest TRL beside each lever.",
         "",
     ]
     return "\n".join(lines)
@@ -334,7 +343,7 @@ def draw(results: Runs, file: Path) -> None:
     """The mean held-out success of each lever of the first task over rollouts."""
     figure: Any = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
-    axes.set_prop_cycle(color=colormaps["tab20"].colors)
+    axes.set_prop_cycle(color=[colormaps["tab20"](place) for place in range(20)])
     for name, runs in results.get("first_call", {}).items():
         rates = zip(*(curve["held_out"] for curve in runs.values()), strict=True)
         rollouts = next(iter(runs.values()))["rollouts"]

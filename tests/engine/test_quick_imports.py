@@ -1,4 +1,5 @@
-"""Imports at the start of an engine's process: quantizers are left out where nothing is quantized."""
+"""Imports at the start of an engine's process: quantizers are left out where nothing is quantized, and no later garbage
+collection looks at what was imported."""
 
 from __future__ import annotations
 
@@ -8,12 +9,13 @@ import importlib.util
 import json
 import sys
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 from offbook.engine import quick_imports as module
-from offbook.engine.quick_imports import quick_imports
+from offbook.engine.quick_imports import packages_distributions, quick_imports
 
 QUANTIZER = "quantizer_of_the_tests"
 
@@ -39,7 +41,9 @@ def test_a_base_of_plain_weights_imports_no_quantizer(tmp_path: Path, text: str)
         with pytest.raises(ModuleNotFoundError):
             importlib.import_module(QUANTIZER)
         assert not gc.isenabled()
-    assert gc.isenabled()
+        assert "transformers" in sys.modules and len(gc.get_objects()) < gc.get_freeze_count() / 10
+        assert metadata.packages_distributions is packages_distributions
+    assert gc.isenabled() and metadata.packages_distributions is not packages_distributions
     importlib.import_module(QUANTIZER)
 
 
@@ -56,3 +60,12 @@ def test_what_is_imported_already_stays_and_a_failure_inside_restores_all(tmp_pa
         assert importlib.import_module(QUANTIZER) is loaded
         raise OSError("full")
     assert gc.isenabled() and sys.modules[QUANTIZER] is loaded
+
+
+def test_the_distributions_of_all_packages_are_those_that_the_standard_library_finds() -> None:
+    """Without `__pycache__`: the standard library leaves it out where the compiled file is missing."""
+    ours, theirs = (
+        {name: set(owners) for name, owners in found().items() if name != "__pycache__"}
+        for found in (packages_distributions, metadata.packages_distributions)
+    )
+    assert ours == theirs

@@ -7,7 +7,6 @@ thread died, 2 invalid option or model, 3 the address is in use.
 from __future__ import annotations
 
 import argparse
-import gc
 import logging
 import os
 import socket
@@ -51,8 +50,6 @@ def main(argv: list[str] | None = None) -> int:
         listener.close()
         logger.error("%s", error)
         return 2
-    gc.collect()
-    gc.freeze()  # exempts loaded objects from collection, which would pause sampling for half a second
     config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=3, lifespan="on")
     place = options.uds or "http://{}:{}".format(*listener.getsockname()[:2])
     logger.info("serving %s on %s", options.served_model_name, place)

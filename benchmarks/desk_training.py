@@ -49,7 +49,7 @@ class Training:
     """How a policy is trained. `config`: step 1, 2, ... -> its options. `batch_scale`: divide advantages by the standard deviation of
     the whole batch instead of the group's. `probes`: first sample so many rollouts of each of twice the scenarios, then spend
     the rest of the step's on the half whose success is nearest to 1/2. `a_scale`: multiplies the LoRA's initial A. `teacher`: the
-    checkpoint of the teacher that the options name."""
+    checkpoint of the teacher that the options name; a supervised step trains on its rollouts."""
 
     config: Callable[[int], TrainConfig]
     lora: LoraOptions = field(default_factory=LoraOptions)
@@ -182,11 +182,14 @@ class DeskTraining:
 
     def step(self) -> float:
         """One iteration of rollouts and their update; the mean success of the rollouts."""
+        teacher = self._training.teacher
+        if teacher is not None and self._training.config(self._step + 1).supervised:
+            self._sampler.load("teacher", teacher)
         groups = self._groups()
         self._iterations += 1
         self.rollouts += sum(map(len, groups))
         self.taught.append(fmean(len({r.reward for r in group}) > 1 for group in groups for _ in group))
-        if self._training.teacher or any(len({rollout.reward for rollout in group}) > 1 for group in groups):
+        if teacher is not None or any(len({rollout.reward for rollout in group}) > 1 for group in groups):
             self._update(groups)
         return fmean(rollout.success for group in groups for rollout in group)
 
@@ -291,7 +294,7 @@ class DeskTraining:
             checkpoints=self._folder / "checkpoints",
             step=self._step,
             lora=self._lora,
-            teacher=self._training.teacher,
+            teacher=None if config.supervised else self._training.teacher,
         )
         result = self._learner.train(command)
         shutil.rmtree(job.parent)

@@ -66,6 +66,8 @@ TEAM_BROKEN = 4
 CAUSE_SECONDS = 1.0
 """After a failure in a pass over a sharded base: how long to wait for the one that caused it. A lost connection is seen
 by all learners, in any order."""
+_ENDING = threading.Lock()
+"""Taken, and never released, by the thread that says which learner ended: several see it, and one line says it."""
 Result = TypeVar("Result")
 Failure = Callable[[str, str], object]
 """Says that the running command failed: reason and message of protocol.Failed."""
@@ -356,5 +358,6 @@ def _end(rank: int, size: int, code: int) -> NoReturn:
     """End this process, and with it the team: what learner `rank` should have computed is missing."""
     how = f"exit code {code}" if code >= 0 else f"signal {-code} ({signal.Signals(-code).name})"
     memory = "; the system may have run out of memory" if code == -signal.SIGKILL else ""
+    _ENDING.acquire()
     print(f"The learner ends: learner {rank + 1} of {size} ended ({how}){memory}", file=sys.stderr, flush=True)
     os._exit(TEAM_BROKEN)

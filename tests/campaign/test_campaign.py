@@ -1,4 +1,4 @@
-"""Five events of a campaign, each to another part, and no promise is broken."""
+"""Three events of a campaign, each to another part, and no promise is broken."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from .promises import Promises
 
 @pytest.mark.slow("a campaign of kills")
 def test_kills_lose_nothing_that_was_answered_and_apply_no_step_twice(tmp_path: Path) -> None:
-    outcomes = run(tmp_path / "campaign", kills=5, seed=92)
-    assert [outcome.broken for outcome in outcomes] == [[]] * 6
-    parts = {"disk full", "learner", "sft", "server", "damage", "the end"}
+    outcomes = run(tmp_path / "campaign", kills=3, seed=110)
+    assert [outcome.broken for outcome in outcomes] == [[]] * 4
+    parts = {"server", "sft", "disk full", "the end"}
     assert {outcome.part.partition(":")[0] for outcome in outcomes} == parts
     assert all(outcome.calls > 0 for outcome in outcomes[:-1])
-    assert "| **all** | 6 |" in table(outcomes, "a command")
+    assert "| **all** | 4 |" in table(outcomes, "a command")
 
 
 def test_what_the_campaign_damages_is_named_by_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

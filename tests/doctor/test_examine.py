@@ -110,20 +110,12 @@ def test_an_import_that_kills_its_process_is_named_by_its_signal(
     assert isinstance(answer, Broken) and "signal 4" in answer.why
 
 
-@pytest.mark.parametrize(
-    ("engine", "package"),
-    [
-        pytest.param("--engine vllm", "vllm", marks=pytest.mark.slow("real vLLM")),
-        pytest.param("--loader unsloth", "unsloth", marks=pytest.mark.slow("real Unsloth")),
-    ],
-)
-def test_the_engine_that_is_asked_for_is_really_imported(
-    tmp_path: Path, require: Callable[[bool, str], None], engine: str, package: str
-) -> None:
-    require(Installed().version(package) is not None, "scripts/bootstrap test")
-    done = doctor(engine, tmp_path)
+@pytest.mark.slow("real vLLM")
+def test_the_engine_that_is_asked_for_is_really_imported(tmp_path: Path, require: Callable[[bool, str], None]) -> None:
+    require(Installed().version("vllm") is not None, "scripts/bootstrap test")
+    done = doctor("--engine vllm", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    name, number = Installed().name_and_version(package) or ("", "")
+    name, number = Installed().name_and_version("vllm") or ("", "")
     assert f"{name} {number} on c" in done.stdout
     assert list(tmp_path.iterdir()) == []
 

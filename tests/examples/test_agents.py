@@ -1,4 +1,4 @@
-"""The agents of examples/: what each knows and rewards, without a model; a step of each is trained in the slow tier."""
+"""The agents of examples/: what each knows and rewards, without a model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from openai.types.chat import ChatCompletionMessage
 import offbook
 from offbook.llms import Llm
 from offbook.testing import LlmReply, LlmRequest, calls_tool, says, scripted_llm
-from tests.examples.trainings import EXAMPLES, train_a_step
+from tests.examples.trainings import EXAMPLES, MEASURED, train_a_step
 
 AGENTS = (
     "supervisor_agent",
@@ -26,7 +26,6 @@ AGENTS = (
     "existing_server",
     "observe_and_improve",
 )  # with a training of 60 lines
-TRAINED = ("supervisor_agent", "customer_service", "auto_rl", "mcp_rl", "observe_and_improve")
 
 
 @pytest.fixture(autouse=True)
@@ -158,16 +157,9 @@ def test_the_writer_writes_all_that_a_training_asks_for(litellm: Any, tmp_path: 
 
 
 @pytest.mark.slow("whole trainings")
-def test_a_step_of_each_is_trained(tmp_path: Path) -> None:
-    trained = train_a_step([f"{example}.train" for example in TRAINED], tmp_path)
-    models = ("planner", "warehouse", "office", "customer-service", "trains", "orders", "guide")
-    assert trained == {f"{model}-0" for model in models}
-
-
-@pytest.mark.slow("whole trainings")
 def test_a_step_is_trained_on_a_server_that_runs(local_backend: offbook.LocalBackend, tmp_path: Path) -> None:
     model = offbook.TrainableModel("other", "examples", "tiny", backend=local_backend)
     server = asyncio.run(model.api())
-    train_a_step(["existing_server.train"], tmp_path, "--url", server.url, "--api-key", str(server.key))
+    train_a_step(["existing_server.train"], tmp_path, *MEASURED, "--url", server.url, "--api-key", str(server.key))
     trained = offbook.TrainableModel("mail-room-0", "examples", "tiny", backend=local_backend)
     assert asyncio.run(trained.get_step()) == 1

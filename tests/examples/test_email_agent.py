@@ -136,9 +136,12 @@ def test_the_scripted_judge_asks_whether_an_answer_was_read(
 
 
 @pytest.mark.slow("whole trainings")
-def test_a_step_of_the_tiny_form_is_judged(example: Path, tmp_path: Path, litellm: Any) -> None:
-    words = [example / "train.py", "--tiny", "--steps", "1", "--seed", "5", "--judge", "scripted"]
-    printed = run(words, tmp_path, OMP_NUM_THREADS="1")
+async def test_a_step_of_the_tiny_form_is_judged(
+    example: Path, tmp_path: Path, litellm: Any, local_backend: offbook.LocalBackend
+) -> None:
+    server = await local_backend.connect("tiny")
+    words = [example / "train.py", "--tiny", "--steps", "1", "--seed", "5", "--judge", "scripted", "--url", server.url]
+    printed = run(words, tmp_path, OFFBOOK_API_KEY=server.key or "")
     shares = r"found \d+%, read \d+%, success \d+%, \d\.\d turns"
     assert re.search(rf"^before: step 0, 60 held-out questions: {shares}$", printed, re.MULTILINE), printed
     assert re.search(rf"^after: step 1, 60 held-out questions: {shares}$", printed, re.MULTILINE), printed

@@ -1,5 +1,5 @@
-"""The games of examples/: a match is the seed's own, puzzles have one solution. A step of each is
-trained in the slow tier; that of Codenames by its notebook."""
+"""The games of examples/: a match is the seed's own, puzzles have one solution. In the slow tier a step of each is trained,
+and of each agent, on one server; that of Codenames by its notebook."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.trainings import EXAMPLES, train_a_step
+from tests.examples.trainings import EXAMPLES, MEASURED, train_a_step
 
 
 @pytest.fixture(autouse=True)
@@ -62,13 +62,10 @@ async def test_players_without_a_model_score_as_the_games_allow() -> None:
 
 @pytest.mark.slow("whole trainings")
 def test_a_step_of_each_is_trained(tmp_path: Path) -> None:
-    games = (
-        "guess_number.train",
-        "tic_tac_toe.train",
-        "tic_tac_toe.self_play",
-        "game_2048.train",
-        "temporal_clue.train",
-    )
-    trained = train_a_step(games, tmp_path)
-    models = ("guess-number", "tic-tac-toe-random", "self-play", "game-2048-2", "temporal-clue-look-up")
+    games = ("guess_number", "tic_tac_toe", "game_2048", "temporal_clue")
+    agents = ("supervisor_agent", "customer_service", "auto_rl", "mcp_rl", "observe_and_improve")
+    modules = [*(f"{example}.train" for example in (*games, *agents)), "tic_tac_toe.self_play"]
+    trained = train_a_step(modules, tmp_path, *MEASURED)
+    models = {"guess-number", "tic-tac-toe-random", "self-play", "game-2048-2", "temporal-clue-look-up"}
+    models |= {"planner", "warehouse", "office", "customer-service", "trains", "orders", "guide"}
     assert trained == {f"{model}-0" for model in models}

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.examples.trainings import MEASURED, train_a_step
 from tests.fakes.node import NODE_CLIENTS, node_program
 from tests.paths import ROOT
 
@@ -31,10 +30,7 @@ def test_a_step_is_trained(require: Callable[[bool, str], None], tmp_path: Path)
     shutil.copy(ROOT / "examples" / "measured_training.py", tmp_path)
     (tmp_path / EXAMPLE.name / "node_modules").symlink_to(NODE_CLIENTS / "node_modules")
     path = os.pathsep.join([str(node.parent), os.environ["PATH"]])
-    words = [sys.executable, "-m", "typescript_agent.train", "--steps", "1", "--dir", str(tmp_path / "games")]
-    done = subprocess.run(
-        words, cwd=tmp_path, env=os.environ | {"PATH": path}, capture_output=True, text=True, timeout=900, check=False
+    trained = train_a_step(
+        ["typescript_agent.train"], tmp_path / "games", *MEASURED, examples=tmp_path, environment={"PATH": path}
     )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "after: step 1," in done.stdout
-    assert list(tmp_path.glob("games/examples/models/*/checkpoints/0001/adapter_model.safetensors"))
+    assert trained == {"night-desk-0"}

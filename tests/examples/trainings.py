@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+MEASURED = ("--held-out", "4")
+"""Options of an example whose training is measured: on few scenarios."""
 _RUN = """
 import runpy, sys
 import offbook
@@ -23,18 +25,28 @@ modules, words = sys.argv[1].split(), sys.argv[2:]
 for module in modules:
     print(f"==== {module}", flush=True)
     sys.argv = [module, *words]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    if module.endswith(".py"):
+        sys.path.insert(0, module.rpartition("/")[0])
+        runpy.run_path(module, run_name="__main__")
+    else:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
 """
 
 
-def train_a_step(modules: Sequence[str], folder: Path, *options: str) -> set[str]:
-    """Run these modules as `python -m` does, with `--steps 1` of 8 rollouts and one epoch of examples.
+def train_a_step(
+    modules: Sequence[str],
+    folder: Path,
+    *options: str,
+    examples: Path = EXAMPLES,
+    environment: Mapping[str, str] | None = None,
+) -> set[str]:
+    """Run these modules or scripts of `examples` as Python does, with `--steps 1` of 8 rollouts and one epoch of examples.
     Returns the models in `folder` with a step."""
-    words = ["--steps", "1", "--held-out", "4", "--dir", str(folder), *options]
+    words = ["--steps", "1", "--dir", str(folder), *options]
     done = subprocess.run(
         [sys.executable, "-c", _RUN, " ".join(modules), *words],
-        cwd=EXAMPLES,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        cwd=examples,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
         capture_output=True,
         text=True,
         timeout=1500,

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from offbook import LocalBackend
+from offbook.client.connection.http import Api
 from offbook.llms import question
 from offbook.testing import LlmReply, LlmRequest, calls_tool, fails, says, scripted_llm
 from offbook_mcp.scenarios.files import ScenarioSet, load_scenarios, save_scenarios
@@ -26,6 +30,13 @@ def key(litellm: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(question, "FIRST_WAIT", 0.01)
     monkeypatch.setenv("OPENAI_API_KEY", "unused")
     monkeypatch.setenv("OFFBOOK_DIR", str(tmp_path / "own"))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    """A running server, which the commands share."""
+    with LocalBackend(tmp_path_factory.mktemp("improve"), threads=1) as backend:
+        yield asyncio.run(backend.connect("tiny-mcp"))
 
 
 def test_a_dry_run_tells_the_stages_and_writes_nothing(called: Called, tmp_path: Path) -> None:  # noqa: F811
@@ -68,10 +79,16 @@ class Large:
 
 
 @pytest.mark.slow("a whole improvement on a real server")
-def test_a_server_and_a_large_model_make_a_small_one(called: Called, tmp_path: Path) -> None:  # noqa: F811
+def test_a_server_and_a_large_model_make_a_small_one(
+    called: Called,  # noqa: F811
+    server: Api,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OFFBOOK_API_KEY", server.key or "")
     large = Large(tmp_path / "own" / "mcp" / "clock.jsonl")
     target = python_module("mcp_server_time", "--local-timezone", "UTC")
-    words = ["improve", target, "--model", "clock", "--count", "16", "--output", "out", "--dir", str(tmp_path / "own")]
+    words = ["improve", target, "--model", "clock", "--count", "16", "--output", "out", "--url", server.url]
     words += ["--sft-batch-size", "4", "--sft-learning-rate", "2e-3", "--rounds", "1", "--round-steps", "1"]
     words += ["--group-size", "2", "--scenarios-per-step", "2", "--concurrency", "4"]
     with scripted_llm(large) as endpoint:
@@ -118,7 +135,13 @@ class Unsteady:
 
 
 @pytest.mark.slow("a whole improvement on a real server")
-def test_a_judge_scores_what_cannot_be_executed_and_its_failures_lose_no_run(called: Called, tmp_path: Path) -> None:  # noqa: F811
+def test_a_judge_scores_what_cannot_be_executed_and_its_failures_lose_no_run(
+    called: Called,  # noqa: F811
+    server: Api,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OFFBOOK_API_KEY", server.key or "")
     executed = ["what time is it in Europe/Oslo now", "tell the time in Asia/Tokyo now", "time in Africa/Cairo please"]
     open_tasks = ["greet me as they do in America/Lima at this hour", "wish a good day in Asia/Seoul if it is day"]
     open_tasks += ["is anybody awake in Europe/Rome right now"]
@@ -127,15 +150,9 @@ def test_a_judge_scores_what_cannot_be_executed_and_its_failures_lose_no_run(cal
     held_out = (executed[-1], open_tasks[-1])
     made = [one.model_copy(update={"split": "eval" if one.task in held_out else "train"}) for one in made]
     save_scenarios(ScenarioSet(tuple(made), ""), tmp_path / "s.jsonl")
-    words = [
-        "improve",
-        python_module("mcp_server_time", "--local-timezone", "UTC"),
-        "--model",
-        "clock",
-        "--output",
-        "out",
-    ]
-    words += ["--scenarios", "s.jsonl", "--dir", str(tmp_path / "own"), "--start-timeout", "120"]
+    target = python_module("mcp_server_time", "--local-timezone", "UTC")
+    words = ["improve", target, "--model", "judged-clock", "--output", "out", "--url", server.url]
+    words += ["--scenarios", "s.jsonl", "--start-timeout", "120"]
     words += ["--rounds", "1", "--round-steps", "1"]
     words += ["--sft-batch-size", "4", "--sft-learning-rate", "2e-3", "--group-size", "2", "--scenarios-per-step", "2"]
     teacher, judge = Moody(), Unsteady()

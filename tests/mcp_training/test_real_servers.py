@@ -1,4 +1,5 @@
-"""Servers that nobody here wrote, offline: at least 24 valid scenarios each; rollouts and one step of training on one of them."""
+"""Servers that nobody here wrote, offline: at least 12 valid scenarios each, of one 24; rollouts and one step of training on one
+of them."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ def trained(backend: LocalBackend) -> Trained:
     def one_step(target: Target, **options: bool) -> ScenarioSet:
         scenarios = made(target, **options)
         model = TrainableModel(new_id("real"), base_model="tiny-mcp", backend=backend)
-        trainer = MCPTrainer(target, model, scenarios, scenarios_per_step=4, temperature=1.5, say=lambda line: None)
+        trainer = MCPTrainer(
+            target, model, scenarios, group_size=4, scenarios_per_step=4, temperature=1.5, say=lambda line: None
+        )
         report = trainer.train(1)
         assert report.step == 1
         assert [each.failed for each in report.evaluations] == [0, 0]
@@ -48,10 +51,10 @@ def trained(backend: LocalBackend) -> Trained:
     return one_step
 
 
-def made(target: Target, **options: bool) -> ScenarioSet:
-    """Valid scenarios of a server."""
-    scenarios = asyncio.run(generate_scenarios(target, count=26, **options))  # type: ignore[arg-type]
-    check_sound(scenarios, at_least=24)
+def made(target: Target, count: int = 14, **options: bool) -> ScenarioSet:
+    """Valid scenarios of a server, of which at most two are missing."""
+    scenarios = asyncio.run(generate_scenarios(target, count=count, **options))  # type: ignore[arg-type]
+    check_sound(scenarios, at_least=count - 2)
     return scenarios
 
 
@@ -84,7 +87,7 @@ def files(tmp_path: Path) -> Path:
 
 @pytest.mark.slow("scenarios of a server that nobody here wrote")
 def test_time() -> None:
-    assert tools_of(made(time_target())) == {"get_current_time", "convert_time"}
+    assert tools_of(made(time_target(), 26)) == {"get_current_time", "convert_time"}
 
 
 @pytest.mark.slow("a step on a server that nobody here wrote")

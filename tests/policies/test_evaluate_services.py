@@ -80,13 +80,13 @@ def test_each_server_has_twenty_requests_whose_calls_fit_its_tools(file):
 
 @pytest.mark.slow("measures of the bundled policy")
 def test_the_policy_for_mcp_servers_calls_held_out_tools_and_those_of_real_servers():
-    """The first calls of 31 episodes (standard error: 7 %), and of 50 requests to five servers (7 %)."""
+    """The first calls of 16 episodes (standard error: 8 %), and of 20 requests to five servers (10 %)."""
     model, tokenizer = load(path("tiny-mcp"))
-    held_out = [prompt for prompt, _ in service_prompts(tokenizer, count=32, seed=11) if prompt.first]
+    held_out = [prompt for prompt, _ in service_prompts(tokenizer, count=16, seed=11) if prompt.first]
     greedy = complete(model, tokenizer, [prompt.text for prompt in held_out], sampled=False)
-    assert len(held_out) > 28
+    assert len(held_out) > 14
     assert mean(is_right(text, prompt) for text, prompt in zip(greedy, held_out, strict=True)) >= 0.68
-    asked = [probe for file in SERVERS for probe, _ in server_prompts(tokenizer, file)[::2]]
+    asked = [probe for file in SERVERS for probe, _ in server_prompts(tokenizer, file)[::5]]
     greedy = complete(model, tokenizer, [probe.text for probe in asked], sampled=False)
-    assert len(asked) == 50
+    assert len(asked) == 20
     assert mean(is_right(text, probe) for text, probe in zip(greedy, asked, strict=True)) >= 0.6

@@ -1,4 +1,4 @@
-"""One server with vLLM and Unsloth for all tests here: a start takes half a minute and more."""
+"""One server with vLLM and Unsloth for all tests of a file: a start takes half a minute and more."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def real_engines(require: Callable[[bool, str], None]) -> None:
     require(find_spec("vllm") is not None and find_spec("unsloth") is not None, "scripts/bootstrap test")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def server(real_engines: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("real") / "dir"
     with RunningServer(folder, "--engine", "vllm", "--loader", "unsloth", "--max-batch", "32") as running:
@@ -32,6 +32,6 @@ def server(real_engines: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
         assert len(family) >= 4 and not alive, f"a killed server left {alive} of {family}"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def backend(server: RunningServer) -> offbook.RemoteBackend:
     return offbook.RemoteBackend(server.url)

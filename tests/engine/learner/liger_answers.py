@@ -66,7 +66,7 @@ def base(family: str, folder: Path) -> Path:
 
 def answers(policy: Policy) -> tuple[Tensor, Tensor]:
     """The logprobs of a tree of calls, and the LoRA's gradient of their sum, in one vector."""
-    batch = batch_of(random_groups(3, turns=2, vocabulary=VOCABULARY))
+    batch = batch_of(random_groups(3, groups=1, rollouts=2, turns=2, vocabulary=VOCABULARY))
     [row] = plan(batch.samples, "tree", 16_384, policy.shape).rows
     logprobs, _, _ = policy.row_logprobs(row, batch.settings)
     gradients = torch.autograd.grad(logprobs.sum(), list(policy.trainable_parameters().values()))

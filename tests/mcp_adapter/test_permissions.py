@@ -122,11 +122,18 @@ def test_nothing_is_asked_where_nothing_is_called(called: Called) -> None:
     assert not REMEMBERED.exists()
 
 
-def test_a_server_object_in_this_process_logs_to_a_file(called: Called, tmp_path: Path) -> None:
+@pytest.mark.parametrize("variable", [None, "own"])
+def test_a_server_object_in_this_process_logs_to_a_file(
+    called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str | None
+) -> None:
+    if variable is not None:
+        monkeypatch.setenv("OFFBOOK_DIR", variable)
     code, _, complaint = called("explore", "plain_server:server", typed="y\n")
     assert code == 0
     assert "Processing request" not in complaint
-    file = tmp_path / ".offbook" / "logs" / "mcp.log"
+    folder = tmp_path / (variable or ".offbook")
+    assert (folder / "mcp" / "permissions.json").exists()
+    file = folder / "logs" / "mcp.log"
     assert complaint.endswith(f"log records are in {file}\n")
     assert "mcp.server" in file.read_text()
     assert not any(type(handler).__name__ == "TargetLog" for handler in logging.getLogger().handlers)

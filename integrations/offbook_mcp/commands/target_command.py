@@ -6,9 +6,9 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, get_type_hints
 
+from offbook.base.config import server_folder
 from offbook_mcp.connection.limits import Limits
 from offbook_mcp.connection.target_logs import logs_of_command
 
@@ -44,7 +44,7 @@ def on_target(function: Callable[..., None], *, calls_tools: bool = True) -> Cal
     @functools.wraps(function)
     def command(**words: Any) -> None:
         described = {name: words.pop(name) for name in (target.name, *(option.name for option in options))}
-        folder = words.get("dir") or Path(".offbook")
+        folder = server_folder(words.get("dir"))
         runs = calls_tools and not words.get("dry_run")
         asks = runs and sys.stdin.isatty() and not words.get("allow_writes")
         with logs_of_command(folder / "logs" / "mcp.log" if runs else None):

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
+from offbook.base.config import default_dir
 from offbook.base.terminal import echo
 
 from .servers import InProcessServer
@@ -18,7 +19,6 @@ from .target import Target
 _LARGEST = 2**22
 """Bytes of the file, of which one earlier part is kept."""
 _LINE = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
-LOG_FILE = Path(".offbook", "logs", "mcp.log")
 
 
 class TargetLog(RotatingFileHandler):
@@ -65,8 +65,8 @@ def logs_of_command(file: Path | None) -> Generator[None]:
 
 
 @contextmanager
-def logs_of_target(target: Target, file: Path = LOG_FILE) -> Generator[None]:
-    """Inside the block, the SDK's log records go to `file` if a server of the target is an object in this process and
+def logs_of_target(target: Target) -> Generator[None]:
+    """Inside the block, the SDK's log records go to `logs/mcp.log` in the default directory if a server of the target is an object in this process and
     somebody has configured logging, as the SDK itself does with each server object."""
     configured = any(not isinstance(handler, logging.NullHandler) for handler in logging.getLogger().handlers)
     kept = any(isinstance(handler, TargetLog) for handler in logging.getLogger().handlers)
@@ -74,7 +74,7 @@ def logs_of_target(target: Target, file: Path = LOG_FILE) -> Generator[None]:
         yield
         return
     sdk = logging.getLogger("mcp")
-    log, propagates = TargetLog(file), sdk.propagate
+    log, propagates = TargetLog(default_dir() / "logs" / "mcp.log"), sdk.propagate
     sdk.addHandler(log)
     sdk.propagate = False
     try:

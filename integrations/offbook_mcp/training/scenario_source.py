@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from offbook import LocalBackend, TrainableModel
+from offbook.base.config import default_dir
 from offbook.base.errors import ConfigError
 from offbook.base.user_values import as_list
 from offbook_mcp.connection.pool import ServerPool
@@ -25,8 +26,8 @@ _DRAFT_DIGITS = 8
 
 
 def scenario_file(model: TrainableModel) -> Path:
-    """The file with the scenarios generated for a model: in its server's directory if that is local, else in .offbook."""
-    folder = model.backend.dir if isinstance(model.backend, LocalBackend) else Path(".offbook").absolute()
+    """The file with the scenarios generated for a model: in its server's directory if that is local, else in the default."""
+    folder = model.backend.dir if isinstance(model.backend, LocalBackend) else default_dir()
     return folder / "mcp" / f"{model.name}.jsonl"
 
 

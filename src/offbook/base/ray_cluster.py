@@ -14,6 +14,9 @@ from typing import Any
 from .errors import BackendError, MissingExtraError
 
 CONNECT_SECONDS = 10.0
+IDLE_MILLISECONDS = 600_000
+"""How long a worker of a cluster that starts here may be idle. Ray's own limit is a second for all but one worker a CPU:
+those that wait for a step's update would start, and import everything, for the next rollouts."""
 _connecting = threading.Lock()
 
 
@@ -43,6 +46,9 @@ def connect(address: str | None, *, option: str, runtime_env: Mapping[str, objec
                 runtime_env=None if runtime_env is None else dict(runtime_env),
                 include_dashboard=False,
                 logging_level=logging.WARNING,
+                _system_config={"idle_worker_killing_time_threshold_ms": IDLE_MILLISECONDS}
+                if address == "local"
+                else None,
             )
         except Exception as error:  # ray raises a plain Exception where its processes do not come up in time
             raise BackendError(

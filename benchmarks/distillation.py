@@ -49,7 +49,7 @@ def taught_after_imitation(step: int) -> TrainConfig:
     """The same, at a third of the rate, after a step of supervised training on the teacher's rollouts."""
     if step == 1:
         return TrainConfig(loss="cross_entropy", learning_rate=3e-3, epochs=4, minibatches=12)
-    own = taught(step)
+    own = taught(step - 1)
     return own.model_copy(update={"learning_rate": own.learning_rate / 3})
 
 

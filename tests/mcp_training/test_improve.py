@@ -39,6 +39,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
         yield asyncio.run(backend.connect("tiny-mcp"))
 
 
+@pytest.fixture
+def url(server: Api, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The running server's; its key is in the environment."""
+    monkeypatch.setenv("OFFBOOK_API_KEY", server.key or "")
+    return server.url
+
+
 def test_a_dry_run_tells_the_stages_and_writes_nothing(called: Called, tmp_path: Path) -> None:  # noqa: F811
     before = sorted(tmp_path.iterdir())
     words = ["improve", "orders:server", "--teacher", "openai/large", "--dry-run", "--rounds", "2", "--group-size", "4"]
@@ -81,14 +88,12 @@ class Large:
 @pytest.mark.slow("a whole improvement on a real server")
 def test_a_server_and_a_large_model_make_a_small_one(
     called: Called,  # noqa: F811
-    server: Api,
+    url: str,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("OFFBOOK_API_KEY", server.key or "")
     large = Large(tmp_path / "own" / "mcp" / "clock.jsonl")
     target = python_module("mcp_server_time", "--local-timezone", "UTC")
-    words = ["improve", target, "--model", "clock", "--count", "16", "--output", "out", "--url", server.url]
+    words = ["improve", target, "--model", "clock", "--count", "16", "--output", "out", "--url", url]
     words += ["--sft-batch-size", "4", "--sft-learning-rate", "2e-3", "--rounds", "1", "--round-steps", "1"]
     words += ["--group-size", "2", "--scenarios-per-step", "2", "--concurrency", "4"]
     with scripted_llm(large) as endpoint:
@@ -137,11 +142,9 @@ class Unsteady:
 @pytest.mark.slow("a whole improvement on a real server")
 def test_a_judge_scores_what_cannot_be_executed_and_its_failures_lose_no_run(
     called: Called,  # noqa: F811
-    server: Api,
+    url: str,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("OFFBOOK_API_KEY", server.key or "")
     executed = ["what time is it in Europe/Oslo now", "tell the time in Asia/Tokyo now", "time in Africa/Cairo please"]
     open_tasks = ["greet me as they do in America/Lima at this hour", "wish a good day in Asia/Seoul if it is day"]
     open_tasks += ["is anybody awake in Europe/Rome right now"]
@@ -151,7 +154,7 @@ def test_a_judge_scores_what_cannot_be_executed_and_its_failures_lose_no_run(
     made = [one.model_copy(update={"split": "eval" if one.task in held_out else "train"}) for one in made]
     save_scenarios(ScenarioSet(tuple(made), ""), tmp_path / "s.jsonl")
     target = python_module("mcp_server_time", "--local-timezone", "UTC")
-    words = ["improve", target, "--model", "judged-clock", "--output", "out", "--url", server.url]
+    words = ["improve", target, "--model", "judged-clock", "--output", "out", "--url", url]
     words += ["--scenarios", "s.jsonl", "--start-timeout", "120"]
     words += ["--rounds", "1", "--round-steps", "1"]
     words += ["--sft-batch-size", "4", "--sft-learning-rate", "2e-3", "--group-size", "2", "--scenarios-per-step", "2"]

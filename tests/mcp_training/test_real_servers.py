@@ -1,5 +1,5 @@
-"""Servers that nobody here wrote, offline: at least 12 valid scenarios each, of one 24; rollouts and one step of training on one
-of them."""
+"""Servers that nobody here wrote, offline: at least 12 valid scenarios each, and 24 of `time`; rollouts and a
+step of training on one of them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A server whose sampler gets another adapter than the learner wrote: python -m tests.server.misapplying_server. It
-has twice its scale."""
+"""A server whose sampler gets another adapter than the learner wrote: python -m tests.server.misapplying_server, with
+twice its scale."""
 
 from __future__ import annotations
 

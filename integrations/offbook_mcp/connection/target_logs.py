@@ -66,8 +66,8 @@ def logs_of_command(file: Path | None) -> Generator[None]:
 
 @contextmanager
 def logs_of_target(target: Target) -> Generator[None]:
-    """Inside the block, the SDK's log records go to `logs/mcp.log` in the default directory if a server of the target is an object in this process and
-    somebody has configured logging, as the SDK itself does with each server object."""
+    """Inside the block, the SDK's log records go to `logs/mcp.log` in the default directory if a server of the target is an
+    object in this process and somebody has configured logging, as the SDK itself does with each server object."""
     configured = any(not isinstance(handler, logging.NullHandler) for handler in logging.getLogger().handlers)
     kept = any(isinstance(handler, TargetLog) for handler in logging.getLogger().handlers)
     if kept or not configured or not any(isinstance(server, InProcessServer) for server in target.servers):

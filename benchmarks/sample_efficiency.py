@@ -388,7 +388,7 @@ def main() -> None:
         return
     kept = results.setdefault(known.task, {})
     missing = [
-        (lever, seed) for lever in known.levers for seed in range(known.seeds) if str(seed) not in kept.get(lever, {})
+        (lever, seed) for seed in range(known.seeds) for lever in known.levers if str(seed) not in kept.get(lever, {})
     ]
     with ProcessPoolExecutor(known.jobs, get_context("fork")) as pool:
         futures = {

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 START_SECONDS = 1800.0
 """Limit for a start. Loading a large base from a slow disk takes minutes, and so does vLLM's compilation."""
 REFUSED = 2
-"""Exit code of a sampler that does not start with these options or this base: the last line of its log says why."""
+"""Exit code of a sampler that does not start with these options or this base: the last error in its log says why."""
 UNHEALTHY_SECONDS = 60.0
 """A child that answers no health check for so long is killed and started again."""
 
@@ -129,8 +129,9 @@ class ChildSampler(SupervisedSampler):
             child.kill()
             await child.exited.wait()
             if child.returncode == REFUSED:
-                why = child.log.tail(1).rpartition(" ERROR offbook.sampler: ")[2]
-                raise EngineError(f"{self._title} could not be started: {why} (log: {child.log.path})") from error
+                raise EngineError(
+                    f"{self._title} could not be started: {_refusal(child.log.tail(200))} (log: {child.log.path})"
+                ) from error
             raise EngineError(
                 f"{self._title} could not be started ({error}). The last lines of {child.log.path}:\n{child.log.tail()}"
             ) from error
@@ -180,3 +181,10 @@ class ChildSampler(SupervisedSampler):
     @property
     def _title(self) -> str:
         return self._name[0].upper() + self._name[1:]
+
+
+def _refusal(log: str) -> str:
+    """Why the sampler refused: the message of its last error. Libraries may write lines after it while the process ends."""
+    lines = log.split("\n")
+    errors = (line.partition(" ERROR offbook.sampler: ")[2] for line in reversed(lines))
+    return next(filter(None, errors), lines[-1])

@@ -5,14 +5,15 @@ from __future__ import annotations
 import gc
 import importlib
 import inspect
+import os
 import sys
 from collections import defaultdict
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
-from typing import cast
+from typing import NoReturn, cast
 
 from offbook.base.json_files import read_json
 
@@ -48,6 +49,21 @@ def quick_imports(base: Path, *, quantizers: bool = False) -> Generator[None]:
         gc.enable()
         for name in hidden:
             del modules[name]
+
+
+def leave_with(main: Callable[[], int]) -> NoReturn:
+    """End the process with the exit code of `main`, without the interpreter's clean-up.
+
+    The clean-up would not collect what `quick_imports` froze, which triton's library takes for leaks: 30 lines in the
+    log. With a sharded base torch may wait in it for learners that are gone."""
+    try:
+        code = main()
+    except SystemExit as end:  # of argparse, or of a signal's handler
+        code = end.code
+    with suppress(OSError):  # a full disk
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else 0)
 
 
 def packages_distributions() -> dict[str, list[str]]:

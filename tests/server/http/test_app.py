@@ -120,6 +120,8 @@ def test_a_base_that_the_engine_cannot_load_ends_the_server_with_one_line_that_s
     assert done.returncode == 1, done.stderr
     assert f"could not be started: --model {broken}: model.safetensors is missing or cut off" in done.stderr
     assert "sampler.log" in done.stderr and "ERROR offbook.sampler" not in done.stderr
+    log = (tmp_path / "dir" / "logs" / "sampler.log").read_text(encoding="utf-8")
+    assert "ERROR offbook.sampler" in log.splitlines()[-1], "lines of a library's clean-up"
     assert not (tmp_path / "dir" / "server.json").exists()
 
 

@@ -51,6 +51,19 @@ def call(number: int, **fields: Any) -> dict[str, Any]:
     return {"model": "base", "messages": [message], "max_tokens": 8, "user": f"t{number}"} | fields
 
 
+@pytest.mark.parametrize("after", ["", "nanobind: leaked 3 functions!\n - leaked function\n"])
+async def test_why_one_refuses_to_start_is_its_last_error_whatever_its_libraries_write_after_it(
+    tmp_path: Path, after: str
+) -> None:
+    log = f"loading\n2026-11-28 10:00:00,000 ERROR offbook.sampler: --model x: cut off\n{after}"
+    code = f"import sys; sys.stderr.write({log!r}); sys.exit(2)"
+    sampler = ChildSampler(lambda socket: [sys.executable, "-c", code], tmp_path / "sampler.log")
+    sampler.start()
+    with pytest.raises(EngineError, match=r"^The sampler could not be started: --model x: cut off \(log: "):
+        await sampler.started()
+    await sampler.stop()
+
+
 async def streamed(pool: SamplerPool, number: int, begun: set[int]) -> str:
     """How a stream ended: whole, or with which error. Its number is in `begun` once it has."""
     try:

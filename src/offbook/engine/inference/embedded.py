@@ -22,7 +22,7 @@ import uvicorn
 from offbook.base.config import EngineOptions
 from offbook.base.errors import ConfigError, OffbookError
 
-from ..quick_imports import quick_imports
+from ..quick_imports import leave_with, quick_imports
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -157,4 +157,4 @@ def _exit_with(pid: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave_with(main)

@@ -26,7 +26,7 @@ from offbook.base.errors import ConfigError, OffbookError
 
 from ..precision import device_name
 from ..protocol import COMMANDS, Command, Failed, StopCommand
-from ..quick_imports import quick_imports
+from ..quick_imports import leave_with, quick_imports
 from .failures import Memory, describe_failure
 from .model import unsloth_loader
 
@@ -130,24 +130,16 @@ def main(argv: list[str] | None = None) -> int:
     except (OffbookError, OSError, ValueError, RuntimeError) as error:
         memory = Memory(arguments.device, arguments.load_in_4bit, loading=True)
         _did_not_start(events, *describe_failure(error, Path(arguments.base), memory))
-        return _left(arguments, 1)
+        return 1
     service.emit(ready)
     service.run(commands)
-    return _left(arguments, 0)
+    return 0
 
 
 def _did_not_start(events: TextIO, reason: str, message: str) -> None:
     failed = Failed(request_id="", reason=reason, message=f"The learner did not start: {message}")
     events.write(failed.model_dump_json() + "\n")
     events.flush()
-
-
-def _left(arguments: argparse.Namespace, code: int) -> int:
-    """The exit code. With a sharded base the process ends here: at its exit torch may wait for learners that are gone."""
-    if arguments.shard:
-        sys.stderr.flush()
-        os._exit(code)
-    return code
 
 
 def _start_team(arguments: argparse.Namespace, words: Sequence[str], gpus: Sequence[str], events: TextIO) -> Team:
@@ -247,8 +239,8 @@ def _follow(arguments: argparse.Namespace) -> int:
         return probes(policy)
 
     follow(Connection(os.dup(0)), load, arguments.device, probe)
-    return _left(arguments, 0)
+    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave_with(main)

@@ -99,6 +99,16 @@ async def test_feedback_leaves_an_apps_own_metadata_of_that_name(gateway: Gatewa
     assert (await stored(gateway, "r-1")).metadata == {"feedback": "mine"}
 
 
+async def test_feedback_that_follows_its_answer_at_once_finds_the_call_that_waits_to_be_recorded(
+    passing: Opening,
+) -> None:
+    async with passing() as route:
+        answered = await route.chat(thread="t-1")
+        assert (await send(route, thread_id="t-1", route="desk", score=1)).json()["reward"] == 1.0
+        answered = await route.chat(thread="t-2")
+        assert (await send(route, call_id=answered.headers["x-offbook-call"], score=0)).json()["reward"] == 0.0
+
+
 @pytest.mark.parametrize(
     ("body", "status", "code"),
     [

@@ -13,6 +13,7 @@ import httpx
 import openai
 import pytest
 from google import genai
+from sqlalchemy import Connection, Engine, event
 
 from offbook.base.errors import ConfigError, StoreError
 from offbook.base.types import RenderedHistory
@@ -169,6 +170,30 @@ async def test_records_that_cannot_be_written_lose_no_answer(passing: Opening, m
         assert {answer.status_code for answer in answers} == {200}
         state = await route.state()
         assert (state.calls, state.recorded, state.not_recorded) == (20, 0, {"StoreError": 20})
+
+
+async def test_a_burst_is_recorded_in_few_transactions_and_a_row_that_is_refused_costs_no_other(
+    passing: Opening, tmp_path: Path
+) -> None:
+    commits = list[Connection]()
+    note = commits.append
+    async with passing() as route:
+        with sqlite3.connect(tmp_path / "records.db") as database:
+            database.execute(
+                "CREATE TRIGGER refusal BEFORE INSERT ON trajectories WHEN NEW.body LIKE '%poison%' "
+                "BEGIN SELECT RAISE(ABORT, 'refused'); END"
+            )
+        event.listen(Engine, "commit", note)
+        await asyncio.gather(*(route.chat(f"box {number}", thread=f"t-{number % 4}") for number in range(40)))
+        before = await route.state()
+        few = len(commits)
+        await asyncio.gather(*(route.chat(text, thread=text) for text in ("a", "poison", "b")))
+        after = await route.state()
+        event.remove(Engine, "commit", note)
+        threads = await route.threads()
+    assert before.recorded == 40 and few < 20
+    assert after.recorded == 42 and after.not_recorded == {"StoreError": 1}
+    assert sorted(len(thread.calls) for thread in threads) == [1, 1, 10, 10, 10, 10]
 
 
 async def test_a_database_that_hangs_delays_no_answer(passing: Opening, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request
@@ -23,6 +25,8 @@ from .takeover_api import small_model
 
 router = APIRouter(route_class=JsonRoute)
 AppRouteName = Annotated[RouteName, Path()]
+SETTLE_SECONDS = 5.0
+"""How long feedback on an unknown call waits for the calls that are still to be recorded."""
 
 
 @router.post("/api/feedback")
@@ -38,12 +42,26 @@ async def feedback(request: FeedbackRequest, services: ServicesDep) -> FeedbackR
     for takeover in takeovers(services):
         if first is None:
             first = await takeover.score(trajectory, request.name, request.score)
+    given = Feedback(request, name, clock.now())
     try:
-        return await services.store.write(add_feedback, Feedback(request, name, clock.now()))
+        try:
+            return await services.store.write(add_feedback, given)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            await _read_what_waits(services)  # its call may have been answered just now
+            return await services.store.write(add_feedback, given)
     except ApiError as error:
         if first is None or error.status != 404 or name is None:
             raise
         return FeedbackResult(trajectory_id=name, reward=request.score, changed=first)  # not recorded, and compared
+
+
+async def _read_what_waits(services: ServicesDep) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(SETTLE_SECONDS):
+            for traffic in traffics(services):
+                await traffic.settled()
 
 
 @router.get("/api/routes")

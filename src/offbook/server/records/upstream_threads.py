@@ -36,31 +36,43 @@ class Retention(NamedTuple):
 
 
 def add_thread_calls(connection: Connection, batch: Sequence[ThreadCall]) -> list[OffbookError | None]:
-    """Add each call to the trajectory of its thread, which is begun if it is new. A call that is there is not added again."""
-    for call, run, thread in batch:
-        body = connection.scalar(select(trajectories.c.body).where(trajectories.c.id == call.trajectory_id))
-        if body is None:
-            record = TrajectoryRecord(
-                id=call.trajectory_id,
-                model=call.model,
-                calls=(),
-                metadata={} if thread is None else {"thread_id": thread},
-                started_at=call.started_at,
-                ended_at=call.ended_at,
-                place=RolloutPlace(run=run, split="traffic"),
-            )
-        else:
-            record = TrajectoryRecord.model_validate_json(body)
-        if all(known.id != call.id for known in record.outside_calls):
-            added = {
-                "outside_calls": (*record.outside_calls, call),
-                "ended_at": max(record.ended_at, call.ended_at),
-            }
-            whole = TrajectoryRecord.model_validate({**dict(record), **added})
-            [failure] = finish(connection, [(redacted_record(whole),)])
-            if isinstance(failure, OffbookError):
-                raise failure
+    """Add each call to the trajectory of its thread, which is begun if it is new. A call that is there is not added again.
+
+    Raises what refuses one of them; nothing of the batch is written then."""
+    records: dict[str, TrajectoryRecord] = {}
+    for chunk in chunks(sorted({each.call.trajectory_id for each in batch})):
+        stored = select(trajectories.c.id, trajectories.c.body).where(trajectories.c.id.in_(chunk))
+        records |= {name: TrajectoryRecord.model_validate_json(body) for name, body in connection.execute(stored)}
+    changed: dict[str, TrajectoryRecord] = {}
+    for each in batch:
+        name = each.call.trajectory_id
+        record = records.get(name) or _begun(each)
+        if all(known.id != each.call.id for known in record.outside_calls):
+            records[name] = changed[name] = _with_call(record, each.call)
+    if changed:
+        [failure] = finish(connection, [tuple(redacted_record(record) for record in changed.values())])
+        if isinstance(failure, OffbookError):
+            raise failure
     return [None] * len(batch)
+
+
+def _begun(first: ThreadCall) -> TrajectoryRecord:
+    """The trajectory of a new thread, without its calls."""
+    call = first.call
+    return TrajectoryRecord(
+        id=call.trajectory_id,
+        model=call.model,
+        calls=(),
+        metadata={} if first.thread is None else {"thread_id": first.thread},
+        started_at=call.started_at,
+        ended_at=call.ended_at,
+        place=RolloutPlace(run=first.run, split="traffic"),
+    )
+
+
+def _with_call(record: TrajectoryRecord, call: CallTrace) -> TrajectoryRecord:
+    added = {"outside_calls": (*record.outside_calls, call), "ended_at": max(record.ended_at, call.ended_at)}
+    return TrajectoryRecord.model_validate({**dict(record), **added})
 
 
 def apply_retention(connection: Connection, batch: Sequence[Retention]) -> list[int | OffbookError]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import orjson
@@ -42,6 +42,9 @@ logger = logging.getLogger(__name__)
 
 WAITING_CALLS, WAITING_BYTES = 2_000, 64 * 2**20
 """Calls, and bytes of their texts, that wait to be read. Beyond that they are counted, and neither read nor recorded."""
+GATHER_SECONDS, GATHERED_CALLS = 0.1, 64
+"""How long calls gather before they are read, and how many are then written in one transaction. An app's calls come in bursts:
+reading waits until a burst is answered."""
 SAVE_SECONDS = 10.0
 """Interval at which the counts are stored."""
 RETENTION_SECONDS = 600.0
@@ -170,16 +173,40 @@ class RouteTraffic:
 
     async def _read_all(self) -> None:
         while True:
-            call = await self._queue.get()
+            calls = [await self._queue.get()]
+            await asyncio.sleep(GATHER_SECONDS)
+            while len(calls) < GATHERED_CALLS and not self._queue.empty():
+                calls.append(self._queue.get_nowait())
             try:
-                await self._read(call)
-            except Exception as error:  # noqa: BLE001  # one call must not end the reading of all others
-                self._fail(call, error)
+                await self._record(calls)
             finally:
-                self._waiting -= call.size
-                self._queue.task_done()
+                for call in calls:
+                    self._waiting -= call.size
+                    self._queue.task_done()
 
-    async def _read(self, call: PassedCall) -> None:
+    async def _record(self, calls: Sequence[PassedCall]) -> None:
+        """Read calls, and write the traces of those that are recorded together. A call that fails is counted, and the
+        others go on."""
+        traces = list[tuple[PassedCall, CallTrace]]()
+        for call in calls:
+            await asyncio.sleep(0)  # an app's calls come first
+            try:
+                if (trace := await self._read(call)) is not None:
+                    traces.append((call, trace))
+            except Exception as error:  # noqa: BLE001
+                self._fail(call, error)
+        writes = (
+            self._store.write(add_thread_calls, ThreadCall(trace, self.run, call.thread)) for call, trace in traces
+        )
+        written = await asyncio.gather(*writes, return_exceptions=True)
+        for (call, _), result in zip(traces, written, strict=True):
+            if isinstance(result, Exception):
+                self._fail(call, result)
+            else:
+                self.counts.recorded += 1
+
+    async def _read(self, call: PassedCall) -> CallTrace | None:
+        """What is recorded of a call, None if nothing is. Counts what is paid for it."""
         try:
             answer = whole_answer(call.dialect, b"".join(call.answer or ()))
             used = used_tokens(answer)
@@ -187,21 +214,15 @@ class RouteTraffic:
             self._uncount(call)
             if call.trajectory_id is not None:
                 self._fail(call, error)
-            return
+            return None
         body: Answer = orjson.loads(call.request) if call.request else {}
         model, cost = self._paid(call, body, used)
         if call.on_cost is not None:
             call.on_cost(cost)
         if call.trajectory_id is None:
-            return
-        try:
-            read = await read_call(call.dialect, body, call.path, answer, self.recorded)
-        except SHAPE_ERRORS as error:
-            self._fail(call, error)
-            return
-        trace = _trace(call, model, self._masked(read), used, cost)
-        await self._store.write(add_thread_calls, ThreadCall(trace, self.run, call.thread))
-        self.counts.recorded += 1
+            return None
+        read = await read_call(call.dialect, body, call.path, answer, self.recorded)
+        return _trace(call, model, self._masked(read), used, cost)
 
     def _paid(self, call: PassedCall, body: Answer, used: UsedTokens | None) -> tuple[str, float | None]:
         """The model that answered, and the call's cost in USD, None if it is unknown. Counts what is paid."""

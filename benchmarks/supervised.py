@@ -40,7 +40,7 @@ from offbook_langgraph import observe
 
 DEMONSTRATIONS, RIGHT = 200, 0.6
 REACHED = 0.9
-RATE_AFTER_SFT = 0.3
+RATE_AFTER_SFT = 0.1
 """Of GRPO's learning rate, where it goes on from supervised training."""
 SUPERVISED = SFTConfig(epochs=8, batch_size=4, learning_rate=3e-3)
 
@@ -135,7 +135,7 @@ class Way:
 
 
 def after_sft(step: int) -> TrainConfig:
-    """The quickstart's options of a step at a third of its rate, which would undo what was imitated, and so would the KL to
+    """The quickstart's options of a step at a tenth of its rate, which would undo what was imitated, and so would the KL to
     the base."""
     config = schedule(step, STEPS)
     return config.model_copy(update={"learning_rate": config.learning_rate * RATE_AFTER_SFT, "kl_coef": 0.0})

@@ -720,8 +720,8 @@ class ServerOptions(Options):
 
 
 def default_dir() -> Path:
-    """`OFFBOOK_DIR`, else `./.offbook`."""
-    return Path(os.environ.get("OFFBOOK_DIR") or ".offbook").absolute()
+    """`OFFBOOK_DIR`, else `./.offbook`, as an absolute path."""
+    return Path(os.environ.get("OFFBOOK_DIR") or ".offbook").expanduser().absolute()
 
 
 def server_folder(folder: Path | None) -> Path:

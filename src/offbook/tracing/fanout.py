@@ -248,4 +248,4 @@ def sink_name(sink: TraceSink) -> str:
 
 def notes_folder() -> Path:
     """The default folder for delivery notes: `OFFBOOK_DIR/traces`, beside the records of a local server."""
-    return default_dir().expanduser().absolute() / "traces"
+    return default_dir() / "traces"

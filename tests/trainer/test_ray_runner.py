@@ -8,12 +8,10 @@ import json
 import os
 import random
 import signal
-import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -28,6 +26,7 @@ from offbook.client.rollouts.sampling import at_temperature, completion_limit, c
 from offbook.llms.ledger import SpendingTotals, budget, spending
 from offbook.quickstart import run as quickstart
 from offbook.trainer.ray_runner import RemoteResult, RemoteRollout, pickled, remote_result
+from tests.ray_cluster import ray_cluster
 
 SCENARIOS = [{"id": str(number), "prompt": f"say {number}"} for number in range(3)]
 
@@ -154,17 +153,8 @@ async def one_call(model: TrainableModel, scenario: dict[str, str]) -> Trajector
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     """Ray on this machine, small."""
-    ray = import_module("ray")
-    with tempfile.TemporaryDirectory(prefix="ray") as folder:
-        ray.init(
-            num_cpus=2,
-            object_store_memory=100_000_000,
-            include_dashboard=False,
-            _temp_dir=folder,
-            logging_level="error",
-        )
+    with ray_cluster(2) as ray:
         yield ray
-        ray.shutdown()
 
 
 @pytest.mark.slow("real Ray")

@@ -539,9 +539,11 @@ class EngineOptions(Options):
     ray: str | None = Field(
         default=None,
         min_length=1,
-        description="Ray cluster whose machines run the replicas of vLLM: auto (this machine's), local (start one), or "
-        "its "
-        "address",
+        description="Ray cluster whose machines run the replicas of vLLM, and ray_learners: auto (this machine's), local "
+        "(start one), or its address",
+    )
+    ray_learners: int = Field(
+        default=0, ge=0, le=64, description="learners on the Ray cluster, which compute each step with those here"
     )
     memory_layout: Literal["auto", "side_by_side", "free_cache", "offload"] = Field(
         default="auto", description="how sampler and learner share one GPU; auto: the memory plan chooses"
@@ -571,20 +573,29 @@ class EngineOptions(Options):
         if self.engine == "embedded":
             self._refuse(OF_VLLM, "only vLLM has this option, but the engine is embedded")
         if self.ray is not None:
-            self._refuse(
-                ("vllm_url",), "Ray does not place vLLM servers that are already running: leave out one of the two"
-            )
-            self._refuse(OF_ONE_MACHINE, "Ray chooses the GPUs of the replicas, and the learner shares none with them")
-            if self.engine == "embedded":
+            if self.vllm_url and not self.ray_learners:
+                raise ValueError(
+                    "vllm_url: Ray does not place vLLM servers that are already running: leave out one of the two"
+                )
+            if self.engine == "embedded" and not self.ray_learners:
                 raise ValueError("ray: a Ray cluster runs replicas of vLLM, but the engine is embedded")
+        if self.samplers_on_ray:
+            self._refuse(OF_ONE_MACHINE, "Ray chooses the GPUs of the replicas, and the learner shares none with them")
+        if self.ray_learners and self.ray is None:
+            raise ValueError(f"ray_learners: name the Ray cluster with ray (got {self.ray_learners})")
         self._check_gpus()
         if self.shard:
             self._check_shard()
         return self
 
     @property
+    def samplers_on_ray(self) -> bool:
+        """Whether the Ray cluster runs the sampler."""
+        return self.ray is not None and self.engine != "embedded" and not self.vllm_url
+
+    @property
     def team(self) -> int:
-        """The number of learners."""
+        """The number of learners on this machine."""
         return self.learners or len(self.train_gpus) or 1
 
     @property
@@ -615,11 +626,11 @@ class EngineOptions(Options):
                 f"{self.samplers * self.tensor_parallel}, and {len(sampling)} are named: change tensor_parallel or "
                 "replicas"
             )
-        if self.tensor_parallel > 1 and not sampling and self.ray is None:
+        if self.tensor_parallel > 1 and not sampling and not self.samplers_on_ray:
             raise ValueError(f"tensor_parallel: name the GPUs with inference_gpus (got {self.tensor_parallel})")
         if training and self.team != len(training):
             raise ValueError(f"learners: must be the number of train_gpus, {len(training)} (got {self.learners})")
-        elsewhere = self.vllm_url or self.ray is not None
+        elsewhere = self.vllm_url or self.samplers_on_ray
         if len(training) > 1 and not elsewhere and (not sampling or sampling & training):
             raise ValueError(
                 f"train_gpus: several learners do not share their GPUs with the sampler (got {self.train_gpus}): name "
@@ -633,6 +644,9 @@ class EngineOptions(Options):
             raise ValueError(
                 "shard: one learner holds the whole base: name several GPUs with train_gpus, or set learners"
             )
+        self._refuse(
+            ("ray_learners",), "a base is sharded over learners of one machine: leave out shard, or ray_learners"
+        )
         if self.loader == "unsloth":
             raise ValueError("shard: Unsloth's layers are not sharded: leave out loader, or shard")
         if self.device == "mps":

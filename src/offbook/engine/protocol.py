@@ -37,7 +37,9 @@ UNKNOWN_LOGPROB = -9999.0
 LEARNER_MODULE = "offbook.engine.learner"
 """python -m LEARNER_MODULE --base DIR --loader auto|peft|unsloth [--load-in-4bit] --device D --dtype T [--threads N] [--deterministic]
 [--offload] [--row-limit N] [--unrecomputed-tokens N] [--planner-file FILE] [--learners N]
-[--shard]"""
+[--shard] [--elsewhere HOST:PORT,...]"""
+TEAM_KEY_VARIABLE = "OFFBOOK_TEAM_KEY"
+"""Environment variable with what learners on several machines must have to be of one team."""
 
 MERGE_MODULE = "offbook.engine.learner.model.merge"
 """python -m MERGE_MODULE --base DIR --adapter DIR --output DIR: one merge, where no learner runs."""

@@ -12,11 +12,12 @@ from offbook.base.devices import gpus
 from offbook.base.errors import ConfigError, MissingExtraError
 from offbook.base.extras import install_command
 from offbook.server.models.base_model import BaseModelPath
+from offbook.server.on_ray.actor_process import RayPlacement
 from offbook.server.sampler import engine_choice as engines
 from offbook.server.sampler.engine_choice import choose
 from offbook.server.sampler.gpu_sharing import GpuSharing
 from offbook.server.sampler.pool import SamplerPool
-from offbook.server.sampler.ray_sampler import RayPlacement, RaySampler
+from offbook.server.sampler.ray_sampler import RaySampler
 from tests.server.sampler.cards import GIB, H100, L4, T4
 
 

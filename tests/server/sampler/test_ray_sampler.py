@@ -7,11 +7,9 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,9 +20,11 @@ import pytest
 
 from offbook import tiny
 from offbook.base.errors import EngineError
+from offbook.server.on_ray.actor_process import RayPlacement
+from offbook.server.on_ray.engine_actor import RemoteEngine, fingerprint
 from offbook.server.sampler.pool import SamplerPool
-from offbook.server.sampler.ray_engine import RemoteEngine, fingerprint
-from offbook.server.sampler.ray_sampler import RayPlacement, RaySampler
+from offbook.server.sampler.ray_sampler import REMOTE_WORDS, RaySampler
+from tests.ray_cluster import ray_cluster
 
 from .test_replicas import MODULE, call, count_of, notes, streamed, until
 
@@ -35,22 +35,13 @@ pytestmark = pytest.mark.slow("real Ray")
 def cluster(require: Callable[[bool, str], None]) -> Iterator[Any]:
     """Ray on this machine, small."""
     require(find_spec("ray") is not None, "pip install -r requirements/test.txt")
-    ray = import_module("ray")
-    with tempfile.TemporaryDirectory(prefix="ray") as folder:
-        ray.init(
-            num_cpus=3,
-            object_store_memory=100_000_000,
-            include_dashboard=False,
-            _temp_dir=folder,
-            logging_level="error",
-        )
+    with ray_cluster(3) as ray:
         yield ray
-        ray.shutdown()
 
 
 def replica(folder: Path, number: int, *words: str, base: Path | None = None, **wants: Any) -> RaySampler:
     def engine() -> RemoteEngine:
-        words_ = ("--notes", str(folder / f"notes-{number}"), *words)
+        words_ = (*REMOTE_WORDS, "--notes", str(folder / f"notes-{number}"), *words)
         return RemoteEngine(MODULE, str(base or tiny.path()), fingerprint(tiny.path()), words_, {})
 
     placement = RayPlacement("auto", **wants)
@@ -186,7 +177,7 @@ async def test_a_replica_that_cannot_start_fails_the_start_with_the_reason(
 async def test_a_cluster_without_room_is_told_while_the_replica_waits(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("offbook.server.sampler.ray_sampler.WAIT_NOTICE", 0.5)
+    monkeypatch.setattr("offbook.server.on_ray.actor_process.WAIT_NOTICE", 0.5)
     sampler = replica(tmp_path, 0, gpus=2)
     sampler.start()
     try:

@@ -29,6 +29,7 @@ from ..protocol import COMMANDS, Command, Failed, StopCommand
 from ..quick_imports import leave_with, quick_imports
 from .failures import Memory, describe_failure
 from .model import unsloth_loader
+from .team_sockets import accepted
 
 if TYPE_CHECKING:
     from .model.policy import Policy
@@ -92,6 +93,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--learners", type=int, default=1, help="processes that compute a step together")
     parser.add_argument("--shard", action="store_true", help="each of them holds a part of the base")
     parser.add_argument("--rank", type=int, default=0, help="which of them; others than 0 take their tasks from stdin")
+    parser.add_argument(
+        "--elsewhere", type=lambda text: text.split(","), default=(), help="HOST:PORT of those on other machines"
+    )
+    parser.add_argument("--listen", nargs=2, default=None, help="host and port at which one there waits for the first")
     parser.add_argument("--store-port", type=int, default=0, help="where those of a sharded base meet")
     return parser.parse_args(argv)
 
@@ -118,7 +123,7 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _end)
     commands = read_commands(sys.stdin)
     try:
-        gpus = _gpus_of_team(arguments.learners)
+        gpus = _gpus_of_team(_here(arguments))
         loader = _choose_device(arguments)
         with quick_imports(Path(arguments.base), quantizers=_needs_quantizers(arguments, loader)):
             from .service import Service
@@ -147,7 +152,7 @@ def _start_team(arguments: argparse.Namespace, words: Sequence[str], gpus: Seque
     from .team import Team
 
     if not arguments.shard:
-        return Team.start(words, arguments.learners, gpus)
+        return Team.start(words, arguments.learners, gpus, elsewhere=arguments.elsewhere)
     from .model import sharding
 
     # Python would handle SIGTERM after the collective that this thread may wait in.
@@ -163,6 +168,11 @@ def _start_team(arguments: argparse.Namespace, words: Sequence[str], gpus: Seque
     )
     sharding.join_group(0, arguments.learners, port, arguments.device, listening)
     return team
+
+
+def _here(arguments: argparse.Namespace) -> int:
+    """The number of learners on this machine, as far as this process starts them."""
+    return 1 if arguments.listen else arguments.learners - len(arguments.elsewhere)
 
 
 def _gpus_of_team(learners: int) -> list[str]:
@@ -181,10 +191,9 @@ def _choose_device(arguments: argparse.Namespace) -> str:
     if arguments.shard:
         check_shard(arguments)
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    if arguments.learners > 1 and arguments.device != "cpu" and (not gpus or "," in gpus):
-        raise ConfigError(
-            f"--learners {arguments.learners}: name a GPU for each (--train-gpus 0,1), or take --device cpu"
-        )
+    here = _here(arguments)
+    if here > 1 and arguments.device != "cpu" and (not gpus or "," in gpus):
+        raise ConfigError(f"--learners {here}: name a GPU for each (--train-gpus 0,1), or take --device cpu")
     loader = unsloth_loader.choose(arguments.loader, arguments.device)
     if loader == "unsloth":
         unsloth_loader.import_first()
@@ -211,8 +220,13 @@ def check_shard(arguments: argparse.Namespace) -> None:
 
 
 def _follow(arguments: argparse.Namespace) -> int:
-    """Answer the tasks of the first learner, whose end of the socket pair is this process's stdin."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the group's; the first learner handles it, and ends this one
+    """Answer the tasks of the first learner. On its machine, this process's stdin is one end of a socket pair."""
+    if arguments.listen:
+        host, port = arguments.listen
+        connection = accepted(host, int(port))
+    else:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the group's; the first learner handles it, and ends this one
+        connection = Connection(os.dup(0))
     refused: Exception | None = None
     loader = ""
     try:
@@ -238,7 +252,7 @@ def _follow(arguments: argparse.Namespace) -> int:
 
         return probes(policy)
 
-    follow(Connection(os.dup(0)), load, arguments.device, probe)
+    follow(connection, load, arguments.device, probe)
     return 0
 
 

@@ -11,7 +11,9 @@ Each learner holds the whole base, or, if it is sharded, a part (`model/sharding
 collective of all learners. So all get equally many rows, if need be without targets, and a failure in a pass ends the
 team: the others would wait forever.
 
-The others are children of the first and in its process group. If one ends, the first ends, which ends all.
+The others are children of the first and in its process group. If one ends, the first ends, which ends all. A base that
+is not sharded may have learners on other machines too (`team_sockets.py`): the server starts them, and they end when
+their connection does.
 """
 
 from __future__ import annotations
@@ -56,6 +58,7 @@ from .team_messages import (
     send,
     targets_of,
 )
+from .team_sockets import connected
 from .update.row_pass import Done, LossInputs, RowPass, RowPolicy, Scores, Tally, UpdateState
 
 if TYPE_CHECKING:
@@ -106,14 +109,17 @@ class Team:
         size: int,
         gpus: Sequence[str] = (),
         *,
+        elsewhere: Sequence[str] = (),
         sharded: bool = False,
         failed: Failure | None = None,
     ) -> Team:
         """Start learners 1 to `size` - 1 with the options `words` of this one; they load the base meanwhile. `gpus`: the
-        GPU that each of the `size` learners sees; (): what this process sees. Raises OSError."""
+        GPU that each of those here sees; (): what this process sees. `elsewhere`: where the last ones listen, on other
+        machines. Raises OSError."""
         connections: list[Connection] = []
         processes: list[subprocess.Popen[bytes]] = []
-        for rank in range(1, size):
+        here = range(1, size - len(elsewhere))
+        for rank in here:
             ours, theirs = Pipe()
             processes.append(
                 subprocess.Popen(
@@ -126,10 +132,14 @@ class Team:
             theirs.close()
             connections.append(ours)
 
-        def lost(rank: int) -> NoReturn:
-            _end(rank, size, processes[rank - 1].wait())
+        connections += [connected(address) for address in elsewhere]
 
-        for rank in range(1, size):
+        def lost(rank: int) -> NoReturn:
+            if rank in here:
+                _end(rank, size, "ended" + _how(processes[rank - 1].wait()))
+            _end(rank, size, f"at {elsewhere[rank - here.stop]} is gone")
+
+        for rank in here:
             threading.Thread(target=lost, args=(rank,), name=f"learner {rank + 1}", daemon=True).start()
         return cls(connections, lost, sharded=sharded, failed=failed)
 
@@ -354,10 +364,14 @@ def _add(gradients: Sequence[dict[str, Tensor]], policy: Policy) -> None:
         parameter.grad = total.to(parameter)
 
 
-def _end(rank: int, size: int, code: int) -> NoReturn:
-    """End this process, and with it the team: what learner `rank` should have computed is missing."""
+def _how(code: int) -> str:
+    """How a process ended."""
     how = f"exit code {code}" if code >= 0 else f"signal {-code} ({signal.Signals(-code).name})"
-    memory = "; the system may have run out of memory" if code == -signal.SIGKILL else ""
+    return f" ({how})" + ("; the system may have run out of memory" if code == -signal.SIGKILL else "")
+
+
+def _end(rank: int, size: int, how: str) -> NoReturn:
+    """End this process, and with it the team: what learner `rank` should have computed is missing."""
     _ENDING.acquire()
-    print(f"The learner ends: learner {rank + 1} of {size} ended ({how}){memory}", file=sys.stderr, flush=True)
+    print(f"The learner ends: learner {rank + 1} of {size} {how}", file=sys.stderr, flush=True)
     os._exit(TEAM_BROKEN)

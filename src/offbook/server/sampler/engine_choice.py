@@ -17,15 +17,15 @@ from offbook.base.devices import Gpu, automatic_dtype, chosen, gpus, visible_to
 from offbook.base.errors import ConfigError, MissingExtraError
 from offbook.base.extras import install_command
 
-from ... import tiny
 from ...engine.protocol import SAMPLER_MODULES
 from ..models.base_model import BaseModelPath
 from ..models.registration import MAX_RANK
+from ..on_ray.actor_process import RayPlacement
+from ..on_ray.engine_actor import remote_engine
 from .child_sampler import ChildSampler
 from .gpu_sharing import FORCING, GpuSharing, divide_gpus, share_gpu
 from .pool import SamplerPool
-from .ray_engine import RemoteEngine, fingerprint
-from .ray_sampler import RayPlacement, RaySampler
+from .ray_sampler import REMOTE_WORDS, RaySampler
 from .running_sampler import RunningSampler, key
 from .sampler import Quirks, Sampler, SamplerCalls
 from .supervised import SupervisedSampler
@@ -80,7 +80,7 @@ class EngineChoice:
         """The engine, its GPUs and the memory layout, for people."""
         if self.options.vllm_url:
             return f"vLLM, already running at {', '.join(self.options.vllm_url)}"
-        if self.options.ray is not None:
+        if self.options.samplers_on_ray:
             return f"vLLM, {self.options.samplers} on the Ray cluster {self.options.ray}"
         replicas = self.replicas
         sampling = ", ".join(",".join(map(str, replica.gpus)) for replica in replicas)
@@ -119,7 +119,7 @@ class EngineChoice:
 
     def _dtype(self) -> str:
         """The sampler's precision."""
-        if self.options.dtype != "auto" or self.options.ray is not None:  # there, by the GPU that Ray chooses
+        if self.options.dtype != "auto" or self.options.samplers_on_ray:  # there, by the GPU that Ray chooses
             return self.options.dtype
         present = () if self.options.device == "cpu" else gpus()
         return automatic_dtype([gpu.capability for gpu in _sampling_gpus(self.options, present)])
@@ -145,8 +145,8 @@ class EngineChoice:
     def _words(self, replica: Replica) -> list[str]:
         """The options other than model and address. On a shared GPU, the memory plan sets vLLM's share."""
         options, sharing = self.options, self.sharing if replica.shares_gpu else None
-        several = options.samplers > 1 and options.ray is None
-        device = options.device if options.ray is None else ("cuda" if self._ray_gpus() else "cpu")
+        several = options.samplers > 1 and not options.samplers_on_ray
+        device = options.device if not options.samplers_on_ray else ("cuda" if self._ray_gpus() else "cpu")
         words = ["--device", device, "--dtype", self._dtype() if several else options.dtype]
         values: dict[str, object] = {
             "max-batch": options.max_batch or (None if sharing is None else sharing.decoded_calls),
@@ -177,7 +177,7 @@ class EngineChoice:
         replica 1 of several to a file such as sampler-1.log beside it."""
         if self.options.vllm_url:
             members: list[SupervisedSampler] = [RunningSampler(url) for url in self.options.vllm_url]
-        elif self.options.ray is not None:
+        elif self.options.samplers_on_ray:
             members = [self._on_ray(base, log_path, replica) for replica in self.replicas]
         else:
             members = [self._child(base.path, log_path, replica) for replica in self.replicas]
@@ -203,7 +203,8 @@ class EngineChoice:
             cpus=self.options.threads or 1,
             taken=frozenset(self.options.train_gpus),
         )
-        engine = partial(self.remote_engine, base, tuple(self._words(replica)))
+        words = (*REMOTE_WORDS, *self._words(replica))
+        engine = partial(remote_engine, SAMPLER_MODULES[self.name], base, words, ("--gpus", "{gpus}"))
         name, log = self._shown(replica, log_path)
         child = RaySampler(engine, placement, log, name=name)
         child.shares_gpu = False
@@ -212,11 +213,6 @@ class EngineChoice:
     def _ray_gpus(self) -> int:
         """The GPUs that Ray gives each replica."""
         return 0 if self.options.device == "cpu" else self.options.tensor_parallel
-
-    def remote_engine(self, base: BaseModelPath, words: tuple[str, ...]) -> RemoteEngine:
-        """What an actor starts for a base, which other machines find by its path, or by its name. Raises OSError."""
-        where = base.name if base.name in tiny.FOLDERS else base.reference
-        return RemoteEngine(SAMPLER_MODULES[self.name], where, fingerprint(base.path), words, {})
 
     def _shown(self, replica: Replica, log_path: Path, where: str = "") -> tuple[str, Path]:
         """The name of a replica in messages, and its log."""
@@ -236,11 +232,13 @@ def choose(options: EngineOptions, model: str, *, trains: bool) -> EngineChoice:
     If both share a GPU, this reads the config.json of the base `model` to plan the memory. Raises ConfigError for
     GPUs that do not exist and for a plan that does not fit.
     """
+    if options.ray is not None and find_spec("ray") is None:
+        raise MissingExtraError("ray", "ray")
     if options.vllm_url:
         key()  # raises now, not at the first call, for an unusable key
         return EngineChoice("vllm", options, quirks=_VLLM_QUIRKS)
     present = () if options.device == "cpu" else gpus()
-    if options.ray is not None:
+    if options.samplers_on_ray:
         return _on_ray(options, present)
     name = options.engine if options.engine != "auto" else _automatic(present)
     options = _placed(name, options, model, present, trains=trains)
@@ -265,10 +263,7 @@ def choose(options: EngineOptions, model: str, *, trains: bool) -> EngineChoice:
 
 
 def _on_ray(options: EngineOptions, present: tuple[Gpu, ...]) -> EngineChoice:
-    """The choice for replicas on a Ray cluster: `present`, this machine's GPUs, are the learner's. Raises ConfigError,
-    MissingExtraError."""
-    if find_spec("ray") is None:
-        raise MissingExtraError("ray", "ray")
+    """The choice for replicas on a Ray cluster: `present`, this machine's GPUs, are the learner's. Raises ConfigError."""
     training = tuple(gpu.index for gpu in chosen(options.train_gpus, present, "train-gpus"))
     on_cpu = options.device == "cpu"
     device = "cuda" if training and options.device == "auto" else options.device

@@ -23,6 +23,7 @@ from offbook.base.torch_allocator import learner_settings
 from ...engine.protocol import (
     EVENTS,
     LEARNER_MODULE,
+    TEAM_KEY_VARIABLE,
     Command,
     Event,
     Failed,
@@ -35,11 +36,15 @@ from ...engine.protocol import (
 )
 from ..child_process import Child
 from ..models.base_model import BaseModelPath
+from ..on_ray.actor_process import RayPlacement
+from .ray_learners import RayLearners
 
 logger = logging.getLogger(__name__)
 
 START_SECONDS = 900.0
 """Limit for loading the base."""
+LOST_SECONDS = 5.0
+"""How long the learner has to end by itself when one on another machine has ended."""
 HEARTBEAT_SECONDS = 5.0
 """After this time without an event, the learner is checked for a hang or a stop."""
 
@@ -74,6 +79,8 @@ class LearnerClient:
         self._row_limit = row_limit
         self._unrecomputed_tokens = unrecomputed_tokens
         self._child: Child | None = None
+        self._elsewhere = self._ray_learners()
+        self._watch: asyncio.Task[None] | None = None
         self._one_at_a_time = asyncio.Lock()
         self._early: asyncio.Task[None] | None = None
         self._stopping = False
@@ -136,6 +143,13 @@ class LearnerClient:
             self._early.cancel()
             with suppress(asyncio.CancelledError):
                 await self._early
+        try:
+            await self._stop_child(deadline)
+        finally:
+            if self._elsewhere is not None:
+                await self._elsewhere.stop(2.0)
+
+    async def _stop_child(self, deadline: float) -> None:
         child = self._child
         if child is None or child.returncode is not None:
             return
@@ -151,6 +165,8 @@ class LearnerClient:
         """Kill the learner without waiting."""
         if self._child is not None:
             self._child.kill()
+        if self._elsewhere is not None:
+            self._elsewhere.kill()
 
     async def _start_early(self) -> None:
         async with self._one_at_a_time:
@@ -166,10 +182,7 @@ class LearnerClient:
         if self._child is not None and self._child.returncode is None and self.state == "ready":
             return self._child
         self.state = "starting"
-        try:
-            child = self._child = await Child.start(self._argv(), self._log_path, pipes=True, env=self._env())
-        except OSError as error:
-            raise EngineError(f"The learner could not be started: {error}") from error
+        child = self._child = await self._started()
         try:
             async with asyncio.timeout(START_SECONDS):
                 ready = await self._until_ready(child)
@@ -184,6 +197,30 @@ class LearnerClient:
         if not template.startswith("ok"):
             logger.warning("The base's chat template: %s", template.removeprefix("warning: "))
         return child
+
+    async def _started(self) -> Child:
+        """Start the learner, and before it those on a Ray cluster. Raises EngineError."""
+        words, environment = self._words(str(self._base.path)), self._env()
+        if self._elsewhere is not None:
+            words += ["--elsewhere", ",".join(await self._elsewhere.start(self._options.team))]
+            environment |= {TEAM_KEY_VARIABLE: self._elsewhere.key}
+        argv = [sys.executable, "-m", LEARNER_MODULE, *words]
+        try:
+            child = await Child.start(argv, self._log_path, pipes=True, env=environment)
+        except OSError as error:
+            raise EngineError(f"The learner could not be started: {error}") from error
+        if self._elsewhere is not None:
+            self._watch = asyncio.create_task(self._end_with(self._elsewhere, child), name="learners on Ray")
+        return child
+
+    async def _end_with(self, elsewhere: RayLearners, child: Child) -> None:
+        """When one of the others has ended, see to it that the learner ends: it may wait for a machine that is gone."""
+        lost = await elsewhere.lost()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(child.exited.wait(), LOST_SECONDS)
+        if child.returncode is None:
+            logger.error("Killing the learner, since %s", lost)
+            child.kill()
 
     async def _until_ready(self, child: Child) -> Ready:
         """Wait for the Ready event. Raises EngineError if the learner fails or ends."""
@@ -215,19 +252,34 @@ class LearnerClient:
         )
         yield Failed(request_id=request_id, reason="learner_died", message=message)
 
-    def _argv(self) -> list[str]:
+    def _words(self, base: str) -> list[str]:
+        """The options of a learner whose base is in this folder."""
         options = self._options
-        argv = [sys.executable, "-m", LEARNER_MODULE, "--base", str(self._base.path), "--name", self._base.reference]
-        argv += ["--loader", options.loader, *(["--load-in-4bit"] if options.load_in_4bit else [])]
-        argv += ["--device", options.device, "--dtype", options.dtype]
-        argv += ["--threads", str(options.threads)] if options.threads is not None else []
-        argv += ["--planner-file", str(self._log_path.parent / "planner.json")]
-        argv += ["--offload"] if self._offload else []
-        argv += ["--row-limit", str(self._row_limit)] if self._row_limit is not None else []
-        argv += ["--learners", str(options.team)] if options.team > 1 else []
-        argv += ["--shard"] if options.shard else []
-        argv += ["--unrecomputed-tokens", str(self._unrecomputed_tokens)] if self._unrecomputed_tokens else []
-        return argv + (["--deterministic"] if options.deterministic else [])
+        team = options.team + options.ray_learners
+        words = ["--base", base, "--name", self._base.reference]
+        words += ["--loader", options.loader, *(["--load-in-4bit"] if options.load_in_4bit else [])]
+        words += ["--device", options.device, "--dtype", options.dtype]
+        words += ["--threads", str(options.threads)] if options.threads is not None else []
+        words += ["--planner-file", str(self._log_path.parent / "planner.json")]
+        words += ["--offload"] if self._offload else []
+        words += ["--row-limit", str(self._row_limit)] if self._row_limit is not None else []
+        words += ["--learners", str(team)] if team > 1 else []
+        words += ["--shard"] if options.shard else []
+        words += ["--unrecomputed-tokens", str(self._unrecomputed_tokens)] if self._unrecomputed_tokens else []
+        return words + (["--deterministic"] if options.deterministic else [])
+
+    def _ray_learners(self) -> RayLearners | None:
+        """The learners of the team that Ray places; None if there are none."""
+        options = self._options
+        if not options.ray_learners or options.ray is None:
+            return None
+        placement = RayPlacement(
+            options.ray,
+            gpus=int(options.device.startswith("cuda")),
+            cpus=options.threads or 1,
+            taken=frozenset(options.train_gpus),
+        )
+        return RayLearners(self._base, placement, options.ray_learners, self._words, self._log_path)
 
     def _env(self) -> dict[str, str]:
         """Environment of the learner: it sees only its own GPUs, torch pins host memory without rounding it up, and

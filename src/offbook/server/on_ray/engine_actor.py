@@ -7,7 +7,7 @@ import hashlib
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -17,9 +17,9 @@ from offbook.base.devices import gpus
 from offbook.base.errors import ConfigError
 from offbook.base.temporary_folders import TemporaryFolder, remove_tree
 
+from ... import tiny
 from ..child_process import Child
-from ..models.base_model import find
-from .transport import SERVED_NAME
+from ..models.base_model import BaseModelPath, find
 
 LOG_PIECE = 2**20
 """Bytes of the log in one answer at most."""
@@ -30,22 +30,32 @@ NEWS_SECONDS = 1.0
 @dataclass(frozen=True)
 class RemoteEngine:
     """An engine to start: Python's module, the base as another machine finds it (a path that all have, or a name), the
-    fingerprint of its files, more words of the command line, and the environment, with the key that calls must have."""
+    fingerprint of its files, the words of the command line, and the environment, with the key that a caller must have.
+
+    In `words`, the actor replaces {base}, {host}, {port} and {pid}, its own. `gpu_words` are added where Ray gave it GPUs;
+    it replaces {gpus}."""
 
     module: str
     base: str
     fingerprint: str
     words: tuple[str, ...]
     environment: Mapping[str, str]
+    gpu_words: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class EnginePlace:
     """Where an engine listens, and what it runs on: Ray's id of the machine, and its GPUs by nvidia-smi's index."""
 
-    url: str
+    host: str
+    port: int
     node: str
     gpus: tuple[int, ...]
+
+    @property
+    def url(self) -> str:
+        """The URL of an engine that speaks HTTP."""
+        return f"http://{self.host}:{self.port}"
 
 
 @dataclass(frozen=True)
@@ -73,11 +83,18 @@ class EngineActor:
         context = ray.get_runtime_context()
         reserved = context.get_accelerator_ids().get("GPU", [])
         own = tuple(gpu.index for gpu in gpus()) if reserved else ()  # Ray shows an actor its GPUs alone
-        words = [sys.executable, "-m", engine.module, "--model", str(base), "--served-model-name", SERVED_NAME]
-        words += ["--host", host, "--port", str(port), "--parent-pid", str(os.getpid()), *engine.words]
-        words += ["--gpus", ",".join(map(str, own))] if own else []
-        self._child = await Child.start(words, self._folder.path / "log", env=engine.environment)
-        return EnginePlace(f"http://{host}:{port}", context.get_node_id(), own)
+        filled = {
+            "{base}": str(base),
+            "{host}": host,
+            "{port}": str(port),
+            "{pid}": str(os.getpid()),
+            "{gpus}": ",".join(map(str, own)),
+        }
+        words = [filled.get(word, word) for word in (*engine.words, *(engine.gpu_words if own else ()))]
+        self._child = await Child.start(
+            [sys.executable, "-m", engine.module, *words], self._folder.path / "log", env=engine.environment
+        )
+        return EnginePlace(host, port, context.get_node_id(), own)
 
     async def news(self, position: int) -> EngineNews:
         """The log from byte `position` on, with the end of the engine if there is no more; waits a moment for it."""
@@ -114,6 +131,14 @@ class EngineActor:
                 "to the same path there, or give both the same snapshot"
             )
         return base
+
+
+def remote_engine(
+    module: str, base: BaseModelPath, words: Sequence[str], gpu_words: Sequence[str] = ()
+) -> RemoteEngine:
+    """What an actor starts for a base, which other machines find by its path, or by its name. Raises OSError."""
+    where = base.name if base.name in tiny.FOLDERS else base.reference
+    return RemoteEngine(module, where, fingerprint(base.path), tuple(words), {}, tuple(gpu_words))
 
 
 def fingerprint(base: Path) -> str:

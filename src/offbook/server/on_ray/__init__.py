@@ -1,0 +1,1 @@
+"""Engines on the machines of a Ray cluster."""

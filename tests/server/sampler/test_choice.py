@@ -210,7 +210,8 @@ def test_on_ray_every_replica_is_vllm_with_gpus_that_ray_chooses_and_the_learner
     assert member._placement == RayPlacement("auto", gpus=2, cpus=1, taken=frozenset({0}))
     remote = member._engine()
     assert (remote.module, remote.base) == ("offbook.engine.inference.vllm.command", "tiny")
-    assert remote.words[:6] == ("--device", "cuda", "--dtype", "auto", "--max-batch", "7")
+    assert remote.words[:4] == ("--model", "{base}", "--served-model-name", "base")
+    assert remote.words[10:16] == ("--device", "cuda", "--dtype", "auto", "--max-batch", "7")
     on_cpu = choose(EngineOptions(ray="auto", device="cpu"), "tiny", trains=True)
     assert on_cpu.quirks.no_seed and on_cpu.options.train_gpus == ()
 
@@ -228,6 +229,28 @@ def test_on_ray_every_replica_is_vllm_with_gpus_that_ray_chooses_and_the_learner
 def test_what_ray_decides_cannot_be_set_beside_it(options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         EngineOptions.parse(ray="auto", **options)
+
+
+def test_learners_on_ray_leave_the_sampler_where_it_is(driver) -> None:
+    driver()
+    embedded = choose(EngineOptions(engine="embedded", ray="auto", ray_learners=2), "tiny", trains=True)
+    assert embedded.described() == "embedded, 2 more learners on the Ray cluster auto"
+    running = choose(EngineOptions.parse(vllm_url="http://a:1", ray="auto", ray_learners=2), "tiny", trains=True)
+    assert running.described() == "vLLM, already running at http://a:1, 2 more learners on the Ray cluster auto"
+    both = choose(EngineOptions(ray="auto", ray_learners=3, device="cpu"), "tiny", trains=True)
+    assert both.described() == "vLLM, 1 on the Ray cluster auto, 3 more learners on the Ray cluster auto"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ray_learners": 1}, r"ray_learners: name the Ray cluster with ray \(got 1\)"),
+        ({"ray": "auto", "ray_learners": 1, "shard": True, "learners": 2}, "ray_learners: a base is sharded over"),
+    ],
+)
+def test_learners_on_ray_need_a_cluster_and_a_whole_base(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EngineOptions.parse(**options)
 
 
 def test_without_ray_the_option_names_the_extra(without_vllm: None) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from offbook.server.sampler.ray_engine import EngineNews, EnginePlace
-from offbook.server.sampler.ray_sampler import ActorProcess
+from offbook.server.on_ray.actor_process import ActorProcess
+from offbook.server.on_ray.engine_actor import EngineNews, EnginePlace
 
 
 class Answered:
@@ -28,7 +28,7 @@ class Answered:
 async def test_a_log_that_cannot_be_written_does_not_end_its_engine(caplog: pytest.LogCaptureFixture) -> None:
     news = iter([EngineNews(b"loading"), EngineNews(b"ready"), EngineNews(b"", 0, "exit code 0")])
     actor: Any = SimpleNamespace(news=SimpleNamespace(remote=lambda _: Answered(next(news))))
-    process = ActorProcess(actor, Path("/dev/full"), EnginePlace("http://localhost:1", "node", ()))
+    process = ActorProcess(actor, Path("/dev/full"), EnginePlace("localhost", 1, "node", ()))
     await process.exited.wait()
     assert (process.returncode, process.ending()) == (0, "exit code 0")
     assert "/dev/full cannot be written, 7 bytes of the log are lost: [Errno 28]" in caplog.text

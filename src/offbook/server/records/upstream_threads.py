@@ -40,15 +40,15 @@ def add_thread_calls(connection: Connection, batch: Sequence[ThreadCall]) -> lis
 
     Raises what refuses one of them; nothing of the batch is written then."""
     records: dict[str, TrajectoryRecord] = {}
-    for chunk in chunks(sorted({each.call.trajectory_id for each in batch})):
+    for chunk in chunks(sorted({thread_call.call.trajectory_id for thread_call in batch})):
         stored = select(trajectories.c.id, trajectories.c.body).where(trajectories.c.id.in_(chunk))
         records |= {name: TrajectoryRecord.model_validate_json(body) for name, body in connection.execute(stored)}
     changed: dict[str, TrajectoryRecord] = {}
-    for each in batch:
-        name = each.call.trajectory_id
-        record = records.get(name) or _begun(each)
-        if all(known.id != each.call.id for known in record.outside_calls):
-            records[name] = changed[name] = _with_call(record, each.call)
+    for thread_call in batch:
+        name = thread_call.call.trajectory_id
+        record = records.get(name) or _begun(thread_call)
+        if all(known.id != thread_call.call.id for known in record.outside_calls):
+            records[name] = changed[name] = _with_call(record, thread_call.call)
     if changed:
         [failure] = finish(connection, [tuple(redacted_record(record) for record in changed.values())])
         if isinstance(failure, OffbookError):

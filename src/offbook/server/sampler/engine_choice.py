@@ -78,6 +78,12 @@ class EngineChoice:
 
     def described(self) -> str:
         """The engine, its GPUs and the memory layout, for people."""
+        learners = self.options.ray_learners
+        return self._described() + (
+            f", {learners} more learners on the Ray cluster {self.options.ray}" if learners else ""
+        )
+
+    def _described(self) -> str:
         if self.options.vllm_url:
             return f"vLLM, already running at {', '.join(self.options.vllm_url)}"
         if self.options.samplers_on_ray:

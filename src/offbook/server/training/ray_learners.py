@@ -52,11 +52,11 @@ class RayLearners:
             started = await asyncio.gather(*starts, return_exceptions=True)
         except (BackendError, MissingExtraError) as error:
             raise EngineError(str(error)) from error
-        self._actors = [each for each in started if isinstance(each, ActorProcess)]
-        for each in started:
-            if isinstance(each, BaseException):
+        self._actors = [actor for actor in started if isinstance(actor, ActorProcess)]
+        for failure in started:
+            if isinstance(failure, BaseException):
                 self.kill()
-                raise each
+                raise failure
         return [f"{actor.place.host}:{actor.place.port}" for actor in self._actors]
 
     async def lost(self) -> str:
@@ -66,8 +66,8 @@ class RayLearners:
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for each in waiting:
-                each.cancel()
+            for wait in waiting:
+                wait.cancel()
         ended = next(actor for actor in actors if actor.exited.is_set())
         return (
             f"the learner at {ended.place.host}:{ended.place.port} ended ({ended.ending()}). Its log: {ended.log_path}"

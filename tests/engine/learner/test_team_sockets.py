@@ -82,6 +82,12 @@ def test_another_key_is_an_error_that_names_the_address(
         team_sockets.connected(f"{HOST}:{port}")
 
 
+def test_one_to_whom_nobody_comes_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(team_sockets, "FOUND_SECONDS", 0.5)
+    with pytest.raises(TimeoutError):
+        team_sockets.accepted(HOST, 0)
+
+
 def test_nobody_there_is_an_error_that_names_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(team_sockets, "FOUND_SECONDS", 0.5)
     with socket.socket() as closed:

@@ -17,15 +17,19 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 from ..protocol import TEAM_KEY_VARIABLE
 
 FOUND_SECONDS = 120.0
-"""How long the first learner looks for one that does not listen yet: it imports Python modules before."""
+"""How long the first learner looks for one that does not listen yet, since it imports Python modules before, and how long
+that one then waits for the first."""
 PROOF_SECONDS = 10
 """A stranger that does not prove its key in time is left."""
 
 
 def accepted(host: str, port: int) -> Connection:
-    """Listen until the first learner has come. Raises OSError if the address is taken."""
+    """Listen until the first learner has come. Raises OSError if the address is taken, or nobody comes: the first learner,
+    or what should start it, may have ended."""
+    deadline = time.monotonic() + FOUND_SECONDS
     with socket.create_server((host, port)) as listening:
         while True:
+            listening.settimeout(max(0.1, deadline - time.monotonic()))
             connection = _connection(listening.accept()[0])
             with suppress(AuthenticationError, EOFError, OSError):
                 deliver_challenge(connection, _key())

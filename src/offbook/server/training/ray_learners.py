@@ -11,6 +11,7 @@ from pathlib import Path
 
 from offbook.base.errors import BackendError, EngineError, MissingExtraError
 from offbook.base.ray_cluster import connect
+from offbook.base.torch_allocator import learner_settings
 
 from ...engine.protocol import LEARNER_MODULE, TEAM_KEY_VARIABLE
 from ..models.base_model import BaseModelPath
@@ -90,6 +91,6 @@ class RayLearners:
             engine = await asyncio.to_thread(remote_engine, LEARNER_MODULE, self._base, words)
         except OSError as error:
             raise EngineError(f"The learner could not be started: {error}") from error
-        engine = replace(engine, environment={TEAM_KEY_VARIABLE: self.key})
+        engine = replace(engine, environment={**learner_settings(), TEAM_KEY_VARIABLE: self.key})
         log = self._log_path.with_stem(f"{self._log_path.stem}-{rank + 1}")
         return await start_engine(engine, self._placement, f"Learner {rank + 1}", log)

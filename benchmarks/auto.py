@@ -82,7 +82,7 @@ def main() -> None:
     """Run the seeds, print the page and keep it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--held-out", type=int, default=40, help="inputs that the score is measured on")
+    parser.add_argument("--held-out", type=int, default=160, help="inputs that the score is measured on")
     parser.add_argument("--folder", type=Path, help="keep the runs here; finished ones are only compared again")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()

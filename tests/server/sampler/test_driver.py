@@ -43,7 +43,7 @@ def test_both_processes_are_told_cuda_where_a_gpu_was_chosen(
     driver(CARD)
     engine = choose(EngineOptions.parse(**options), "tiny", trains=True)
     learner = LearnerClient(find("tiny"), engine.options, tmp_path / "learner.log")
-    assert device_of(learner._words("base")) == device_of(engine.command(Path("base"), Path("socket"))) == "cuda"
+    assert device_of(learner._argv()) == device_of(engine.command(Path("base"), Path("socket"))) == "cuda"
     for other in (EngineOptions(device="cpu"), EngineOptions(engine="embedded")):
         assert choose(other, "tiny", trains=True).options.device == other.device
 

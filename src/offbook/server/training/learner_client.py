@@ -200,11 +200,10 @@ class LearnerClient:
 
     async def _started(self) -> Child:
         """Start the learner, and before it those on a Ray cluster. Raises EngineError."""
-        words, environment = self._words(str(self._base.path)), self._env()
+        argv, environment = self._argv(), self._env()
         if self._elsewhere is not None:
-            words += ["--elsewhere", ",".join(await self._elsewhere.start(self._options.team))]
+            argv += ["--elsewhere", ",".join(await self._elsewhere.start(self._options.team))]
             environment |= {TEAM_KEY_VARIABLE: self._elsewhere.key}
-        argv = [sys.executable, "-m", LEARNER_MODULE, *words]
         try:
             child = await Child.start(argv, self._log_path, pipes=True, env=environment)
         except OSError as error:
@@ -251,6 +250,9 @@ class LearnerClient:
             f"The learner ended ({child.ending()}) before the step was saved; it was not applied. {why}{_tail(child)}"
         )
         yield Failed(request_id=request_id, reason="learner_died", message=message)
+
+    def _argv(self) -> list[str]:
+        return [sys.executable, "-m", LEARNER_MODULE, *self._words(str(self._base.path))]
 
     def _words(self, base: str) -> list[str]:
         """The options of a learner whose base is in this folder."""

@@ -9,7 +9,7 @@ A run trains one policy from nothing. Its area is the mean over rollouts of the 
 scenarios are those of `mcp_training.py`. A lever and the baseline are compared seed by seed: same requests, same order, same initial LoRA.
 Each run that ends is kept in `results/sample_efficiency.json`, and is not run again. `--render` writes the page and the picture.
 `--levers trl` runs TRL's GRPOTrainer in the environment of `--trl-python`, for example of `pip install torch==2.13.0 trl==1.16.0 peft`
-without triton: with triton and no GPU, TRL's own kernel fails. The tasks `quickstart` and `time` have not been run to their end.
+without triton: with triton and no GPU, TRL's own kernel fails. The task `time` has not been run to its end.
 """
 
 from __future__ import annotations

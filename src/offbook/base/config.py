@@ -581,6 +581,8 @@ class EngineOptions(Options):
                 raise ValueError("ray: a Ray cluster runs replicas of vLLM, but the engine is embedded")
         if self.samplers_on_ray:
             self._refuse(OF_ONE_MACHINE, "Ray chooses the GPUs of the replicas, and the learner shares none with them")
+        if self.ray_learners and self.device == "mps":
+            raise ValueError("ray_learners: learners on a Ray cluster have CUDA devices or CPUs, not mps")
         if self.ray_learners and self.ray is None:
             raise ValueError(f"ray_learners: name the Ray cluster with ray (got {self.ray_learners})")
         self._check_gpus()

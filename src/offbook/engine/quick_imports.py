@@ -59,11 +59,11 @@ def leave_with(main: Callable[[], int]) -> NoReturn:
     try:
         code = main()
     except SystemExit as end:  # of argparse, or of a signal's handler
-        code = end.code
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
     with suppress(OSError):  # a full disk
         sys.stdout.flush()
         sys.stderr.flush()
-    os._exit(code if isinstance(code, int) else 0)
+    os._exit(code)
 
 
 def packages_distributions() -> dict[str, list[str]]:

@@ -83,7 +83,7 @@ def test_another_key_is_an_error_that_names_the_address(
 
 
 def test_one_to_whom_nobody_comes_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(team_sockets, "FOUND_SECONDS", 0.5)
+    monkeypatch.setattr(team_sockets, "COMING_SECONDS", 0.5)
     with pytest.raises(TimeoutError):
         team_sockets.accepted(HOST, 0)
 

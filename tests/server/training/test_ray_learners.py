@@ -23,7 +23,7 @@ from tests.engine.learner.jobs import command, random_groups
 from tests.ray_cluster import ray_cluster
 
 pytestmark = pytest.mark.slow("real Ray")
-CONFIG = TrainConfig(learning_rate=1e-2, kl_coef=0.05, minibatches=2, row_tokens=64)
+CONFIG = TrainConfig(learning_rate=1e-2, kl_coef=0.05, epochs=4, minibatches=2, row_tokens=64)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -98,7 +98,11 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--listen", nargs=2, default=None, help="host and port at which one there waits for the first")
     parser.add_argument("--store-port", type=int, default=0, help="where those of a sharded base meet")
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    arguments.here = (
+        1 if arguments.listen else arguments.learners - len(arguments.elsewhere)
+    )  # learners of this machine
+    return arguments
 
 
 def original_stdout() -> TextIO:
@@ -123,7 +127,7 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _end)
     commands = read_commands(sys.stdin)
     try:
-        gpus = _gpus_of_team(_here(arguments))
+        gpus = _gpus_of_team(arguments.here)
         loader = _choose_device(arguments)
         with quick_imports(Path(arguments.base), quantizers=_needs_quantizers(arguments, loader)):
             from .service import Service
@@ -170,11 +174,6 @@ def _start_team(arguments: argparse.Namespace, words: Sequence[str], gpus: Seque
     return team
 
 
-def _here(arguments: argparse.Namespace) -> int:
-    """The number of learners on this machine, as far as this process starts them."""
-    return 1 if arguments.listen else arguments.learners - len(arguments.elsewhere)
-
-
 def _gpus_of_team(learners: int) -> list[str]:
     """The GPU of each learner, if CUDA_VISIBLE_DEVICES names one for each. This process keeps the first."""
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
@@ -191,9 +190,8 @@ def _choose_device(arguments: argparse.Namespace) -> str:
     if arguments.shard:
         check_shard(arguments)
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    here = _here(arguments)
-    if here > 1 and arguments.device != "cpu" and (not gpus or "," in gpus):
-        raise ConfigError(f"--learners {here}: name a GPU for each (--train-gpus 0,1), or take --device cpu")
+    if arguments.here > 1 and arguments.device != "cpu" and (not gpus or "," in gpus):
+        raise ConfigError(f"--learners {arguments.here}: name a GPU for each (--train-gpus 0,1), or take --device cpu")
     loader = unsloth_loader.choose(arguments.loader, arguments.device)
     if loader == "unsloth":
         unsloth_loader.import_first()

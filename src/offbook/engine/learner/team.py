@@ -218,7 +218,7 @@ class Team:
     def _give(self, rank: int, task: Task) -> None:
         try:
             send(self._connections[rank - 1], task)
-        except ConnectionError:
+        except OSError:
             self._lost(rank)
 
     def _answers(self) -> list[Answer]:
@@ -229,7 +229,7 @@ class Team:
             return self._inbox[rank - 1].get()
         try:
             return cast(Answer, receive(self._connections[rank - 1]))
-        except (EOFError, ConnectionError):
+        except (EOFError, OSError):
             self._lost(rank)
 
     def _named(self, rank: int, message: str) -> str:

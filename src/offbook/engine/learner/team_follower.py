@@ -55,7 +55,7 @@ def follow(
             task = cast(Task, receive(connection))
             assert worker is not None, "a task for a learner that did not load"
             send(connection, worker.answer(task))
-    except (EOFError, ConnectionError):
+    except (EOFError, OSError):
         return  # the first learner has ended
 
 

@@ -17,8 +17,9 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 from ..protocol import TEAM_KEY_VARIABLE
 
 FOUND_SECONDS = 120.0
-"""How long the first learner looks for one that does not listen yet, since it imports Python modules before, and how long
-that one then waits for the first."""
+"""How long the first learner looks for one that does not listen yet, since it imports Python modules before."""
+COMING_SECONDS = 3600.0
+"""How long that one waits for the first, which starts when all have a place and the base."""
 PROOF_SECONDS = 10
 """A stranger that does not prove its key in time is left."""
 
@@ -26,16 +27,16 @@ PROOF_SECONDS = 10
 def accepted(host: str, port: int) -> Connection:
     """Listen until the first learner has come. Raises OSError if the address is taken, or nobody comes: the first learner,
     or what should start it, may have ended."""
-    deadline = time.monotonic() + FOUND_SECONDS
+    deadline = time.monotonic() + COMING_SECONDS
     with socket.create_server((host, port)) as listening:
         while True:
             listening.settimeout(max(0.1, deadline - time.monotonic()))
-            connection = _connection(listening.accept()[0])
-            with suppress(AuthenticationError, EOFError, OSError):
+            peer = listening.accept()[0]
+            with suppress(AuthenticationError, AssertionError, EOFError, OSError):
+                connection = _connection(peer)
                 deliver_challenge(connection, _key())
                 answer_challenge(connection, _key())
                 return _proved(connection)
-            connection.close()
 
 
 def connected(address: str) -> Connection:
@@ -52,7 +53,7 @@ def connected(address: str) -> Connection:
             except BaseException:
                 connection.close()
                 raise
-        except AuthenticationError as error:
+        except (AuthenticationError, AssertionError) as error:  # Python 3.11 asserts the other side's first words
             raise OSError(f"what listens at {address} is no learner of this team: {error}") from error
         except (EOFError, OSError) as error:  # it does not listen yet, or waits for a stranger's proof
             if time.monotonic() > deadline:

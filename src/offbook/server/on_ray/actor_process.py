@@ -33,7 +33,7 @@ CONCURRENT = 16
 @dataclass(frozen=True)
 class RayPlacement:
     """Where engines go. `address`: the cluster's. `cpus`, `gpus`: what an engine reserves. `taken`: GPUs of this machine that
-    the learner uses, by nvidia-smi's index; Ray does not know of it."""
+    the server uses, by nvidia-smi's index; Ray does not know of it."""
 
     address: str
     gpus: int = 0
@@ -94,7 +94,7 @@ async def _place(
     here = ray_module().get_runtime_context().get_node_id()
     if place.node == here and (both := sorted(placement.taken & set(place.gpus))):
         raise EngineError(
-            f"Ray placed it on GPU {both[0]} of this machine, which the learner uses: start Ray here without that GPU "
+            f"Ray placed it on GPU {both[0]} of this machine, which the server uses: start Ray here without that GPU "
             "(CUDA_VISIBLE_DEVICES=... ray start), or name another with --train-gpus"
         )
     return place

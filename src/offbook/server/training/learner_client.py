@@ -16,7 +16,7 @@ import psutil
 from pydantic import ValidationError
 
 from offbook.base.config import EngineOptions
-from offbook.base.devices import visible_to
+from offbook.base.devices import gpus, visible_to
 from offbook.base.errors import EngineError
 from offbook.base.torch_allocator import learner_settings
 
@@ -81,6 +81,7 @@ class LearnerClient:
         self._child: Child | None = None
         self._elsewhere = self._ray_learners()
         self._watch: asyncio.Task[None] | None = None
+        self._lost = ""
         self._one_at_a_time = asyncio.Lock()
         self._early: asyncio.Task[None] | None = None
         self._stopping = False
@@ -182,13 +183,18 @@ class LearnerClient:
         if self._child is not None and self._child.returncode is None and self.state == "ready":
             return self._child
         self.state = "starting"
-        child = self._child = await self._started()
+        self._lost = ""
+        try:
+            child = self._child = await self._started()
+        except BaseException:
+            self.state = "stopped"
+            raise
         try:
             async with asyncio.timeout(START_SECONDS):
                 ready = await self._until_ready(child)
         except BaseException as error:
             self.state = "stopped"
-            child.kill()
+            self.kill()
             if isinstance(error, TimeoutError):
                 raise EngineError(f"The learner was not ready within {START_SECONDS:.0f} s. {_tail(child)}") from error
             raise
@@ -204,6 +210,9 @@ class LearnerClient:
         if self._elsewhere is not None:
             argv += ["--elsewhere", ",".join(await self._elsewhere.start(self._options.team))]
             environment |= {TEAM_KEY_VARIABLE: self._elsewhere.key}
+            if self._stopping:
+                self._elsewhere.kill()
+                raise EngineError("The server is shutting down")
         try:
             child = await Child.start(argv, self._log_path, pipes=True, env=environment)
         except OSError as error:
@@ -219,6 +228,7 @@ class LearnerClient:
             await asyncio.wait_for(child.exited.wait(), LOST_SECONDS)
         if child.returncode is None:
             logger.error("Killing the learner, since %s", lost)
+            self._lost = f"It was killed, since {lost} "
             child.kill()
 
     async def _until_ready(self, child: Child) -> Ready:
@@ -245,7 +255,7 @@ class LearnerClient:
         out_of_memory = (
             "The system may have run out of memory: lower row_tokens or logits_chunk, or send fewer groups. "
         )
-        why = watch.reason or (out_of_memory if child.returncode == -signal.SIGKILL else "")
+        why = watch.reason or self._lost or (out_of_memory if child.returncode == -signal.SIGKILL else "")
         message = (
             f"The learner ended ({child.ending()}) before the step was saved; it was not applied. {why}{_tail(child)}"
         )
@@ -277,9 +287,9 @@ class LearnerClient:
             return None
         placement = RayPlacement(
             options.ray,
-            gpus=int(options.device.startswith("cuda")),
+            gpus=int(options.device.startswith("cuda") or (options.device == "auto" and bool(gpus()))),
             cpus=options.threads or 1,
-            taken=frozenset(options.train_gpus),
+            taken=frozenset({*options.train_gpus, *options.inference_gpus}),
         )
         return RayLearners(self._base, placement, options.ray_learners, self._words, self._log_path)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,16 +49,17 @@ class RayLearners:
         self.key = secrets.token_urlsafe(32)
         try:
             await asyncio.to_thread(connect, self._placement.address, option="--ray")
-            starts = [self._start(rank) for rank in range(first, first + self._count)]
-            started = await asyncio.gather(*starts, return_exceptions=True)
+            async with asyncio.TaskGroup() as group:
+                starts = [group.create_task(self._start(rank)) for rank in range(first, first + self._count)]
         except (BackendError, MissingExtraError) as error:
             raise EngineError(str(error)) from error
-        self._actors = [actor for actor in started if isinstance(actor, ActorProcess)]
-        for failure in started:
-            if isinstance(failure, BaseException):
-                self.kill()
-                raise failure
-        return [f"{actor.place.host}:{actor.place.port}" for actor in self._actors]
+        except BaseExceptionGroup as failures:
+            self.kill()
+            raise failures.exceptions[0] from None
+        except BaseException:
+            self.kill()
+            raise
+        return [start.result() for start in starts]
 
     async def lost(self) -> str:
         """Wait until one of them has ended; returns which and how."""
@@ -85,12 +86,16 @@ class RayLearners:
         actors, self._actors = self._actors, []
         await asyncio.gather(*(actor.stop(deadline) for actor in actors))
 
-    async def _start(self, rank: int) -> ActorProcess:
-        words: Sequence[str] = [*self._words("{base}"), "--rank", str(rank), "--listen", "{host}", "{port}"]
+    async def _start(self, rank: int) -> str:
+        """Place learner `rank`, and return where it listens. Raises EngineError."""
+        device = "cuda" if self._placement.gpus else "cpu"  # the one that is reserved, whatever its number is here
+        words = [*self._words("{base}"), "--device", device, "--rank", str(rank), "--listen", "{host}", "{port}"]
         try:
             engine = await asyncio.to_thread(remote_engine, LEARNER_MODULE, self._base, words)
         except OSError as error:
             raise EngineError(f"The learner could not be started: {error}") from error
         engine = replace(engine, environment={**learner_settings(), TEAM_KEY_VARIABLE: self.key})
         log = self._log_path.with_stem(f"{self._log_path.stem}-{rank + 1}")
-        return await start_engine(engine, self._placement, f"Learner {rank + 1}", log)
+        actor = await start_engine(engine, self._placement, f"Learner {rank + 1}", log)
+        self._actors.append(actor)
+        return f"{actor.place.host}:{actor.place.port}"

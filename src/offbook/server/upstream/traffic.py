@@ -112,6 +112,7 @@ class RouteTraffic:
         self.recorded = recorded
         self._queue: asyncio.Queue[PassedCall] = asyncio.Queue()
         self._waiting = 0
+        self._queued = self._settled = 0
         self._key = ROUTE_NOTE + name
         self._told = ""
         self._tasks = [asyncio.create_task(work) for work in (self._read_all(), self._save_all(), self._retain())]
@@ -137,6 +138,7 @@ class RouteTraffic:
             self._unread(call, "overload")
         else:
             self._waiting += call.size
+            self._queued += 1
             self._queue.put_nowait(call)
 
     def place(self, call: PassedCall) -> None:
@@ -159,6 +161,12 @@ class RouteTraffic:
         """Wait until all queued calls are read and recorded."""
         await self._queue.join()
 
+    async def caught_up(self) -> None:
+        """Wait until the calls that are queued now are read and recorded, whatever comes after them."""
+        queued = self._queued
+        while self._settled < queued:
+            await asyncio.sleep(GATHER_SECONDS / 5)
+
     async def close(self) -> None:
         """Read and record what is queued, for at most CLOSE_SECONDS, and store the counts."""
         try:
@@ -166,7 +174,7 @@ class RouteTraffic:
                 await self.settled()
                 await self._save()
         except (TimeoutError, OffbookError) as error:
-            logger.error("route %s: %d calls are not recorded: %r", self.name, self._queue.qsize(), error)
+            logger.error("route %s: %d calls are not recorded: %r", self.name, self._queued - self._settled, error)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -174,7 +182,8 @@ class RouteTraffic:
     async def _read_all(self) -> None:
         while True:
             calls = [await self._queue.get()]
-            await asyncio.sleep(GATHER_SECONDS)
+            if self._queue.qsize() < GATHERED_CALLS - 1:
+                await asyncio.sleep(GATHER_SECONDS)
             while len(calls) < GATHERED_CALLS and not self._queue.empty():
                 calls.append(self._queue.get_nowait())
             try:
@@ -183,6 +192,7 @@ class RouteTraffic:
                 for call in calls:
                     self._waiting -= call.size
                     self._queue.task_done()
+                self._settled += len(calls)
 
     async def _record(self, calls: Sequence[PassedCall]) -> None:
         """Read calls, and write the traces of those that are recorded together. A call that fails is counted, and the

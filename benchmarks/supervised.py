@@ -134,14 +134,14 @@ class Way:
                 return
 
 
-def after_sft(step: int) -> TrainConfig:
-    """The quickstart's options of a step at a tenth of its rate, which would undo what was imitated, and so would the KL to
+def after_sft(step: int, rate: float) -> TrainConfig:
+    """The quickstart's options of a step at the part `rate` of its rate, which would undo what was imitated, and so would the KL to
     the base."""
     config = schedule(step, STEPS)
-    return config.model_copy(update={"learning_rate": config.learning_rate * RATE_AFTER_SFT, "kl_coef": 0.0})
+    return config.model_copy(update={"learning_rate": config.learning_rate * rate, "kl_coef": 0.0})
 
 
-async def measure(folder: Path, seeds: Sequence[int], every: int, file: Path, ways: Sequence[str]) -> None:
+async def measure(folder: Path, seeds: Sequence[int], every: int, file: Path, ways: Sequence[str], rate: float) -> None:
     """All ways of each seed; what is in the file is not measured again."""
     folder.mkdir(parents=True, exist_ok=True)
     desk, backend = Desk(folder / "desk.db"), LocalBackend(dir=folder / "server", engine="embedded", threads=1)
@@ -160,7 +160,7 @@ async def measure(folder: Path, seeds: Sequence[int], every: int, file: Path, wa
         await sft.measure(0, first=result.step, loss=result.loss)
         warm.append(sft)
     for sft in warm:
-        await sft.train(after_sft, every)
+        await sft.train(partial(after_sft, rate=rate), every)
     for seed in seeds if "grpo" in ways else ():
         plain, _ = way("grpo", seed)
         await plain.train(partial(schedule, steps=STEPS), every)
@@ -188,11 +188,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--every", type=int, default=3, help="steps between measurements")
     parser.add_argument("--ways", nargs="+", default=["sft", "grpo"], choices=["sft", "grpo"])
+    parser.add_argument("--rate", type=float, default=RATE_AFTER_SFT, help="of GRPO's learning rate, after SFT")
     parser.add_argument("--folder", type=Path, default=Path("supervised-run"))
     parser.add_argument("--json", type=Path, default=Path("supervised.json"), help="where the rows are written")
     parser.add_argument("--picture", type=Path, help="where the curves are drawn")
     known = parser.parse_args()
-    asyncio.run(measure(known.folder, known.seeds, known.every, known.json, known.ways))
+    asyncio.run(measure(known.folder, known.seeds, known.every, known.json, known.ways, known.rate))
     if known.picture is not None:
         draw(json.loads(known.json.read_text(encoding="utf-8")), known.picture)
 

@@ -1,6 +1,6 @@
 """What the gateway before a paid model adds to a call, and what it keeps when its parts fail.
 
-    python benchmarks/upstream.py [--runs 5] [--markdown FILE]
+    python benchmarks/upstream.py [--runs 5] [--waits 0.5 1.5] [--markdown FILE]
 
 A scripted provider answers after 0.5 to 1.5 seconds, in a process of its own. 64 calls at a time go to it directly and through
 `offbook serve --upstream` (every thread recorded), in turns that follow each other in a new random order. Milliseconds are
@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -104,7 +104,12 @@ def server(folder: Path, provider: int, port: int, *flags: str) -> list[str]:
 
 
 async def load(
-    url: str, calls: int, name: str, during: Callable[[], object] | None = None, fallback: str | None = None
+    url: str,
+    calls: int,
+    name: str,
+    during: Callable[[], object] | None = None,
+    fallback: str | None = None,
+    waits: Sequence[float] = WAITS,
 ) -> tuple[list[float], int]:
     """LEVEL calls at a time; the seconds that each took beyond the provider's wait, but for the first of each worker, which
     opens its connection; and how many were lost. `during` runs when a third of them is through."""
@@ -123,7 +128,7 @@ async def load(
                 "model": "gpt-4.1",
                 "messages": [{"role": "user", "content": f"{name} {number}: where is box 4821? " * 8}],
             }
-            wait = random.Random(number).uniform(*WAITS)
+            wait = random.Random(number).uniform(*waits)
             start = time.perf_counter()
             for where in [url, *([fallback] if fallback else [])]:
                 try:
@@ -157,14 +162,16 @@ def quantiles(extra: list[float]) -> tuple[float, float]:
     return 1e3 * cuts[49], 1e3 * cuts[98]
 
 
-def compare(direct: str, gateway: str, runs: int, pid: int) -> tuple[list[dict[str, tuple[float, float]]], float]:
+def compare(
+    direct: str, gateway: str, runs: int, pid: int, waits: Sequence[float]
+) -> tuple[list[dict[str, tuple[float, float]]], float]:
     """The quantiles of each way, turn by turn, after one warm-up; and the server's CPU milliseconds for a call."""
     order, turns, spent = random.Random(0), list[dict[str, tuple[float, float]]](), 0.0
     for run in range(-1, runs):
         turn: dict[str, tuple[float, float]] = {}
         for way in order.sample(["direct", "gateway"], 2):
             before = sum(psutil.Process(pid).cpu_times()[:2])
-            extra, lost = asyncio.run(load(direct if way == "direct" else gateway, CALLS, f"{way}{run}"))
+            extra, lost = asyncio.run(load(direct if way == "direct" else gateway, CALLS, f"{way}{run}", waits=waits))
             assert lost == 0
             turn[way] = quantiles(extra)
             if way == "gateway" and run >= 0:
@@ -236,6 +243,9 @@ def report(turns: list[dict[str, tuple[float, float]]], cpu: float, lost: list[t
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument(
+        "--waits", type=float, nargs=2, default=WAITS, help="seconds that the provider takes, between two"
+    )
     parser.add_argument("--markdown", type=Path)
     parser.add_argument("--provide", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -249,7 +259,7 @@ def main() -> None:
         command = server(Path(folder, "m"), provider, port)
         with running(command, f"http://127.0.0.1:{port}/health") as process:
             route = f"http://127.0.0.1:{port}/r/desk"
-            turns, cpu = compare(f"http://127.0.0.1:{provider}", route, options.runs, process.pid)
+            turns, cpu = compare(f"http://127.0.0.1:{provider}", route, options.runs, process.pid, options.waits)
         table = report(turns, cpu, faults(provider, Path(folder)))
     print(table)
     if options.markdown:

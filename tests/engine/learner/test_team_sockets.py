@@ -55,7 +55,7 @@ def test_tasks_go_both_ways_and_its_end_is_seen(listening: tuple[int, Callable[[
 
 
 def test_strangers_are_left_and_the_first_learner_comes_after_them(
-    listening: tuple[int, Callable[[], Connection]], monkeypatch: pytest.MonkeyPatch
+    listening: tuple[int, Callable[[], Connection]],
 ) -> None:
     port, wait = listening
     silent = None

@@ -103,7 +103,7 @@ async def test_feedback_that_follows_its_answer_at_once_finds_the_call_that_wait
     passing: Opening,
 ) -> None:
     async with passing() as route:
-        answered = await route.chat(thread="t-1")
+        await route.chat(thread="t-1")
         assert (await send(route, thread_id="t-1", route="desk", score=1)).json()["reward"] == 1.0
         answered = await route.chat(thread="t-2")
         assert (await send(route, call_id=answered.headers["x-offbook-call"], score=0)).json()["reward"] == 0.0

@@ -61,7 +61,7 @@ async def _read_what_waits(services: ServicesDep) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(SETTLE_SECONDS):
             for traffic in traffics(services):
-                await traffic.caught_up()
+                await traffic.settled()
 
 
 @router.get("/api/routes")

@@ -158,10 +158,6 @@ class RouteTraffic:
         self.counts.uncounted += call.small is None
 
     async def settled(self) -> None:
-        """Wait until all queued calls are read and recorded."""
-        await self._queue.join()
-
-    async def caught_up(self) -> None:
         """Wait until the calls that are queued now are read and recorded, whatever comes after them."""
         queued = self._queued
         while self._settled < queued:
@@ -191,7 +187,6 @@ class RouteTraffic:
             finally:
                 for call in calls:
                     self._waiting -= call.size
-                    self._queue.task_done()
                 self._settled += len(calls)
 
     async def _record(self, calls: Sequence[PassedCall]) -> None:

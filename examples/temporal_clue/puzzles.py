@@ -38,8 +38,9 @@ class Puzzle:
         return [guest for guest in GUESTS if self.place(guest, hour) == room]
 
 
+@cache
 def make_puzzle(seed: int) -> Puzzle:
-    """A puzzle of this seed."""
+    """A puzzle of this seed, made once for all rollouts of it: making one takes a tenth of a second."""
     numbers = random.Random(seed)
     worlds, answers = _worlds()
     world = numbers.choice(np.flatnonzero(answers >= 0).tolist())

@@ -37,8 +37,6 @@ class GpuForm:
 
     @property
     def command(self) -> str:
-        if self.example == "langgraph_email_agent":  # its folder holds scripts
-            return f"python train.py --base-model {self.base}"
         return f"python -m {self.example}.train --base-model {self.base} --rate 1e-5 --steps {self.steps} {self.options}".rstrip()
 
     def hours(self) -> float:
@@ -63,7 +61,7 @@ FORMS = (
     GpuForm("existing_server", SMALL, "--url http://gpu-box:8000", 30, 96, 1, 50, 2),
     GpuForm("observe_and_improve", MIDDLE, "", 30, 32, 2, 300, 40),
     GpuForm("auto_rl", SMALL, "", 40, 64, 1, 250, 40),
-    GpuForm("langgraph_email_agent", LARGE, "", 50, 64, 5, 900, 80),
+    GpuForm("langgraph_email_agent", LARGE, "--kl 0", 50, 64, 5, 900, 80),
 )
 
 

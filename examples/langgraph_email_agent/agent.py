@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from inbox import Inbox
 from langchain.agents import create_agent
 from langchain.agents.middleware import ModelCallLimitMiddleware
 from langchain_openai import ChatOpenAI
 from langgraph.graph.state import CompiledStateGraph
+from langgraph_email_agent.inbox import Inbox
 
 PROMPT = (
     "Answer questions about the inbox: search, read, then answer in one short sentence. "

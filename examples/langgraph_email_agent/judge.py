@@ -2,7 +2,7 @@
 
 import json
 
-from questions import LONGEST_ANSWER, states
+from langgraph_email_agent.questions import LONGEST_ANSWER, states
 
 from offbook.testing import LlmReply, LlmRequest, ShownConversation, judges
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from inbox import COTTAGES, Mail, make_mail
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
+from langgraph_email_agent.inbox import COTTAGES, Mail, make_mail
 
 HELD_OUT_COTTAGES = COTTAGES[:3]
 TRAIN_QUESTIONS, HELD_OUT_QUESTIONS = 600, 60
@@ -134,10 +134,14 @@ def plain(text: str) -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tiny", action="store_true", help="short questions about the brief inbox")
+    parser.add_argument(
+        "--full",
+        action="store_true",
+        help="the whole inbox, for a real model; without it brief messages and short questions",
+    )
     options = parser.parse_args()
-    made = make_mail(brief=options.tiny)
+    made = make_mail(brief=not options.full)
     for name, count, held_out in (("train", TRAIN_QUESTIONS, False), ("held_out", HELD_OUT_QUESTIONS, True)):
-        lines = [json.dumps(asdict(each)) for each in make_questions(made, count, 0, held_out, options.tiny)]
+        lines = [json.dumps(asdict(each)) for each in make_questions(made, count, 0, held_out, not options.full)]
         Path(f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
         print(f"{name}.jsonl: {count} questions")

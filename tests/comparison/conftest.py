@@ -10,7 +10,7 @@ import pytest
 from offbook.llms import question
 from tests.paths import ROOT
 
-sys.path.insert(0, str(ROOT / "examples" / "langgraph_email_agent"))
+sys.path.insert(0, str(ROOT / "examples"))
 
 
 @pytest.fixture(autouse=True)

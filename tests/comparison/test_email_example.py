@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent import make_agent
-from big_models import reader
-from inbox import Inbox, make_mail
-from questions import Question, make_questions
-from questions import reward as reward_of
+from langgraph_email_agent.agent import make_agent
+from langgraph_email_agent.big_models import reader
+from langgraph_email_agent.inbox import Inbox, make_mail
+from langgraph_email_agent.questions import Question, make_questions
+from langgraph_email_agent.questions import reward as reward_of
 
 import offbook
 from offbook.base.errors import (
@@ -217,9 +217,9 @@ async def test_a_rollout_function_is_compared_too(tmp_path: Path) -> None:
 
 
 APP = """
-from agent import make_agent
-from inbox import Inbox, make_mail
-from questions import reward
+from langgraph_email_agent.agent import make_agent
+from langgraph_email_agent.inbox import Inbox, make_mail
+from langgraph_email_agent.questions import reward
 from offbook_langgraph import trainable
 
 agent = trainable(make_agent(Inbox(make_mail(brief=True)), 64), reward=reward)

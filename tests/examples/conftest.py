@@ -1,4 +1,4 @@
-"""The examples are folders of scripts, not packages: their modules are found by path."""
+"""The examples are no part of the package: their modules are found by path."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 EMAIL_AGENT = Path(__file__).parents[2] / "examples" / "langgraph_email_agent"
-sys.path.insert(0, str(EMAIL_AGENT))
+sys.path.insert(0, str(EMAIL_AGENT.parent))
 
 
 @pytest.fixture(scope="session")

@@ -41,7 +41,7 @@ def test_an_agent_knows_nothing_of_offbook(example: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("example", [*AGENTS, "auto_rl", "mcp_rl"])
+@pytest.mark.parametrize("example", [*AGENTS, "auto_rl", "mcp_rl", "langgraph_email_agent"])
 def test_a_training_is_60_lines_at_most(example: str) -> None:
     assert len((EXAMPLES / example / "train.py").read_text().splitlines()) <= 60
 

@@ -1,24 +1,24 @@
-"""The e-mail example as its users run it: the agent alone, its reward, `train.py --tiny`, and the command line."""
+"""The e-mail example as its users run it: the agent alone, its reward, a training by the judge, and the command line."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from agent import make_agent
-from inbox import Inbox, make_mail
-from judge import score
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
-from questions import LONGEST_ANSWER, Question, make_questions, reward
+from langgraph_email_agent.agent import make_agent
+from langgraph_email_agent.inbox import Inbox, make_mail
+from langgraph_email_agent.judge import score
+from langgraph_email_agent.questions import LONGEST_ANSWER, Question, make_questions, reward
 
 import offbook
 from offbook.testing import ShownConversation
+from tests.examples.trainings import MEASURED, train_a_step
 from tests.fakes.scripted_api import Asked, Reply, scripted_api
 
 ASKED = Question("1", "How much does Greta Quist ask for the boiler at Heron?", "412.50", "m-7")
@@ -59,8 +59,8 @@ def test_each_part_of_the_work_is_rewarded(
 
 def test_the_agent_knows_nothing_of_offbook(example: Path) -> None:
     assert "offbook" not in (example / "agent.py").read_text().lower()
-    code = "import sys, agent; sys.exit(sorted(name for name in sys.modules if name.startswith('offbook')) or 0)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=example, capture_output=True, text=True, timeout=60)
+    code = "import sys, langgraph_email_agent.agent; sys.exit(sorted(name for name in sys.modules if name.startswith('offbook')) or 0)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=example.parent, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
 
 
@@ -136,46 +136,30 @@ def test_the_scripted_judge_asks_whether_an_answer_was_read(
 
 
 @pytest.mark.slow("whole trainings")
-async def test_a_step_of_the_tiny_form_is_judged(
-    example: Path, tmp_path: Path, litellm: Any, local_backend: offbook.LocalBackend
-) -> None:
-    server = await local_backend.connect("tiny")
-    words = [example / "train.py", "--tiny", "--steps", "1", "--seed", "5", "--judge", "scripted", "--url", server.url]
-    printed = run(words, tmp_path, OFFBOOK_API_KEY=server.key or "")
-    shares = r"found \d+%, read \d+%, success \d+%, \d\.\d turns"
-    assert re.search(rf"^before: step 0, 60 held-out questions: {shares}$", printed, re.MULTILINE), printed
-    assert re.search(rf"^after: step 1, 60 held-out questions: {shares}$", printed, re.MULTILINE), printed
-    [lora] = re.findall(r"^LoRA: (.*)$", printed, re.MULTILINE)
-    assert (Path(lora) / "adapter_model.safetensors").exists()
-    assert re.search(r"""^.*"Dunlin roof quote".* -> .*; right is '.+'$""", printed.splitlines()[-1]), printed
+def test_a_step_is_trained_by_the_judge(tmp_path: Path, litellm: Any) -> None:
+    trained = train_a_step(["langgraph_email_agent.train"], tmp_path, "--judge", "scripted", *MEASURED)
+    assert trained == {"email-agent-ruler-0"}
 
 
 @pytest.mark.slow("whole trainings")
 async def test_the_command_line_trains_the_example_on_a_running_server(
     example: Path, tmp_path: Path, local_backend: offbook.LocalBackend
 ) -> None:
-    written = run([example / "questions.py", "--tiny"], tmp_path)
+    written = run(["-m", "langgraph_email_agent.questions"], tmp_path, PYTHONPATH=str(example.parent))
     assert written == "train.jsonl: 600 questions\nheld_out.jsonl: 60 questions\n"
     for name in ("train.jsonl", "held_out.jsonl"):
         lines = (tmp_path / name).read_text().splitlines()
         assert set(json.loads(lines[0])) == {"id", "question", "answer", "message"}
         (tmp_path / name).write_text("\n".join(lines[:4]) + "\n")
     server = await local_backend.connect("tiny")
-    command = "train train:tiny_email_agent --scenarios train.jsonl --eval held_out.jsonl --steps 1"
+    command = (
+        "train langgraph_email_agent.apps:tiny_email_agent --scenarios train.jsonl --eval held_out.jsonl --steps 1"
+    )
     printed = run(
         ["-c", "from offbook.commands.main import main; main()", *command.split()],
         tmp_path,
-        PYTHONPATH=str(example),
+        PYTHONPATH=str(example.parent),
         OFFBOOK_URL=server.url,
         OFFBOOK_API_KEY=server.key or "",
     )
     assert "step 1/1" in printed, printed
-
-
-def test_the_server_at_a_url_is_used(example: Path, tmp_path: Path) -> None:
-    with scripted_api(lambda asked: Reply(503, {"error": {"message": "closed on Mondays", "code": "closed"}})) as api:
-        words = [sys.executable, example / "train.py", "--tiny", "--url", api.url]
-        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 1
-    assert "closed on Mondays" in done.stderr.splitlines()[-1]
-    assert [asked.body["base_model"] for asked in api.asked if asked.path == "/api/models"] == ["tiny"]

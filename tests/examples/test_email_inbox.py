@@ -6,8 +6,8 @@ from dataclasses import replace
 from datetime import date, datetime
 
 import pytest
-from inbox import Inbox, Mail, make_mail
-from questions import HELD_OUT_COTTAGES, make_questions, plain, states
+from langgraph_email_agent.inbox import Inbox, Mail, make_mail
+from langgraph_email_agent.questions import HELD_OUT_COTTAGES, make_questions, plain, states
 
 MAIL = Mail(
     id="m-1",

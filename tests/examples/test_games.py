@@ -63,9 +63,16 @@ async def test_players_without_a_model_score_as_the_games_allow() -> None:
 @pytest.mark.slow("whole trainings")
 def test_a_step_of_each_is_trained(tmp_path: Path) -> None:
     games = ("guess_number", "tic_tac_toe", "game_2048", "temporal_clue")
-    agents = ("supervisor_agent", "customer_service", "auto_rl", "mcp_rl", "observe_and_improve")
+    agents = (
+        "supervisor_agent",
+        "customer_service",
+        "auto_rl",
+        "mcp_rl",
+        "observe_and_improve",
+        "langgraph_email_agent",
+    )
     modules = [*(f"{example}.train" for example in (*games, *agents)), "tic_tac_toe.self_play"]
     trained = train_a_step(modules, tmp_path, *MEASURED)
     models = {"guess-number", "tic-tac-toe-random", "self-play", "game-2048-2", "temporal-clue-look-up"}
-    models |= {"planner", "warehouse", "office", "customer-service", "trains", "orders", "guide"}
+    models |= {"planner", "warehouse", "office", "customer-service", "trains", "orders", "guide", "email-agent"}
     assert trained == {f"{model}-0" for model in models}

@@ -1,4 +1,4 @@
-"""Draw each example's `curve.png` and write the table of docs/examples.md, from the figures in `results/`:
+"""Draw each example's curve, and write the table of docs/examples.md with its pictures, from the figures in `results/`:
 `python gallery.py`, in the folder `examples`. A training writes its figures with `--write`."""
 
 from __future__ import annotations
@@ -17,18 +17,21 @@ from gpu_forms import table as gpu_table
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs/examples.md"
+SMALL = HERE.parent / "docs/images/examples"
+"""The pictures of the table."""
 BEGIN, END = "<!-- figures: python gallery.py -->", "<!-- end of figures -->"
 GPU = "<!-- GPU forms: python gallery.py -->", "<!-- end of GPU forms -->"
 
 
 @dataclass(frozen=True)
 class Example:
-    """`results`: the files of its seeds, as a pattern. `score`: what its reward is."""
+    """`results`: the files of its seeds, as a pattern. `score`: what its reward is. `curve`: the picture in its folder."""
 
     folder: str
     results: str
     learned: str
     score: str
+    curve: str = "curve.png"
 
 
 EXAMPLES = (
@@ -52,6 +55,16 @@ EXAMPLES = (
     Example("observe_and_improve", "seed-*.json", "what a paid model does, then more", "the right answer, greedy"),
     Example("auto_rl", "seed-*.json", "what a judge likes, from a description", "the judge's, greedy"),
     Example("mcp_rl", "seed-*.json", "which tool of an MCP server answers", "the right answer"),
+    Example(
+        "langgraph_email_agent", "seed-*.json", "to search, read, then answer", "0.1 found, 0.3 read, 1 right; greedy"
+    ),
+    Example(
+        "langgraph_email_agent",
+        "ruler-seed-*.json",
+        "the same, by a judge",
+        "0.1 found, 0.3 read, 1 right; greedy",
+        "curve-ruler.png",
+    ),
 )
 
 
@@ -76,8 +89,20 @@ def draw(example: Example, seeds: Sequence[dict[str, Any]]) -> None:
     )
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
-    figure.savefig(HERE / example.folder / "curve.png", dpi=110, metadata={"Software": None})
+    figure.savefig(HERE / example.folder / example.curve, dpi=110, metadata={"Software": None})
     plt.close(figure)
+
+
+def draw_small(example: Example, seeds: Sequence[dict[str, Any]]) -> str:
+    """The same lines without words, for a cell of the table. Returns the picture's name."""
+    figure, axes = plt.subplots(figsize=(1.8, 0.7), layout="constrained")
+    for number, seed in enumerate(seeds):
+        axes.plot(seed["rewards"], color=f"C{number}", linewidth=1)
+    axes.axis("off")
+    name = f"{example.folder}{example.curve.removeprefix('curve')}"
+    figure.savefig(SMALL / name, dpi=100, transparent=True, metadata={"Software": None})
+    plt.close(figure)
+    return name
 
 
 def draw_takeover() -> None:
@@ -103,19 +128,28 @@ def draw_takeover() -> None:
 
 
 def row(example: Example, seeds: Sequence[dict[str, Any]]) -> str:
-    gains = ", ".join(f"{seed['gain']['low']:.2f} to {seed['gain']['high']:.2f}" for seed in seeds)
-    before_after = ", ".join(f"{seed['before']:.2f} → {seed['after']:.2f}" for seed in seeds)
-    rollouts = "/".join(f"{seed['rollouts']:,}" for seed in seeds)
-    return (
-        f"| [{example.folder}](../examples/{example.folder}/README.md) | {example.learned} | {example.score} | {before_after} | "
-        f"{gains} | {rollouts} |"
+    picture = f"![Its curve](images/examples/{draw_small(example, seeds)})"
+    name = f"[{example.folder}](../examples/{example.folder}/README.md)"
+    gains = [f"{seed['gain']['low']:.2f} to {seed['gain']['high']:.2f}" for seed in seeds]
+    before_after = [f"{seed['before']:.2f} → {seed['after']:.2f}" for seed in seeds]
+    rollouts = [f"{seed['rollouts']:,}" for seed in seeds]
+    minutes = [f"{seed['minutes']:.0f}" if seed["minutes"] >= 10 else f"{seed['minutes']:.1f}" for seed in seeds]
+    bases = sorted({seed["base"] for seed in seeds})
+    cells = (
+        picture,
+        name,
+        example.learned,
+        example.score,
+        *map("<br>".join, (before_after, gains, bases, rollouts, minutes)),
     )
+    return f"| {' | '.join(cells)} |"
 
 
 def main() -> None:
+    SMALL.mkdir(exist_ok=True)
     rows = [
-        "| example | what is learned | score | held out, a seed each | 95 % interval of the gain | rollouts |",
-        "|---|" + "---|" * 5,
+        "| | example | what is learned | score | held out, a seed each | 95 % interval of the gain | base | rollouts | minutes |",
+        "|---|" + "---|" * 8,
     ]
     for example in EXAMPLES:
         if seeds := figures_of(example):

@@ -45,6 +45,13 @@ def site_pages() -> dict[str, str]:
     return pages | {"policies/README.md": "policies.md"}
 
 
+def pictures() -> dict[str, str]:
+    """Picture of a page outside docs/ -> its place in the site."""
+    names = [str(path.relative_to(ROOT)) for path in ROOT.glob("examples/*/*.png")]
+    names += [str(path.relative_to(ROOT)) for path in ROOT.glob("benchmarks/results/*.png")]
+    return {name: f"images/{name.replace('/', '-')}" for name in names}
+
+
 def rewritten(text: str, page: str, pages: dict[str, str], repository: str | None) -> str:
     """A page's text with the links of the site. Raises SystemExit for a link to a file that does not exist."""
 
@@ -124,15 +131,18 @@ def llms_page(pages: dict[str, str], texts: dict[str, str]) -> str:
 def write_pages(output: Path) -> None:
     """Write the pages that people write, their images and `llms.txt` into `output`, which is emptied first."""
     shutil.rmtree(output, ignore_errors=True)
-    pages, repository = site_pages(), os.environ.get("REPOSITORY_URL")
+    pages, images, repository = site_pages(), pictures(), os.environ.get("REPOSITORY_URL")
     texts = {
-        place: rewritten((ROOT / page).read_text("utf-8"), page, pages, repository) for page, place in pages.items()
+        place: rewritten((ROOT / page).read_text("utf-8"), page, pages | images, repository)
+        for page, place in pages.items()
     }
     texts["llms.txt"] = llms_page(pages, texts)
     for place, text in texts.items():
         (output / place).parent.mkdir(parents=True, exist_ok=True)
         (output / place).write_text(text, "utf-8")
     shutil.copytree(ROOT / "docs/images", output / "images")
+    for picture, place in images.items():
+        shutil.copy(ROOT / picture, output / place)
     for name in ("site.css", "labels.js"):
         shutil.copy(ROOT / HERE / name, output / name)
 

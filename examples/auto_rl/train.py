@@ -1,6 +1,7 @@
 """Train from a description, with an LLM by script over HTTP: `python -m auto_rl.train`, in the folder `examples`."""
 
 import argparse
+import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -35,7 +36,9 @@ def main(options: argparse.Namespace) -> None:
             seed=options.seed,
             output=folder,
         )
+        started = time.monotonic()
         report = trainer.run()
+        minutes = (time.monotonic() - started) / 60
     if not options.write or report.comparison is None or report.training is None:
         return
     before, after = report.comparison.candidates
@@ -44,7 +47,7 @@ def main(options: argparse.Namespace) -> None:
     figures = {"seed": options.seed, "base": options.base_model, "before": before.value.mean, "after": after.value.mean}
     figures |= {"gain": asdict(after.difference), "steps": report.training.step}
     figures |= {"rewards": [each.reward for each in report.training.iterations]}
-    figures |= {"rollouts": 64 * len(report.training.iterations)}
+    figures |= {"rollouts": 64 * len(report.training.iterations), "minutes": round(minutes, 1)}
     write_figures(figures, HERE / f"results/seed-{options.seed}.json")
 
 

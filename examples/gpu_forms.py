@@ -53,7 +53,7 @@ SMALL, MIDDLE, LARGE = (f"Qwen/Qwen2.5-{size}B-Instruct" for size in ("1.5", "3"
 FORMS = (
     GpuForm("guess_number", SMALL, "", 50, 128, 2.6, 60, 2),
     GpuForm("tic_tac_toe", MIDDLE, "--opponent perfect", 100, 128, 4, 50, 3),
-    GpuForm("game_2048", MIDDLE, "--size 4", 100, 96, 200, 90, 3),
+    GpuForm("game_2048", MIDDLE, "--size 4", 100, 128, 200, 90, 3),
     GpuForm("codenames", MIDDLE, "--form board", 100, 96, 4, 140, 6),
     GpuForm("temporal_clue", LARGE, "--form clues", 100, 96, 1, 450, 400),
     GpuForm("supervisor_agent", MIDDLE, "", 50, 64, 3, 300, 40),

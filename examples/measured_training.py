@@ -53,6 +53,16 @@ def model_of(name: str, options: argparse.Namespace) -> offbook.TrainableModel:
     )
 
 
+def falling(options: argparse.Namespace, kl_coef: float, **others: Any) -> Callable[[int], offbook.TrainConfig]:
+    """The options of each step: the learning rate and the KL term fall to zero over the run."""
+
+    def config(step: int) -> offbook.TrainConfig:
+        left = 1 - (step - 1) / options.steps
+        return offbook.TrainConfig(learning_rate=options.rate * left, kl_coef=kl_coef * left, **others)
+
+    return config
+
+
 def train_measured(
     trainer: offbook.Trainer, options: argparse.Namespace, held_out: Sequence[Any], results: Path, **about: Any
 ) -> None:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from auto_rl.writer import DESCRIPTION, TOOLS, reply
-from measured_training import model_of, parser, write_figures
+from measured_training import falling, model_of, parser, write_figures
 
 import offbook
 from offbook.llms import Llm
@@ -16,10 +16,6 @@ HERE = Path(__file__).parent
 
 
 def main(options: argparse.Namespace) -> None:
-    def config(step: int) -> offbook.TrainConfig:
-        left = 1 - (step - 1) / options.steps
-        return offbook.TrainConfig(learning_rate=options.rate * left, kl_coef=0.3 * left, minibatches=2)
-
     folder = options.dir / f"auto-{options.seed}"
     with scripted_llm(reply) as endpoint:
         trainer = offbook.AutoTrainer(
@@ -32,7 +28,7 @@ def main(options: argparse.Namespace) -> None:
             held_out=24 if options.held_out is None else options.held_out,
             scenarios_per_step=8,
             max_completion_tokens=48,
-            config=config,
+            config=falling(options, 0.3, minibatches=2),
             seed=options.seed,
             output=folder,
         )

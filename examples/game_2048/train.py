@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from game_2048.agent import play
-from measured_training import model_of, parser, rollout_of, train_measured
+from measured_training import falling, model_of, parser, rollout_of, train_measured
 
 import offbook
 
@@ -20,9 +20,9 @@ def main(options: argparse.Namespace) -> None:
         model,
         rollout_of(play),
         games(1_000 * options.seed, 1_000),
-        scenarios_per_step=4,
-        group_size=24,
-        config=offbook.TrainConfig(learning_rate=options.rate, kl_coef=0.1),
+        scenarios_per_step=8,
+        group_size=16,
+        config=falling(options, 0.1),
         seed=options.seed,
     )
     train_measured(

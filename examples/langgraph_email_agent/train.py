@@ -7,7 +7,7 @@ from langgraph_email_agent.apps import make_app
 from langgraph_email_agent.inbox import make_mail
 from langgraph_email_agent.judge import reply
 from langgraph_email_agent.questions import HELD_OUT_QUESTIONS, TRAIN_QUESTIONS, make_questions
-from measured_training import measure, model_of, parser
+from measured_training import falling, measure, model_of, parser
 
 import offbook
 from offbook.testing import scripted_llm
@@ -24,13 +24,15 @@ def main(options: argparse.Namespace, judge: offbook.Ruler | None = None) -> Non
     questions = make_questions(mails, TRAIN_QUESTIONS, options.seed, brief=brief)
     held_out = make_questions(mails, HELD_OUT_QUESTIONS, held_out=True, brief=brief)[: options.held_out]
 
-    def config(step: int) -> offbook.TrainConfig:
-        left = 1 - (step - 1) / options.steps
-        return offbook.TrainConfig(learning_rate=options.rate * left, kl_coef=options.kl * left, minibatches=4)
-
     def train(steps: int) -> TrainReport:
         return trained.train(
-            questions, steps=steps, group_size=8, scenarios_per_step=8, concurrency=64, config=config, seed=options.seed
+            questions,
+            steps=steps,
+            group_size=8,
+            scenarios_per_step=8,
+            concurrency=64,
+            config=falling(options, options.kl, minibatches=4),
+            seed=options.seed,
         )
 
     results = HERE / f"results/{by_judge}seed-{options.seed}.json"

@@ -48,7 +48,8 @@ MAX_CALLS = 6
 class Training:
     """How a policy is trained. `config`: step 1, 2, ... -> its options. `batch_scale`: divide advantages by the standard deviation of
     the whole batch instead of the group's. `probes`: first sample so many rollouts of each of twice the scenarios, then spend
-    the rest of the step's on the half whose success is nearest to 1/2. `a_scale`: multiplies the LoRA's initial A. `teacher`: the
+    the rest of the step's on the half whose success is nearest to 1/2. `revisits`: so many of a step's scenarios are those seen before
+    whose success was nearest to 1/2, neither 0 nor 1. `a_scale`: multiplies the LoRA's initial A. `teacher`: the
     checkpoint of the teacher that the options name; a supervised step trains on its rollouts."""
 
     config: Callable[[int], TrainConfig]
@@ -58,6 +59,7 @@ class Training:
     temperature: float = 1.0
     batch_scale: bool = False
     probes: int = 0
+    revisits: int = 0
     a_scale: float = 1.0
     teacher: Path | None = None
 
@@ -168,6 +170,7 @@ class DeskTraining:
         self._step = self._iterations = self.rollouts = 0
         self.taught: list[float] = []
         """For each step, the share of rollouts whose advantage is not zero."""
+        self._seen: dict[Request, float] = {}  # its success when it was sampled last
         self.metrics: dict[str, float] = {}
         """What the learner measured in the newest update."""
 
@@ -200,7 +203,11 @@ class DeskTraining:
     def _groups(self) -> list[list[Rollout]]:
         how = self._training
         count = how.scenarios * (2 if how.probes else 1)
-        chosen = batch(self._train, count, self._iterations, self._seed)
+        again = sorted(
+            (each for each, rate in self._seen.items() if 0 < rate < 1), key=lambda each: abs(self._seen[each] - 0.5)
+        )
+        again = again[: how.revisits]
+        chosen = [*again, *batch(self._train, count, self._iterations, self._seed)[len(again) :]]
         size = how.probes or how.group_size
         rolled = self._rollouts([request for request in chosen for _ in range(size)], how.temperature)
         groups = [rolled[start : start + size] for start in range(0, len(rolled), size)]
@@ -211,6 +218,7 @@ class DeskTraining:
             finished = self._rollouts(asked, how.temperature)
             for number in range(how.scenarios):
                 groups[number].extend(finished[number * more : (number + 1) * more])
+        self._seen |= {group[0].request: fmean(rollout.success for rollout in group) for group in groups}
         return groups
 
     def _rollouts(self, requests: Sequence[Request], temperature: float) -> list[Rollout]:

@@ -85,6 +85,12 @@ LEVERS = {
         "after DAPO's dynamic sampling, 2503.14476",
         training={"probes": 3, "group_size": 8},
     ),
+    "revisits_4": Lever(
+        "4 of 12 requests seen before, nearest to half",
+        "after prioritized level replay, 2010.03934",
+        training={"revisits": 4},
+    ),
+    "revisits_4_epochs_2": Lever("both", "-", {"epochs": 2}, training={"revisits": 4}),
     "temperature_1.2": Lever("rollouts at temperature 1.2", "-", training={"temperature": 1.2}),
     "kl_0.1": Lever("a KL term to the base: kl_coef=0.1", "GRPO, 2402.03300", {"kl_coef": 0.1}),
     "rank_32": Lever("LoRA r=32, alpha=64", "LoRA, 2106.09685", training={"lora": LoraOptions(r=32, alpha=64)}),
@@ -171,7 +177,7 @@ def measured(task: str, lever: str, seed: int) -> dict[str, Any]:
 
 def measured_time(task: str, lever: str, seed: int) -> dict[str, Any]:
     """The same on the MCP server `time`: `MCPTrainer` on a server of its own. Each held-out scenario is sampled 8 times."""
-    if {"batch_scale", "probes", "a_scale", "scenarios"} & LEVERS[lever].training.keys():
+    if {"batch_scale", "probes", "revisits", "a_scale", "scenarios"} & LEVERS[lever].training.keys():
         raise SystemExit(f"--levers {lever}: not for the task time, whose rollouts an MCPTrainer draws")
     return asyncio.run(_measured_time(changed(TASKS[task], LEVERS[lever]), TASKS[task], seed))
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,8 +14,14 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 HERE = Path(__file__).parent
 BOOKS = HERE / "notebooks"
-SHARED = ("textarena_env.py", "measured_training.py")
+SHARED = ("measured_training.py", "textarena_env.py")
 GAMES = ("guess_number", "tic_tac_toe", "game_2048", "codenames", "temporal_clue")
+AGENTS = ("langgraph_email_agent", "mcp_rl", "auto_rl")
+BY_A_JUDGE = {
+    "langgraph_email_agent": "Without a reward, another LLM compares the rollouts of each question (RULER). Here it is a script; "
+    "`--judge openai/gpt-5-mini` asks a real one, with a key in `OPENAI_API_KEY`."
+}
+"""Example -> what stands above its training by a judge."""
 METADATA = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
 
 INSTALL = """import importlib.util
@@ -22,7 +29,7 @@ import sys
 from pathlib import Path
 
 if importlib.util.find_spec("offbook") is None:
-    get_ipython().run_line_magic("pip", "install -q 'offbook[quickstart]' 'textarena>=0.7.4,<0.8'")
+    get_ipython().run_line_magic("pip", {install!r})
 Path("{folder}").mkdir(exist_ok=True)"""
 CURVE = """import json
 
@@ -30,10 +37,11 @@ import matplotlib.pyplot as plt
 
 for path in sorted(Path("{folder}/results").glob("*.json")):
     figures = json.loads(path.read_text())
-    plt.plot(figures["rewards"])
-    print(f"seed {{figures['seed']}}: {{figures['before']:.2f}} to {{figures['after']:.2f}} on held-out matches")
+    plt.plot(figures["rewards"], label=path.stem)
+    print(f"{{path.stem}}: {{figures['before']:.2f}} to {{figures['after']:.2f}} on what is held out")
 plt.xlabel("iteration")
 plt.ylabel("mean reward")
+plt.legend()
 plt.show()"""
 
 
@@ -42,19 +50,27 @@ def ten_minutes() -> NotebookNode:
     return _notebook(jupytext.read(BOOKS / "ten_minutes.md").cells)
 
 
-def game(folder: str) -> NotebookNode:
+def example(folder: str) -> NotebookNode:
     """An example as a notebook: the beginning of its README, its files as cells that write them, and its training."""
-    title, intro, *_ = (HERE / folder / "README.md").read_text().split("\n\n")
+    readme = (HERE / folder / "README.md").read_text()
+    title, intro, *_ = readme.split("\n\n")
+    [packages] = re.findall(r"^pip install (.*?)  # in a checkout$", readme, re.MULTILINE)
+    install = f"install -q {packages.replace('.[', 'offbook[')}"
+    shared = SHARED if folder in GAMES else SHARED[:1]
     own = sorted(path.relative_to(HERE) for path in (HERE / folder).glob("*.py"))
-    files = [f"%%writefile {name}\n{(HERE / name).read_text().rstrip()}" for name in [*SHARED, *own]]
+    files = [f"%%writefile {name}\n{(HERE / name).read_text().rstrip()}" for name in [*shared, *own]]
+    train = f"!{{sys.executable}} -m {folder}.train --write"
+    judged = [new_markdown_cell(f"## By a judge\n\n{BY_A_JUDGE[folder]}")] if folder in BY_A_JUDGE else []
+    judged += [new_code_cell(f"{train} --judge scripted")] * len(judged)
     return _notebook(
         [
             new_markdown_cell(f"{title}\n\n{intro}"),
-            new_code_cell(INSTALL.format(folder=folder)),
+            new_code_cell(INSTALL.format(folder=folder, install=install)),
             new_markdown_cell("## The files"),
             *map(new_code_cell, files),
             new_markdown_cell("## Train\n\n`--steps`, `--seed`, `--dir`, `--base-model`, `--rate`."),
-            new_code_cell(f"!{{sys.executable}} -m {folder}.train --write"),
+            new_code_cell(train),
+            *judged,
             new_markdown_cell("## What it learned"),
             new_code_cell(CURVE.format(folder=folder)),
             new_markdown_cell(f"What a policy does not learn here stands in [its README](../{folder}/README.md)."),
@@ -71,7 +87,7 @@ def _notebook(cells: Sequence[NotebookNode]) -> NotebookNode:
 
 def notebooks() -> dict[str, str]:
     """The text of each notebook, by the name of its file."""
-    books = {"ten_minutes": ten_minutes(), **{folder: game(folder) for folder in GAMES}}
+    books = {"ten_minutes": ten_minutes(), **{folder: example(folder) for folder in (*GAMES, *AGENTS)}}
     return {f"{name}.ipynb": nbformat.writes(book) + "\n" for name, book in books.items()}
 
 

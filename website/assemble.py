@@ -2,8 +2,8 @@
 
     python website/assemble.py OUTPUT
 
-docs/ stays readable on GitHub: a link to a file that is no page of the site becomes one to the repository (`REPOSITORY_URL`), and
-is plain text while that is not set.
+docs/ stays readable on GitHub: a link to a file that is no page of the site becomes one to the repository (`REPOSITORY_URL`), of a
+notebook one that opens it in Colab, and both are plain text while that is not set.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ ROOT = Path(__file__).parent.parent
 LINK = re.compile(r"(!?)\[([^]]*)\]\((?![a-z]+:|#)([^)\s#]+)(#[^)\s]*)?\)")
 CODE = re.compile(r"(^```.*?^```|`[^`\n]+`(?!\]))", re.MULTILINE | re.DOTALL)
 HERE = "website/pages"
+COLAB = "https://colab.research.google.com/github"
 EXPORTED = {
     "offbook_langgraph": ("trainable", "observe", "capture", "uncaptured"),
     "offbook": tuple(name for name in offbook.__all__ if name != "compare"),
@@ -65,6 +66,8 @@ def rewritten(text: str, page: str, pages: dict[str, str], repository: str | Non
             return f"{mark}[{words}]({relpath(place, PurePosixPath(pages[page]).parent)}{anchor})"
         if not (ROOT / target).exists():
             raise SystemExit(f"{page} links to {name}, which does not exist: correct the link")
+        if repository and target.endswith(".ipynb"):
+            return f"[{words}]({repository.replace('https://github.com', COLAB)}/blob/main/{target})"
         return f"[{words}]({repository}/blob/main/{target}{anchor})" if repository else words
 
     return "".join(part if part.startswith("`") else LINK.sub(link, part) for part in CODE.split(text))

@@ -34,4 +34,4 @@ def main(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    main(parser(__doc__, steps=12, rate=TINY_RATES["tiny"]).parse_args())
+    main(parser(__doc__, steps=24, rate=TINY_RATES["tiny"]).parse_args())

@@ -38,7 +38,7 @@ def main(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    arguments = parser(__doc__, steps=20)
+    arguments = parser(__doc__, steps=8)
     arguments.add_argument(
         "--form", choices=FORMS, default="look-up", help="clues: one answer from the text, for a real model"
     )

@@ -48,7 +48,12 @@ async def main(options: argparse.Namespace) -> None:
     results, curve, begun = HERE / f"results/self-play-seed-{options.seed}.json", [], await model.get_step()
     if options.write and begun and results.exists():
         curve = [point for point in json.loads(results.read_text())["curve"] if point["step"] < begun]
-    config = offbook.TrainConfig(learning_rate=options.rate, kl_coef=options.kl, minibatches=2)
+
+    def config(step: int) -> offbook.TrainConfig:
+        """The rate falls to zero: at a constant one, two copies of a player chase each other's last change."""
+        rate = options.rate * (1 - (step - 1) / options.steps)
+        return offbook.TrainConfig(learning_rate=rate, kl_coef=options.kl, minibatches=2)
+
     for step in range(begun, options.steps + 1):
         if step % EVERY == 0:
             curve.append({"step": step} | await rates(model, options.held_out))
@@ -60,7 +65,7 @@ async def main(options: argparse.Namespace) -> None:
         client, seeds = model.openai_client(), range(MATCHES * step, MATCHES * (step + 1))
         matches = await asyncio.gather(*(match_of_itself(client, model.name, seed) for seed in seeds))
         groups = [offbook.TrajectoryGroup([match[side] for match in matches]) for side in (0, 1)]
-        await model.train(groups, config, request_id=f"{model.name}-{step}", pbar_desc=None)
+        await model.train(groups, config(step + 1), request_id=f"{model.name}-{step}", pbar_desc=None)
 
 
 if __name__ == "__main__":

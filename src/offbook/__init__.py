@@ -8,8 +8,9 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from .auto.trainer import AutoTrainer
-    from .base.config import EngineOptions, LoraOptions, SFTConfig, TeacherKL, TrainConfig
+    from .base.config import LoraOptions, SFTConfig, TeacherKL, TrainConfig
     from .base.errors import OffbookError
+    from .base.server_options import EngineOptions
     from .base.takeovers import TakeoverPlan
     from .base.types import (
         History,
@@ -87,7 +88,7 @@ _MODULE_OF = {
     "AsyncClient": "client.async_client",
     "AutoTrainer": "auto.trainer",
     "Command": "processes.command",
-    "EngineOptions": "base.config",
+    "EngineOptions": "base.server_options",
     "History": "base.types",
     "LocalBackend": "client.local",
     "LoraOptions": "base.config",

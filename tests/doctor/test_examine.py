@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from offbook.base.config import EngineOptions
 from offbook.base.extras import install_command
+from offbook.base.server_options import EngineOptions
 from offbook.doctor.examine import (
     Broken,
     Device,

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from offbook.base import torch_allocator
-from offbook.base.config import EngineOptions
+from offbook.base.server_options import EngineOptions
 from offbook.base.torch_allocator import learner_settings, sampler_settings
 from offbook.engine.inference.vllm.command import Place, environment
 from offbook.memory_plan.card import GIB, parse_card

@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.memory_plan import main as write_table
-from offbook.base.config import EngineOptions, MemoryLayout
 from offbook.base.errors import ConfigError
+from offbook.base.server_options import EngineOptions, MemoryLayout
 from offbook.commands.main import app
 from offbook.memory_plan.base_shape import BaseShape, read_shape
 from offbook.memory_plan.card import Card, parse_card

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from offbook.base.config import ServerOptions
+from offbook.base.server_options import ServerOptions
 from offbook.commands import main, serve
 from tests.paths import ROOT
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from offbook.base.config import EngineOptions, LoraOptions
+from offbook.base.config import LoraOptions
 from offbook.base.errors import ConfigError, StoreError
+from offbook.base.server_options import EngineOptions
 from offbook.base.wire import GroupRecord, TrainRequest, TrainStatus
 from offbook.engine.protocol import Failed, TrainCommand
 from offbook.server.directory_lock import DirectoryLock, sweep

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from offbook.base.config import EngineOptions
 from offbook.base.errors import EngineError
+from offbook.base.server_options import EngineOptions
 from offbook.doctor.examine import server_checks
 from offbook.engine.protocol import CompletionScored, ScoreCommand
 from offbook.server import logprob_check

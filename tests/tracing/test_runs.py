@@ -91,7 +91,13 @@ def test_a_run_is_shown_live_and_an_export_from_the_records_lands_on_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     sinks = ["langfuse", JsonlSink(tmp_path / "log")]
-    report = Trainer(model, Rollouts(), SCENARIOS, eval=SCENARIOS, **options(sinks=sinks)).train(1)
+    report = Trainer(
+        model,
+        Rollouts(),
+        SCENARIOS,
+        eval=SCENARIOS,
+        **options(sinks=sinks, alert_limits=AlertLimits(cut_off_share=None)),
+    ).train(1)
     assert server.faults_found() == []
     agents = [span for span in server.spans.values() if span.type == "agent"]
     splits = Counter(span.attributes["langfuse.trace.metadata.split"] for span in agents)
@@ -183,7 +189,7 @@ def test_alerts_stand_in_the_steps_line_reach_the_sinks_and_on_alert(
         raise RuntimeError("the user's own fault")
 
     progress, out = quiet()
-    limits = AlertLimits(no_spread_share=0.5, no_spread_steps=1)
+    limits = AlertLimits(no_spread_share=0.5, no_spread_steps=1, cut_off_share=None)
     more = options(sinks=[JsonlSink(tmp_path)], on_alert=told, alert_limits=limits, patience=1, progress=progress)
     with caplog.at_level(logging.ERROR):
         report = Trainer(model, Rollouts(same=True), SCENARIOS, **more).train(1)
@@ -220,6 +226,7 @@ def test_the_alert_for_equal_rewards_says_in_which_direction_to_go(equal: float 
         ([{"kl/sampler_learner": 0.06}], ["kl"]),
         ([{"kl/sampler_learner": 0.05, "kl/base": 11.0}], ["kl"]),
         ([{"calls/parse_failure_rate": 0.2}], ["parse_failures"]),
+        ([{"calls/cut_off_rate": 0.2}], ["cut_off"]),
         ([{"judge/disagreement": 0.3}], ["judge_disagreement"]),
         ([{"judge/disagreement": float("nan")}], []),
         ([{}], []),

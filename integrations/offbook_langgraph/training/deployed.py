@@ -11,8 +11,8 @@ from typing import TypeAlias
 from pydantic import SecretStr, TypeAdapter, ValidationError
 
 from offbook import RemoteBackend, TrainableModel
-from offbook.base.config import RouteName
 from offbook.base.errors import ConfigError
+from offbook.base.server_options import RouteName
 from offbook.base.takeovers import TakeoverPlan
 from offbook_langgraph.calls.active_capture import ActiveCapture, CallRoute
 from offbook_langgraph.calls.deployed_calls import DeployedChat, PaidRuns, Prices

@@ -89,7 +89,7 @@ async def _serve(
             echo(f"{model.name} is untrained: `offbook mcp train` trains it", err=True)
         endpoint = ToolEndpoint(pool, model, options, chars, toolset)
         config = listener_config(endpoint.application(key))
-        echo(f"{model.name} with {counted(len(pool.toolset.tools), 'tool')} at {address(listener)}/v1")
+        echo(f"{model.name} with {counted(len(toolset.tools), 'tool')} at {address(listener)}/v1")
         await uvicorn.Server(config).serve([listener])
 
 

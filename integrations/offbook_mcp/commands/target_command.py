@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, get_type_hints
 
-from offbook.base.config import server_folder
+from offbook.base.server_options import server_folder
 from offbook_mcp.connection.limits import Limits
 from offbook_mcp.connection.target_logs import logs_of_command
 

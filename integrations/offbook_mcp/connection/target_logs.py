@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
-from offbook.base.config import default_dir
+from offbook.base.server_options import default_dir
 from offbook.base.terminal import echo
 
 from .servers import InProcessServer

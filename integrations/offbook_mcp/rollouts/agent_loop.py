@@ -153,7 +153,8 @@ class AgentLoop:
             calls = choice.message.tool_calls or []
             if not calls:
                 answer = self.tools.neutral(choice.message.content or "")
-                return ToolEpisode(tuple(calls_made), answer, EpisodeEnd.ANSWERED, turn)
+                cut_off = choice.finish_reason == "length"
+                return ToolEpisode(tuple(calls_made), answer, EpisodeEnd.ANSWERED, turn, cut_off)
             for call, record in zip(calls, await self._run_calls(calls, turn), strict=True):
                 self.records.append(record)
                 calls_made.append(self._as_made_call(record))

@@ -40,3 +40,4 @@ class ToolEpisode:
     answer: str = ""
     end: EpisodeEnd = EpisodeEnd.ANSWERED
     turns: int = 0
+    cut_off: bool = False  # the answer ended at the limit of tokens

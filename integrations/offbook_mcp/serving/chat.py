@@ -58,7 +58,7 @@ class ChatSession:
             self.history.messages_and_choices = before
             return [*call_lines(records), f"! the model did not answer: {one_line(str(error), 600)}"]
         ends = {
-            EpisodeEnd.ANSWERED: printable(episode.answer) or "(an empty answer)",
+            EpisodeEnd.ANSWERED: f"{printable(episode.answer) or '(an empty answer)'}{' ... (cut off)' * episode.cut_off}",
             EpisodeEnd.TURN_LIMIT: f"! no answer after {self.options.max_turns} turns",
             EpisodeEnd.CONTEXT_FULL: "! the conversation fills the model's context: start a new one",
         }

@@ -94,7 +94,7 @@ def one_delta(message: Message) -> Iterator[Answer]:
 
 
 def _reason(episode: ToolEpisode) -> str:
-    return "stop" if episode.end is EpisodeEnd.ANSWERED else "length"
+    return "stop" if episode.end is EpisodeEnd.ANSWERED and not episode.cut_off else "length"
 
 
 async def _disconnected(request: Request, _: Exception) -> Response:

@@ -192,7 +192,8 @@ class MCPTrainer:
 
     async def _compared(self, options: MCPCompareArguments) -> ComparisonReport:
         judge = options.judge or self.options.judge
-        chosen: dict[str, Any] = {"concurrency": self._concurrency, **options.passed_to(CompareOptions), "judge": judge}
+        defaults = {"concurrency": self._concurrency, "max_completion_tokens": self._completion_tokens}
+        chosen: dict[str, Any] = {**defaults, **options.passed_to(CompareOptions), "judge": judge}
         with budget(options.max_cost):
             async with self.rollouts(judged=judge is not None) as (rollout, scenarios):
                 if scenarios.eval:
@@ -356,6 +357,11 @@ class MCPTrainer:
         chars = self.options.result_chars or self._defaults.result_chars
         return McpRollout(pool, self._loop(), self._max_tools, chars, frozenset(_withheld(pool, scenarios)))
 
+    @property
+    def _completion_tokens(self) -> int:
+        """Of one message, in rollouts, evaluations and comparisons."""
+        return self._training.get("max_completion_tokens", self._defaults.max_completion_tokens)
+
     def _loop(self) -> LoopOptions:
         return LoopOptions(self.options.max_turns, self.options.temperature)
 
@@ -364,7 +370,7 @@ class MCPTrainer:
             "concurrency": self._concurrency,
             "config": default_config(self.model.base_model, steps),
             "group_size": self.options.group_size,
-            "max_completion_tokens": self._defaults.max_completion_tokens,
+            "max_completion_tokens": self._completion_tokens,
             "scenarios_per_step": self._defaults.scenarios_per_step,
         }
         options = {**defaults, **self._training}

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from offbook import LocalBackend, TrainableModel
-from offbook.base.config import default_dir
 from offbook.base.errors import ConfigError
+from offbook.base.server_options import default_dir
 from offbook.base.user_values import as_list
 from offbook_mcp.connection.pool import ServerPool
 from offbook_mcp.rollouts.rollout import check_scenarios

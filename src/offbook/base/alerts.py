@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 from .errors import ConfigError
 
-AlertKind: TypeAlias = Literal["no_spread", "entropy_collapse", "kl", "parse_failures", "judge_disagreement"]
+AlertKind: TypeAlias = Literal["no_spread", "entropy_collapse", "kl", "parse_failures", "cut_off", "judge_disagreement"]
 Metrics: TypeAlias = Mapping[str, float]
 """Name of a metric -> its value at one step."""
 
@@ -24,6 +24,7 @@ class AlertLimits:
     sampler_kl: float | None = 0.05  # between sampler and learner
     base_kl: float | None = 10.0  # between policy and base model, if it is measured
     parse_failure_share: float | None = 0.1  # of answers with a tool call that does not parse
+    cut_off_share: float | None = 0.1  # of answers that ended at a limit of tokens
     judge_disagreement: float | None = 0.25  # mean standard deviation of several judges' scores
 
     def __post_init__(self) -> None:
@@ -55,6 +56,8 @@ def signs(history: Sequence[Metrics], limits: AlertLimits) -> list[Sign]:
               "or raise kl_coef"),
         above(history[-1], "calls/parse_failure_rate", limits.parse_failure_share, "parse_failures", "tool calls do not "
               "parse: look at the raw answers and the chat template"),
+        above(history[-1], "calls/cut_off_rate", limits.cut_off_share, "cut_off", "answers end at the limit of tokens: "
+              "raise max_completion_tokens, or look at what fills them"),
         above(history[-1], "judge/disagreement", limits.judge_disagreement, "judge_disagreement", "the judges "
               "disagree: check them with `offbook judge-check`"),
     ]  # fmt: skip

@@ -115,6 +115,8 @@ FOREIGN: dict[str, str] = {
     "lora_alpha": "alpha",
     "loss_type": "loss",
     "max_completion_length": "max_completion_tokens",
+    "mask_truncated_completions": "weight 0 in `Trajectory.weights`",
+    "lr_scheduler_type": "a function of the step as config=",
     "max_steps": "steps",
     "min_p": "the field of the call that the rollout makes",
     "num_generations": "group_size",

@@ -23,10 +23,10 @@ from typing import Self, cast
 import httpx
 
 from offbook.base.adapter_folders import base_of
-from offbook.base.config import EngineOptions, default_dir
 from offbook.base.errors import BackendError, ConfigError
 from offbook.base.json_files import read_json
 from offbook.base.option_names import check_options
+from offbook.base.server_options import EngineOptions, default_dir
 from offbook.base.terminal import Terminal
 from offbook.base.types import Json
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import httpx
 
-from offbook.base.config import server_folder
 from offbook.base.json_files import read_json
+from offbook.base.server_options import server_folder
 from offbook.base.types import Json
 
 from .backend import RemoteBackend

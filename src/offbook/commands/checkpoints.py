@@ -9,8 +9,8 @@ from typing import Annotated, cast, get_args
 
 import typer
 
-from offbook.base.config import server_folder
 from offbook.base.errors import ConfigError
+from offbook.base.server_options import server_folder
 from offbook.base.terminal import echo
 from offbook.base.wire import CheckpointState, ExportFormat, ExportRequest
 from offbook.client.connection.download import download_export

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from offbook.base.config import server_folder
 from offbook.base.errors import ConfigError
+from offbook.base.server_options import server_folder
 from offbook.client.connection.http import Api
 from offbook.client.running_server import server_at
 from offbook.tracing.rollout_reader import StoredRecords

@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from offbook.base.config import EngineOptions, MemoryLayout, server_folder
 from offbook.base.devices import gpus
 from offbook.base.errors import ConfigError
+from offbook.base.server_options import EngineOptions, MemoryLayout, server_folder
 from offbook.base.terminal import Terminal, echo
 from offbook.base.types import Json
 from offbook.doctor.examine import Report, examine

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from offbook.base.adapter_folders import named_base
-from offbook.base.config import server_folder
 from offbook.base.errors import ConfigError
+from offbook.base.server_options import server_folder
 from offbook.base.terminal import echo
 from offbook.client.connection.http import checked_name
 

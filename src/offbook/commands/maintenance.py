@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from offbook.base.config import server_folder
 from offbook.base.errors import ConfigError
+from offbook.base.server_options import server_folder
 from offbook.server import maintenance
 
 from .options import Dir, StoreUrl

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from offbook.base.config import server_folder
+from offbook.base.server_options import server_folder
 from offbook.base.terminal import echo
 from offbook.client.connection.http import checked_name
 

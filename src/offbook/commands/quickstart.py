@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from offbook.base.config import EngineOptions
+from offbook.base.server_options import EngineOptions
 
 from .lazy_import import imported
 from .options import Ray, Results

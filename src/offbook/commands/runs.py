@@ -19,8 +19,8 @@ from rich.table import Table
 from rich.text import Text
 from sqlalchemy import Connection, select
 
-from offbook.base.config import server_folder
 from offbook.base.errors import ConfigError
+from offbook.base.server_options import server_folder
 from offbook.base.terminal import Terminal
 from offbook.base.text import counted, printable
 from offbook.base.types import Call, Json, Message

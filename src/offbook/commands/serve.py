@@ -12,9 +12,9 @@ import typer
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from offbook.base.config import EngineOptions, ServerOptions
 from offbook.base.errors import ConfigError, MissingExtraError
 from offbook.base.http_access import KEY_VARIABLE, key_option
+from offbook.base.server_options import EngineOptions, ServerOptions
 
 from .generated_options import with_options
 from .lazy_import import imported

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 import uvicorn
 
-from offbook.base.config import server_folder
 from offbook.base.http_access import KEY_VARIABLE, key_for_host, key_option
+from offbook.base.server_options import server_folder
 from offbook.base.terminal import echo
 from offbook.http_listener.config import listener_config
 from offbook.server.http.auth import Guard

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, TypeAdapter, ValidationInfo
 from safetensors.numpy import load_file, save  # pyright: ignore[reportUnknownVariableType]  # safetensors leaves the paths it takes open
 
-from offbook.base.config import EngineName, LoraOptions, TrainConfig
+from offbook.base.config import LoraOptions, TrainConfig
+from offbook.base.server_options import EngineName
 from offbook.base.types import RenderedHistory, Sampling, TrainResult
 
 SAMPLER_MODULES: dict[EngineName, str] = {
@@ -243,6 +244,7 @@ class Sample:
     allowed_texts: tuple[str, ...] = ()
     tool_call: bool = False  # the answer held a parsed tool call
     parse_failure: bool = False  # the answer looked like a tool call and was none
+    cut_off: bool = False  # the answer ended at a limit of tokens
     weight: float = 1.0
     unused: bool = False  # the app threw the answer away
     earned_before: int = 0

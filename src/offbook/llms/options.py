@@ -11,9 +11,10 @@ from typing import Any, Literal, cast
 
 from pydantic import Field, SecretStr
 
-from offbook.base.config import Options, default_dir
+from offbook.base.config import Options
 from offbook.base.errors import ConfigError
 from offbook.base.option_names import FOREIGN, unknown_option
+from offbook.base.server_options import default_dir
 
 Structured = Literal["auto", "schema", "prompt"]
 

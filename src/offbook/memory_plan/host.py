@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from offbook.base.config import MemoryLayout
+from offbook.base.server_options import MemoryLayout
 from offbook.base.torch_allocator import EXACT_MIB
 
 from .base_shape import BaseShape

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import get_args
 
-from offbook.base.config import MemoryLayout
+from offbook.base.server_options import MemoryLayout
 
 from .parts import Parts
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from offbook.base.config import EngineOptions, TrainConfig
+from offbook.base.config import TrainConfig
+from offbook.base.server_options import EngineOptions
 
 from .base_shape import BaseShape
 from .card import GIB, Card

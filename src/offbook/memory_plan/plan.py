@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from offbook.base.config import MemoryLayout
 from offbook.base.errors import ConfigError
+from offbook.base.server_options import MemoryLayout
 
 from .base_shape import BaseShape
 from .card import GIB, Card, parse_card

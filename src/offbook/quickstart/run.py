@@ -22,9 +22,10 @@ from pydantic import SecretStr
 from rich.console import Console
 from rich.text import Text
 
-from offbook.base.config import EngineOptions, TrainConfig
+from offbook.base.config import TrainConfig
 from offbook.base.errors import ConfigError, MissingExtraError
 from offbook.base.json_files import read_json
+from offbook.base.server_options import EngineOptions
 from offbook.base.terminal import Terminal
 from offbook.base.types import Json, Message
 from offbook.client.local import LocalBackend, shell_command

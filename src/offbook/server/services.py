@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Depends, Request
 
-from offbook.base.config import ServerOptions
+from offbook.base.server_options import ServerOptions
 
 from .calls.recorder import Recorder
 from .idle_exit import Activity

@@ -20,10 +20,10 @@ import uvicorn
 from uvicorn.loops.auto import auto_loop_factory
 
 from offbook.base import clock
-from offbook.base.config import ServerOptions
 from offbook.base.errors import ConfigError, EngineError, OffbookError, StoreError
 from offbook.base.http_access import is_loopback
 from offbook.base.redaction import protect, protect_environment
+from offbook.base.server_options import ServerOptions
 from offbook.base.terminal import echo
 from offbook.http_listener.config import OPEN_FILES, listener_config
 

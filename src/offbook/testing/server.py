@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 
-from offbook.base.config import EngineOptions, ServerOptions
+from offbook.base.server_options import EngineOptions, ServerOptions
 from offbook.base.temporary_folders import TemporaryFolder
 from offbook.base.types import Call
 from offbook.base.wire import TrajectoryWithCalls

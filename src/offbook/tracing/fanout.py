@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from offbook.base.config import default_dir
 from offbook.base.errors import ServerError
+from offbook.base.server_options import default_dir
 from offbook.base.temporary_folders import TemporaryFolder
 from offbook.client.connection.download import download_export
 from offbook.client.connection.http import Api

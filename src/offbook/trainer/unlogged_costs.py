@@ -10,9 +10,9 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from offbook.base.config import default_dir
 from offbook.base.errors import OffbookError, StoreError
 from offbook.base.json_files import read_text
+from offbook.base.server_options import default_dir
 from offbook.base.temporary_folders import locked
 from offbook.base.types import TrajectoryGroup, new_id
 from offbook.base.wire import LogRequest

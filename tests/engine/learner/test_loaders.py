@@ -16,9 +16,10 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from offbook import tiny
-from offbook.base.config import EngineOptions, LoraOptions
+from offbook.base.config import LoraOptions
 from offbook.base.errors import ConfigError
 from offbook.base.extras import install_command
+from offbook.base.server_options import EngineOptions
 from offbook.engine.learner.learner import Learner
 from offbook.engine.learner.model import loaders
 from offbook.engine.learner.model.mask_probe import mask_probe

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from offbook.base.config import EngineOptions
+from offbook.base.server_options import EngineOptions
 from offbook.server.calls.chat_exchange import BUSY_CALLS, STREAM_BLOCK_TOKENS
 from offbook.server.models.base_model import BaseModelPath, find
 from offbook.server.sampler.engine_choice import choose

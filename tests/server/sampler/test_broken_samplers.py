@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from offbook.base.config import EngineOptions
 from offbook.base.errors import ConfigError, EngineError
+from offbook.base.server_options import EngineOptions
 from offbook.base.types import CallStatus
 from offbook.server.sampler import running_sampler
 from offbook.server.sampler.engine_choice import choose

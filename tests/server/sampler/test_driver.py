@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from offbook.base.config import EngineOptions
 from offbook.base.devices import driver_version
 from offbook.base.errors import ConfigError
+from offbook.base.server_options import EngineOptions
 from offbook.engine import base_weights
 from offbook.engine.inference.vllm import command as vllm
 from offbook.engine.precision import device_name

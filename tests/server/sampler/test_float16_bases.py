@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from offbook.base.config import EngineOptions, ServerOptions
 from offbook.base.errors import ConfigError
 from offbook.base.extras import install_command
+from offbook.base.server_options import EngineOptions, ServerOptions
 from offbook.server import serving
 from offbook.server.sampler.engine_choice import NO_FLOAT16, choose
 from tests.server.sampler.cards import GIB, L4, T4

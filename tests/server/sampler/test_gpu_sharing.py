@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from offbook.base.config import EngineOptions, MemoryLayout
 from offbook.base.errors import ConfigError
+from offbook.base.server_options import EngineOptions, MemoryLayout
 from offbook.engine.inference.vllm.command import Place, arguments
 from offbook.engine.inference.vllm.command import parse as parse_vllm
 from offbook.memory_plan.card import Card

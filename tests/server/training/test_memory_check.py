@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from offbook.base.config import MemoryLayout
+from offbook.base.server_options import MemoryLayout
 from offbook.memory_plan.card import Card
 from offbook.memory_plan.parts import Workload
 from offbook.memory_plan.plan import MemoryPlan, make_plan

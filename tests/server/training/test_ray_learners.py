@@ -15,7 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
-from offbook.base.config import EngineOptions, TrainConfig
+from offbook.base.config import TrainConfig
+from offbook.base.server_options import EngineOptions
 from offbook.engine.protocol import LEARNER_MODULE, Event, Failed, Progressed, Trained
 from offbook.server.models.base_model import find
 from offbook.server.training.learner_client import LearnerClient

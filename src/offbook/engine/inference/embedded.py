@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 import psutil
 import uvicorn
 
-from offbook.base.config import EngineOptions
 from offbook.base.errors import ConfigError, OffbookError
+from offbook.base.server_options import EngineOptions
 
 from ..quick_imports import leave_with, quick_imports
 

@@ -16,6 +16,7 @@
 | calls/unused | of trajectories with an advantage: the app threw the output away (a retry, a node that ran again); marked, trained like any other |
 | calls/tool_call_rate, parse_failure_rate | share of all calls with a parsed tool call; that looked like one and were none |
 | calls/constrained_share, rendered_share | share of trained calls without usable recorded logprobs; rendered from messages |
+| calls/cut_off_rate | share of all calls whose answer ended at a limit of tokens |
 | calls/skipped | of supervised training with skip_bad: messages that the template refuses, or that are too long |
 | tokens/unmeasured | targets of calls under a constraint that the learner does not know, such as a JSON grammar: they are in no KL, ratio, clip or entropy |
 | calls/stale_share | share of trained calls sampled at an earlier step |
@@ -124,6 +125,7 @@ def reward_metrics(groups: Groups, advantages: Advantages) -> dict[str, float]:
         "calls/total": len(calls),
         "calls/tool_call_rate": _mean([sample.tool_call for sample in calls]),
         "calls/parse_failure_rate": _mean([sample.parse_failure for sample in calls]),
+        "calls/cut_off_rate": _mean([sample.cut_off for sample in calls]),
     }
     if rewards:
         metrics |= {

@@ -10,8 +10,8 @@ from fastapi import APIRouter, Path, Request
 
 from offbook.base import clock
 from offbook.base.app_calls import AppCalls, SideAnswer, SideRequest
-from offbook.base.config import RouteName
 from offbook.base.personal_data import mask_personal
+from offbook.base.server_options import RouteName
 from offbook.base.wire import FeedbackRequest, FeedbackResult, RouteState
 
 from ..errors import ApiError

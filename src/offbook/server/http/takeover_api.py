@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from offbook.base.config import RouteName
+from offbook.base.server_options import RouteName
 from offbook.base.takeovers import TakeoverPlan, TakeoverState
 
 from ..services import Services, ServicesDep

@@ -7,8 +7,8 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from offbook.base.config import DEFAULT_NAME
 from offbook.base.errors import ConfigError, EngineError
+from offbook.base.server_options import DEFAULT_NAME
 from offbook.base.wire import AdoptRequest, ModelState, RegisterRequest
 
 from ...engine import checkpoint_files

@@ -12,10 +12,10 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-from offbook.base.config import OF_EMBEDDED, OF_VLLM, EngineName, EngineOptions
 from offbook.base.devices import Gpu, automatic_dtype, chosen, gpus, visible_to
 from offbook.base.errors import ConfigError, MissingExtraError
 from offbook.base.extras import install_command
+from offbook.base.server_options import OF_EMBEDDED, OF_VLLM, EngineName, EngineOptions
 
 from ...engine.protocol import SAMPLER_MODULES
 from ..models.base_model import BaseModelPath

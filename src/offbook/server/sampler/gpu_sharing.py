@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import psutil
 
-from offbook.base.config import EngineName, EngineOptions, MemoryLayout
 from offbook.base.devices import Gpu
 from offbook.base.errors import ConfigError
+from offbook.base.server_options import EngineName, EngineOptions, MemoryLayout
 from offbook.memory_plan.cards_plan import plan_cards
 from offbook.memory_plan.plan_text import cards_lines, plan_lines
 

@@ -244,6 +244,7 @@ def _sample(call: Call, output: CallOutput) -> Sample:
         allowed_texts=call.allowed_texts,
         tool_call=bool(output.message.get("tool_calls")),
         parse_failure=output.parse_failure,
+        cut_off=output.finish_reason == "length",
     )
 
 

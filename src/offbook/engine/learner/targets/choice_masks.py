@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from offbook.base.config import EngineOptions
+from offbook.base.server_options import EngineOptions
 from offbook.engine.inference.chat.grammar import GrammarError, Grammars
 from offbook.engine.inference.decoding.generation import NoAllowedToken
 from offbook.engine.protocol import Sample

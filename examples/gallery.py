@@ -127,39 +127,40 @@ def draw_takeover() -> None:
     plt.close(figure)
 
 
-def row(example: Example, seeds: Sequence[dict[str, Any]]) -> str:
-    picture = f"![Its curve](images/examples/{draw_small(example, seeds)})"
+def rows(example: Example, seeds: Sequence[dict[str, Any]]) -> tuple[str, str]:
+    """The example's rows in the table of what is learned and in that of its figures, a line for each seed."""
     name = f"[{example.folder}](../examples/{example.folder}/README.md)"
-    gains = [f"{seed['gain']['low']:.2f} to {seed['gain']['high']:.2f}" for seed in seeds]
     before_after = [f"{seed['before']:.2f} → {seed['after']:.2f}" for seed in seeds]
+    gains = [f"{seed['gain']['low']:.2f} to {seed['gain']['high']:.2f}" for seed in seeds]
     rollouts = [f"{seed['rollouts']:,}" for seed in seeds]
     minutes = [f"{seed['minutes']:.0f}" if seed["minutes"] >= 10 else f"{seed['minutes']:.1f}" for seed in seeds]
     bases = sorted({seed["base"] for seed in seeds})
-    cells = (
-        picture,
-        name,
-        example.learned,
-        example.score,
-        *map("<br>".join, (before_after, gains, bases, rollouts, minutes)),
-    )
-    return f"| {' | '.join(cells)} |"
+    picture = f"![Its curve](images/examples/{draw_small(example, seeds)})"
+    first = (picture, name, example.learned, example.score, lines(before_after))
+    second = (f"{example.folder}: {example.learned}", *map(lines, (gains, bases, rollouts, minutes)))
+    return f"| {' | '.join(first)} |", f"| {' | '.join(second)} |"
+
+
+def lines(values: Sequence[str]) -> str:
+    """A cell with a line for each value, none of which is broken."""
+    return "<br>".join(values).replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def main() -> None:
     SMALL.mkdir(exist_ok=True)
-    rows = [
-        "| | example | what is learned | score | held out, a seed each | 95 % interval of the gain | base | rollouts | minutes |",
-        "|---|" + "---|" * 8,
-    ]
+    learned = ["| | example | what is learned | score | held out, a seed each |", "|---|" + "---|" * 4]
+    figures = ["| example | 95 % interval of the gain | base | rollouts | minutes |", "|---|" + "---|" * 4]
     for example in EXAMPLES:
         if seeds := figures_of(example):
             draw(example, seeds)
-            rows.append(row(example, seeds))
+            first, second = rows(example, seeds)
+            learned.append(first)
+            figures.append(second)
     draw_takeover()
     text = PAGE.read_text()
-    for (begin, end), lines in (((BEGIN, END), rows), (GPU, gpu_table())):
+    for (begin, end), table in (((BEGIN, END), [*learned, "", *figures]), (GPU, gpu_table())):
         before, after = text.split(begin)[0], text.split(end)[1]
-        text = f"{before}{begin}\n" + "\n".join(lines) + f"\n{end}{after}"
+        text = f"{before}{begin}\n" + "\n".join(table) + f"\n{end}{after}"
     PAGE.write_text(text)
 
 

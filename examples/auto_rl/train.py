@@ -25,7 +25,7 @@ def main(options: argparse.Namespace) -> None:
             model=model_of("trains", options),
             steps=options.steps,
             train_inputs=60,
-            held_out=24 if options.held_out is None else options.held_out,
+            held_out=60 if options.held_out is None else options.held_out,
             scenarios_per_step=8,
             max_completion_tokens=48,
             config=falling(options, 0.3, minibatches=2),
@@ -40,6 +40,8 @@ def main(options: argparse.Namespace) -> None:
     before, after = report.comparison.candidates
     if before.value is None or after.value is None or after.difference is None:
         raise SystemExit("no figures: the judge scored no held-out input")
+    if report.training.stopped == "nothing_left":
+        raise SystemExit("no figures: the model had been trained before this run; take another --dir")
     figures = {"seed": options.seed, "base": options.base_model, "before": before.value.mean, "after": after.value.mean}
     figures |= {"gain": asdict(after.difference), "steps": report.training.step}
     figures |= {"rewards": [each.reward for each in report.training.iterations]}
@@ -48,4 +50,4 @@ def main(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    main(parser(__doc__, steps=20).parse_args())
+    main(parser(__doc__, steps=36).parse_args())

@@ -29,9 +29,10 @@ def able(request: LlmRequest) -> LlmReply:
 
 
 async def test_a_step_and_another_llm_are_compared_on_the_held_out_scenarios(
-    stand_in: TrainableModel, tmp_path: Path
+    stand_in: TrainableModel, obedient: ScriptedServer, tmp_path: Path
 ) -> None:
-    trainer = MCPTrainer(make_server(), stand_in, scenarios(), say=lambda line: None)
+    trainer = MCPTrainer(make_server(), stand_in, scenarios(), say=lambda line: None, max_completion_tokens=77)
+    before = len(obedient.sampler.received)
     with scripted_llm(able) as api:
         given = ["step:0", f"openai/big?name=able&api_base={api.url}&prompt_price=1&completion_price=1"]
         found = await trainer.acompare(given, output=tmp_path)
@@ -41,6 +42,10 @@ async def test_a_step_and_another_llm_are_compared_on_the_held_out_scenarios(
     assert (big.calls, big.cost) == (2.0, 30e-6)
     assert step.calls >= 1 and step.prompt_tokens
     assert (tmp_path / "report.md").exists()
+    assert {
+        body.get("max_completion_tokens", body.get("max_tokens")) for body in obedient.sampler.received[before:]
+    } == {77}, "the limit of training"
+    assert {request.body["max_completion_tokens"] for request in api.requests} == {1024}
 
 
 def likes_the_tool(request: LlmRequest) -> LlmReply:

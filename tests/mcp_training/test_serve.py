@@ -9,6 +9,8 @@ import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
@@ -19,7 +21,8 @@ from offbook import TrainableModel
 from offbook.testing import ScriptedServer
 from offbook_mcp import Limits, ServerPool, Target
 from offbook_mcp.rollouts.agent_loop import LoopOptions
-from offbook_mcp.serving.endpoint import ToolEndpoint
+from offbook_mcp.rollouts.episode import ToolEpisode
+from offbook_mcp.serving.endpoint import ToolEndpoint, completion
 from tests.mcp_adapter.conftest import misbehaving
 from tests.mcp_training.order_server import make_server
 from tests.paths import ROOT
@@ -52,6 +55,13 @@ async def test_a_request_is_answered_after_the_calls_it_takes(stand_in: Trainabl
     assert answer.usage.completion_tokens > 0
     [called] = (answer.model_extra or {})["tool_calls"]
     assert (called["tool"], called["is_error"]) == ("order_status", False)
+
+
+def test_an_answer_that_is_cut_off_says_so() -> None:
+    loop: Any = SimpleNamespace(prompt_tokens=9, completion_tokens=96, records=())
+    for cut_off, reason in ((True, "length"), (False, "stop")):
+        answer: Any = completion("desk", ToolEpisode(answer="The order is", cut_off=cut_off), loop)
+        assert answer["choices"][0]["finish_reason"] == reason
 
 
 async def test_a_stream_has_the_same_answer(stand_in: TrainableModel) -> None:

@@ -11,6 +11,7 @@ from offbook import TrainableModel, Trajectory
 from offbook.base.errors import CaptureError, ConfigError
 from offbook.base.text import counted
 from offbook.base.types import as_rollout_exception
+from offbook.client.endpoint_model import FixedStepModel
 from offbook.client.rollouts.capture import capturing
 from offbook_mcp.connection.pool import ServerPool
 from offbook_mcp.connection.servers import ROLLOUT_DIR
@@ -29,6 +30,7 @@ class McpRollout:
 
     max_tools: the number of tools that the model sees, the expected ones and others drawn with `seed`; None: all.
     result_chars: limit for a tool's result, if it is below the target's. withheld: tools that no rollout sees.
+    step_tokens: the limit of one message of a step in a comparison, which other LLMs do not share; None: theirs.
     """
 
     pool: ServerPool
@@ -37,6 +39,7 @@ class McpRollout:
     result_chars: int | None = None
     withheld: frozenset[str] = frozenset()
     seed: int = 0
+    step_tokens: int | None = None
 
     async def __call__(self, model: TrainableModel, scenario: McpScenario) -> Trajectory:
         """Return the finished trajectory. After a failure it has the exception and the messages so far."""
@@ -65,7 +68,10 @@ class McpRollout:
         async with self.pool.rollout() as leased:
             tools = restricted(leased, shown, self._limit())
             trajectory.messages_and_choices = cast(Any, opening(scenario, tools))
-            loop = AgentLoop(model.openai_client(), model.inference_name(), tools, self.loop)
+            options = self.loop
+            if self.step_tokens is not None and isinstance(model, FixedStepModel):
+                options = replace(options, max_completion_tokens=self.step_tokens)
+            loop = AgentLoop(model.openai_client(), model.inference_name(), tools, options)
             try:
                 episode = await loop.run(trajectory)
             finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from offbook import OffbookError, TrainableModel, acompare
@@ -192,26 +192,28 @@ class MCPTrainer:
 
     async def _compared(self, options: MCPCompareArguments) -> ComparisonReport:
         judge = options.judge or self.options.judge
-        defaults = {"concurrency": self._concurrency, "max_completion_tokens": self._completion_tokens}
-        chosen: dict[str, Any] = {**defaults, **options.passed_to(CompareOptions), "judge": judge}
+        chosen: dict[str, Any] = {"concurrency": self._concurrency, **options.passed_to(CompareOptions), "judge": judge}
+        step_tokens = chosen.get("max_completion_tokens", self._completion_tokens)
         with budget(options.max_cost):
-            async with self.rollouts(judged=judge is not None) as (rollout, scenarios):
+            async with self.rollouts(judged=judge is not None, step_tokens=step_tokens) as (rollout, scenarios):
                 if scenarios.eval:
                     chosen.setdefault("trained_on", scenarios.train)
                 compared = scenarios.eval or scenarios.scenarios
                 return await acompare(rollout, compared, options.candidates, model=self.model, **chosen)
 
     @asynccontextmanager
-    async def rollouts(self, *, judged: bool | None = None) -> AsyncGenerator[tuple[CompareRollout, ScenarioSet]]:
+    async def rollouts(
+        self, *, judged: bool | None = None, step_tokens: int | None = None
+    ) -> AsyncGenerator[tuple[CompareRollout, ScenarioSet]]:
         """Start the servers. Yields the rollout function, without a reward where only a judge can tell, and the scenarios.
-        `judged`: whether a judge scores; None: whether the trainer has one."""
+        `judged`: whether a judge scores; None: whether the trainer has one. `step_tokens`: see `McpRollout`."""
         async with self._pool() as pool:
             scenarios = await self._chosen(pool)
             if changed := scenarios.server_change(pool.fingerprint):
                 self.options.say(changed)
             has_judge = self.options.judge is not None if judged is None else judged
             check_usable(scenarios, pool, self._max_tools, has_judge, trained=False)
-            yield unjudged(self._rollout(pool, scenarios)), scenarios
+            yield unjudged(replace(self._rollout(pool, scenarios), step_tokens=step_tokens)), scenarios
 
     def rollouts_per_step(self) -> int:
         """Rollouts of a training step."""

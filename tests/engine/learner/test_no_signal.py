@@ -99,3 +99,10 @@ def test_a_job_without_a_gradient_leaves_no_trace_in_the_steps_after_it(
             assert first.no_signal == "zero_gradient"
         folders.append(Path(own.train(random_groups(7), steps_before, BUSY, request_id="last").checkpoint or ""))
     assert content(folders[0]) == content(folders[1])
+
+
+def test_a_model_that_only_rollouts_without_an_advantage_called_has_no_signal(lab: Lab) -> None:
+    """Several models answer an agent: of the groups with other rewards, none called this one."""
+    result = lab.train([group([1.0, 0.0]), group([1.0, 1.0], [10, 11], [12])], 0, TrainConfig())
+    assert (result.applied, result.no_signal) == (False, "no_advantage")
+    assert result.why == "none of the 2 rollouts with an advantage called this model"

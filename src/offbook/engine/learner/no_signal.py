@@ -44,6 +44,11 @@ def equal_rewards(advantages: Advantages) -> NoSignal:
     return NoSignal("equal_rewards", f"all {what} of each group are equal{more}")
 
 
+def no_calls(uncalled: int) -> NoSignal:
+    """Only rollouts without an advantage called the model, as happens where an agent has several models."""
+    return NoSignal("no_advantage", f"none of the {uncalled} rollouts with an advantage called this model")
+
+
 def no_gradient(
     batch: TrainBatch, totals: StepTotals, teacher: TeacherScores | None, *, half: bool = False
 ) -> NoSignal:

@@ -28,7 +28,8 @@ Warn = Callable[[str], None]
 @dataclass(frozen=True)
 class Selection:
     """What a job trains. `groups`: the job's, with rendered histories as samples. `batch`: None if no group has an
-    advantage. `forks`: of trajectories with an advantage. `skipped`: why messages were not rendered."""
+    advantage, or if only others called the model (`uncalled` have an advantage). `forks`: of trajectories with an advantage.
+    `skipped`: why messages were not rendered."""
 
     groups: Groups
     advantages: Advantages
@@ -36,6 +37,7 @@ class Selection:
     forks: tuple[Fork, ...] = ()
     skipped: tuple[str, ...] = ()
     supervised: bool = False
+    uncalled: int = 0
 
 
 class Selector:
@@ -58,6 +60,9 @@ class Selector:
             _warn_of_skipped(skipped, warn)
         else:
             batch = make_batch(groups, advantages, self._choice_masks)
+            called = any(trajectory.samples for group in groups for trajectory in group)
+            if called and not len(batch) and not any(batch.left_out.values()) and not skipped:
+                return Selection(groups, advantages, uncalled=len(batch.without_targets))
         self._check(batch, job.config.supervised, skipped, warn)
         if not job.config.supervised:
             self._warn_of_constraints(batch, warn)

@@ -49,6 +49,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -130,10 +131,10 @@ def reward_metrics(groups: Groups, advantages: Advantages) -> dict[str, float]:
     if rewards:
         metrics |= {
             "reward/mean": _mean(rewards),
-            "reward/std": float(np.std(rewards)),
+            "reward/std": statistics.pstdev(rewards),
             "reward/min": min(rewards),
             "reward/max": max(rewards),
-            "reward/group_std": _mean([float(np.std(group)) for group in group_rewards if len(group) > 1]),
+            "reward/group_std": _mean([statistics.pstdev(group) for group in group_rewards if len(group) > 1]),
         }
     return _measured(metrics)
 

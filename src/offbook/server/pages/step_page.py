@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated
@@ -128,8 +129,7 @@ def facts_of_step(
 ) -> list[Fact]:
     """Rollouts, reward or cross-entropy, trained groups, sampled tokens, times of the phases, and the result of the update."""
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None and not rollout.failed]
-    mean = sum(rewards) / len(rewards) if rewards else None
-    spread = (sum((reward - mean) ** 2 for reward in rewards) / len(rewards)) ** 0.5 if mean is not None else None
+    mean, spread = (statistics.fmean(rewards), statistics.pstdev(rewards)) if rewards else (None, None)
     failed = sum(rollout.failed for rollout in rollouts)
     learned = sum(line.learned for line in lines)
     facts = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -98,7 +99,7 @@ class RolloutView:
     def group_mean(self) -> float | None:
         """The mean reward of the scored rollouts of its group; None without any."""
         rewards = [row.reward for row in self.siblings if row.reward is not None and not row.failed]
-        return sum(rewards) / len(rewards) if rewards else None
+        return statistics.fmean(rewards) if rewards else None
 
     @property
     def tool_calls(self) -> int:

@@ -1,27 +1,33 @@
 """Train the player against itself: `python -m tic_tac_toe.self_play`, in the folder `examples`.
 
-Both sides are the newest step of one model. Each match makes two trajectories, one of each side with its own reward;
-all first players are one group, all second players the other."""
+Both sides are the newest step of one model. Each match makes two trajectories, one of each side with its own reward.
+A match begins with up to three random moves. From the empty board alone, two copies of a player soon play one match
+again and again, and no reward differs. All first players of one opening are a group, all second players another."""
 
 import argparse
 import asyncio
+import itertools
 import json
+import random
 from pathlib import Path
 
 from measured_training import model_of, parser, rollout_of
 from openai import AsyncOpenAI
 from textarena_env import Match
-from tic_tac_toe.agent import choose, place
+from tic_tac_toe.agent import board_of, choose, free, place
 from tic_tac_toe.train import OPPONENTS, play
 
 import offbook
 
 HERE = Path(__file__).parent
-MATCHES, EVERY, HELD_OUT = 48, 20, 100
+OPENINGS, MATCHES, EVERY, HELD_OUT = 6, 8, 20, 100
 
 
-async def match_of_itself(client: AsyncOpenAI, model: str, seed: int) -> list[offbook.Trajectory]:
-    match, sides = Match("TicTacToe-v0", seed, players=2), [offbook.Trajectory(), offbook.Trajectory()]
+async def match_of_itself(client: AsyncOpenAI, model: str, opening: int) -> list[offbook.Trajectory]:
+    match, sides = Match("TicTacToe-v0", opening, players=2), [offbook.Trajectory(), offbook.Trajectory()]
+    numbers = random.Random(opening)
+    for _ in range(numbers.randint(0, 3)):
+        match.play(f"[{numbers.choice(free(board_of(match)))}]")
     while not match.over:
         prompt, choice = await choose(client, model, match)
         move = offbook.History(messages_and_choices=[{"role": "user", "content": prompt}, choice])
@@ -30,6 +36,11 @@ async def match_of_itself(client: AsyncOpenAI, model: str, seed: int) -> list[of
     for side, trajectory in enumerate(sides):
         trajectory.reward = (match.rewards[side] + 1) / 2
     return sides
+
+
+async def both_sides(client: AsyncOpenAI, model: str, opening: int) -> list[offbook.TrajectoryGroup]:
+    matches = await asyncio.gather(*(match_of_itself(client, model, opening) for _ in range(MATCHES)))
+    return [offbook.TrajectoryGroup(side) for side in zip(*matches, strict=True)]
 
 
 async def rates(model: offbook.TrainableModel, held_out: int) -> dict[str, dict[str, float]]:
@@ -62,10 +73,9 @@ async def main(options: argparse.Namespace) -> None:
                 results.write_text(json.dumps({"seed": options.seed, "curve": curve}, indent=1) + "\n")
         if step == options.steps:
             break
-        client, seeds = model.openai_client(), range(MATCHES * step, MATCHES * (step + 1))
-        matches = await asyncio.gather(*(match_of_itself(client, model.name, seed) for seed in seeds))
-        groups = [offbook.TrajectoryGroup([match[side] for match in matches]) for side in (0, 1)]
-        await model.train(groups, config(step + 1), request_id=f"{model.name}-{step}", pbar_desc=None)
+        client, openings = model.openai_client(), range(OPENINGS * step, OPENINGS * (step + 1))
+        groups = await asyncio.gather(*(both_sides(client, model.name, opening) for opening in openings))
+        await model.train(itertools.chain(*groups), config(step + 1), pbar_desc=None)
 
 
 if __name__ == "__main__":

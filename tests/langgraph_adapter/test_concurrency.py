@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -15,12 +16,13 @@ import pytest
 from langchain.agents import create_agent
 from langchain_core.messages import AIMessageChunk
 from langchain_core.tools import StructuredTool, tool
+from langgraph.graph import START, MessagesState, StateGraph
 
 from offbook import RemoteBackend, TrainableModel, Trajectory
 from offbook.base.types import Call, CallStatus
 from offbook.client.rollouts.capture import histories_of
 from offbook.testing import ScriptedServer, scripted_server
-from offbook_langgraph import capture
+from offbook_langgraph import capture, trainable
 from tests.fakes.obedient_policy import obey
 
 from .kinds.apps import add, asked, double, last, own_model
@@ -162,3 +164,18 @@ def test_sync_rollouts_in_threads_keep_their_calls_apart(server: ScriptedServer,
         owners = list(pool.map(run, range(16)))
     for number, trajectory_id in enumerate(owners):
         check_experts(server.calls(trajectory_id), number)
+
+
+def test_sync_nodes_of_all_rollouts_run_at_once(model: TrainableModel) -> None:
+    """LangGraph runs a sync node in the loop's pool. asyncio's own has four more threads than the machine has cores."""
+    rollouts = 32  # as many as an evaluation runs at once
+    all_there = threading.Barrier(rollouts, timeout=30)
+
+    def node(state: MessagesState) -> Any:
+        all_there.wait()
+        return {"messages": [own_model().invoke(state["messages"])]}
+
+    graph = StateGraph(MessagesState).add_node(node).add_edge(START, "node").compile()
+    app = trainable(graph, model=model, reward=lambda scenario, state: 1.0)
+    result = app.evaluate([f"size(city='{number}')" for number in range(rollouts)])
+    assert not result.failed, result

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
@@ -12,6 +13,10 @@ from .errors import WrongLoopError
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
+
+MAX_THREADS = 256
+"""Threads of the loop's default pool, where LangChain runs what is sync in an async app. asyncio's own pool has four more
+than the machine has cores: on two cores, only six of 32 rollouts would get past a sync node at once."""
 
 
 def run_sync(
@@ -22,10 +27,15 @@ def run_sync(
     if _is_loop_running():
         raise WrongLoopError(twin.__name__.removeprefix("a"), twin.__name__)
     try:
-        return asyncio.run(twin(*args, **options))
+        return asyncio.run(_with_many_threads(twin(*args, **options)))
     except KeyboardInterrupt as interrupt:
         _show_as_one_line(interrupt)
         raise
+
+
+async def _with_many_threads(work: Coroutine[Any, Any, Result]) -> Result:
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(MAX_THREADS, "offbook-sync"))
+    return await work
 
 
 def _is_loop_running() -> bool:

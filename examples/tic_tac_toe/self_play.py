@@ -80,6 +80,6 @@ async def main(options: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     arguments = parser(__doc__, steps=200)
-    arguments.set_defaults(rate=1e-3, held_out=HELD_OUT)
+    arguments.set_defaults(held_out=HELD_OUT)
     arguments.add_argument("--kl", type=float, default=0.05, help="weight of the KL to the base")
     asyncio.run(main(arguments.parse_args()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from datetime import UTC, datetime
 
 import numpy as np
@@ -62,4 +63,4 @@ async def test_a_run_goes_on_and_trains_whatever_single_rollouts_hand_to_their_r
 
 
 def test_an_odd_scenario_has_an_id() -> None:
-    assert len(scenario_id(HALF)) == 16
+    assert re.fullmatch(r"[0-9a-f]{10}", scenario_id(HALF))

@@ -22,10 +22,10 @@ from offbook.rewards.reward_result import RewardResult, as_reward
 from offbook.scenarios.identity import scenario_id, scenario_text
 from offbook.scenarios.ordering import batch, split
 from offbook.trainer.evaluate import summarise
-from offbook.trainer.messages import table_row, watch_line
+from offbook.trainer.messages import held_out_gap_line, table_row, watch_line
 from offbook.trainer.models import ModelStep, StepOutcome
 from offbook.trainer.progress import Doing, LiveProgress, PlainProgress, StepRow, sparkline
-from offbook.trainer.report import Iteration
+from offbook.trainer.report import Iteration, Stopped, TrainReport
 from offbook.trainer.run import Repeats
 
 
@@ -70,9 +70,34 @@ def test_a_scenarios_id_is_its_own_or_follows_from_its_content() -> None:
     assert scenario_id(Task("why?", "a")) == "a"
     assert scenario_id({"question": "why?", "n": 1}) == scenario_id({"n": 1, "question": "why?"})
     assert scenario_id("why?") != scenario_id("who?")
+    assert scenario_id("Where is box 4821?").startswith("where-is-box-4821-")
+    assert len(scenario_id("w/ " * 900)) < 60
     assert scenario_text(Task("why?")) == "why?"
     with pytest.raises(ConfigError, match="its keys are task"):
         scenario_text({"task": "why?"})
+
+
+@pytest.mark.parametrize(
+    ("rewards", "held_out", "says"),
+    [
+        ([0.5, 0.9, 1.0, 1.0], [1.0, 0.0, 0.0, 1.0] * 10, True),
+        ([0.5, 0.9, 1.0, 1.0], [1.0, 1.0, 1.0, 0.0, 1.0] * 8, False),  # 0.8: within a fifth of the range
+        ([0.5, 0.9, 1.0, 1.0], [1.0, 0.0], False),  # two scenarios decide nothing
+        ([1.0, 0.5, 0.5, 0.4], [1.0, 0.0, 0.0, 1.0] * 10, False),
+    ],
+)
+def test_a_run_says_that_it_learned_its_scenarios_more_than_the_task(
+    rewards: list[float], held_out: list[float], says: bool
+) -> None:
+    iterations = [
+        Iteration(step, True, reward, None, 0, 1.0, 1.0, {"reward/min": 0.0, "reward/max": 1.0})
+        for step, reward in enumerate(rewards, 1)
+    ]
+    evaluation = summarise([scored(reward) for reward in held_out], {"agent": 4}, temperature=0.0)
+    report = TrainReport("agent", 0, 4, Stopped.FINISHED, tuple(iterations), (evaluation,), None)
+    line = held_out_gap_line(report)
+    assert (line is not None) == says
+    assert line is None or line.startswith("the reward of held-out scenarios is 0.50, in training it was 0.97")
 
 
 def test_an_evaluation_counts_each_scenario_once_and_failed_rollouts_not_as_zero() -> None:

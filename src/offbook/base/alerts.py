@@ -91,7 +91,7 @@ def what_to_change(step: Metrics) -> str:
     if equal is None or low is None or high is None or low == high:
         return "use scenarios of another difficulty, or partial rewards"
     if equal - low > high - equal:
-        return "most of these are solved, so use harder scenarios"
+        return "most of these are solved, so use harder scenarios, or the same in new words"
     return "most of these fail, so use easier scenarios, partial rewards or a larger group_size"
 
 

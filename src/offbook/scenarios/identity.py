@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from textwrap import shorten
 from typing import cast
@@ -15,6 +16,7 @@ from offbook.base.errors import ConfigError
 
 TEXT_KEYS = ("input", "question", "prompt")
 _LABEL = 60  # most characters of a scenario's words in its label
+_NAMED = 40  # and in its id
 
 
 def scenario_fields(scenario: object) -> dict[str, object]:
@@ -32,14 +34,20 @@ def scenario_fields(scenario: object) -> dict[str, object]:
 
 
 def scenario_id(scenario: object) -> str:
-    """Its `id`, or else a hash of its content, which stays the same from run to run."""
+    """Its `id`, or else its first words and a hash of its content, the same from run to run.
+
+    >>> scenario_id({"question": "Where is box 4821?", "answer": "A7"})
+    'where-is-box-4821-972078f8a4'
+    """
     own = scenario_fields(scenario).get("id")
     if own is not None and str(own):
         return str(own)
     content = (
         scenario if isinstance(scenario, str) else json.dumps(scenario_fields(scenario), sort_keys=True, default=repr)
     )
-    return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    digest = hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:10]
+    words = shorten(" ".join(re.findall(r"\w+", _first_words(scenario).lower())), _NAMED, placeholder="")
+    return "-".join([*words.split(), digest])
 
 
 def scenario_label(scenario: object, number: int) -> str:
@@ -48,12 +56,18 @@ def scenario_label(scenario: object, number: int) -> str:
     >>> scenario_label({"question": "Where is box 4821?", "answer": "A7"}, 3), scenario_label({"id": "box"}, 4)
     ('3: Where is box 4821?', 'box')
     """
-    named = scenario_fields(scenario)
-    if named.get("id") is not None and str(named["id"]):
-        return str(named["id"])
-    texts = [scenario, *map(named.get, TEXT_KEYS), *named.values()]
-    words = next((text for text in texts if isinstance(text, str) and text.strip()), "")
+    own = scenario_fields(scenario).get("id")
+    if own is not None and str(own):
+        return str(own)
+    words = _first_words(scenario)
     return f"{number}: {shorten(words, _LABEL, placeholder=' …')}" if words else str(number)
+
+
+def _first_words(scenario: object) -> str:
+    """The first text of it that says anything; none without one."""
+    named = scenario_fields(scenario)
+    texts = [scenario, *map(named.get, TEXT_KEYS), *named.values()]
+    return next((text for text in texts if isinstance(text, str) and text.strip()), "")
 
 
 def scenario_text(scenario: object) -> str:

@@ -36,6 +36,7 @@ from .messages import (
     evaluation_failures_line,
     evaluation_line,
     failure_lines,
+    held_out_gap_line,
     interrupted_line,
     overlap_line,
     table_row,
@@ -401,8 +402,9 @@ class Trainer:
             run=run.id,
             spending=run.spending.by_purpose(),
         )
-        for line in (*run.repeats.repeated(), *run.spending.lines()):
-            run.progress.say(line)
+        for line in (*run.repeats.repeated(), *run.spending.lines(), held_out_gap_line(report)):
+            if line is not None:
+                run.progress.say(line)
         run.progress.say(closing_line(report, self.options.patience, self.options.target_reward))
         return report
 

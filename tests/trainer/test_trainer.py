@@ -100,6 +100,20 @@ async def test_a_run_after_a_killed_one_waits_for_its_update_and_trains_no_step_
     assert await model.get_step() == 1
 
 
+def test_a_run_says_that_it_continues_before_a_damaged_checkpoint(model: TrainableModel) -> None:
+    report = Trainer(model, varied, SCENARIOS, progress=quiet()[0], **SMALL).train(1)
+    assert report.checkpoint is not None
+    damaged = Path(report.checkpoint).with_name("0002.damaged-0")  # as the server names what it sets aside at its start
+    damaged.mkdir()
+    for steps, warned in ((2, True), (3, False)):
+        progress, out = quiet()
+        Trainer(model, varied, SCENARIOS, progress=progress, **SMALL).train(steps)
+        assert (
+            f"continues from step 1, since later checkpoints were damaged and are set aside: {damaged}"
+            in out.getvalue()
+        ) == warned
+
+
 def test_options_may_change_from_step_to_step(model: TrainableModel) -> None:
     progress, _ = quiet()
     options = {**SMALL, "config": lambda step: TrainConfig(learning_rate=1e-3 / step)}

@@ -204,6 +204,7 @@ class ModelState(Wire):
     checkpoint: str | None  # folder of the newest step; None at step 0
     training: bool = False  # a train request waits or is being applied; in answers to GET /api/models/{name}
     mirror_behind: int | None = None  # steps that the server's mirror is behind; None: unknown, or no mirror
+    damaged: tuple[str, ...] = ()  # checkpoints of later steps that were set aside when the server started
 
 
 class ForkRequest(Wire):

@@ -168,6 +168,12 @@ def put_aside(path: Path) -> Path:
     return aside
 
 
+def set_aside(folder: Path, after: int) -> list[Path]:
+    """The damaged checkpoints in a model's checkpoint folder, of steps after `after`, in order."""
+    named = ((path.name.partition(".damaged-")[0], path) for path in folder.glob("*.damaged-*"))
+    return [path for step, path in sorted(named) if is_step(step) and int(step) > after]
+
+
 def digest(path: Path) -> str:
     """The SHA-256 of a file. Raises OSError."""
     with path.open("rb") as file:

@@ -88,11 +88,16 @@ async def settled_steps_of(models: Models, say: Callable[[str], None]) -> dict[s
     steps."""
     for model in models:
         waiting = False
-        while (await (await model.api()).model(model.name)).training:
+        while (state := await (await model.api()).model(model.name)).training:
             if not waiting:
                 say(f"an update of {model.name} is under way, from an earlier run or another client: waiting for it")
             waiting = True
             await asyncio.sleep(UNDER_WAY_SECONDS)
+        if state.damaged:
+            say(
+                f"warning: {model.name} continues from step {state.step}, since later checkpoints were damaged and are "
+                f"set aside: {', '.join(state.damaged)}"
+            )
     return await steps_of(models)
 
 

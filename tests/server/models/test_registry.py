@@ -159,6 +159,12 @@ async def test_scratch_and_broken_folders_are_no_checkpoints(
     assert models.registry.names() == ["default", "default@0", "default@1", "tiny"]
     assert "0002 has no adapter_model.safetensors" in caplog.text
     assert "has 19 bytes, 999 were written" in caplog.text
+    state = models.registry.model("default").state()
+    assert (state.step, [Path(path).name for path in state.damaged]) == (1, ["0002.damaged-0", "0003.damaged-0"])
+    put_checkpoint(tmp_path, 2)
+    state = opened(tmp_path, client).registry.model("default").state()
+    assert (state.step, [Path(path).name for path in state.damaged]) == (2, ["0003.damaged-0"])
+    (good.parent / "0002").rename(tmp_path / "elsewhere")
     assert sorted(path.name for path in good.parent.iterdir()) == [
         ".scratch-0004",
         "0001",

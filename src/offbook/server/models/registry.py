@@ -88,6 +88,7 @@ class ServedModel:
             step=self.step,
             lora=self.facts.lora,
             checkpoint=str(newest.path) if newest is not None else None,
+            damaged=tuple(map(str, checkpoint_files.set_aside(self.checkpoint_folder, self.step))),
         )
 
 

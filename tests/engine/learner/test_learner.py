@@ -217,7 +217,9 @@ def test_no_scored_group_is_an_error_that_names_the_causes(lab: Lab) -> None:
 def test_a_group_of_one_alone_is_refused_and_beside_others_dropped(lab: Lab) -> None:
     with pytest.raises(TrainError, match="min_group_size=2"):
         lab.train([scored([1.0])], 0)
-    assert lab.train([scored([1.0]), scored([1.0, 0.0])], 0).metrics["groups/dropped_too_few"] == 1
+    result = lab.train([scored([1.0]), scored([1.0, 0.0])], 0)
+    assert result.metrics["groups/dropped_too_few"] == 1
+    assert result.warnings[0].startswith("1 of 2 groups have fewer than min_group_size=2 rollouts and train nothing")
 
 
 def test_trajectories_without_calls_are_an_error_alone_and_a_warning_beside_others(lab: Lab) -> None:

@@ -52,6 +52,7 @@ class Selector:
         """What the job trains. `step`: the model's current one. Warns of rollouts and calls that are not trained as
         their sender may think. Raises TrainError (bad_job, no_scored_groups), ConfigError."""
         advantages = _advantages(job)
+        _warn_of_small_groups(job, warn)
         groups, skipped = self._rendered(job, advantages, step)
         if advantages.trained_groups == 0 and (advantages.equal or advantages.too_few):
             return Selection(groups, advantages)
@@ -149,6 +150,17 @@ class Selector:
             for trajectory, value in zip(group, values, strict=True)
             if value is not None
             for fork in find_forks(trajectory, decode, self._policy.end_ids)
+        )
+
+
+def _warn_of_small_groups(job: TrainJob, warn: Warn) -> None:
+    """Groups that are too small from the start, not since rollouts failed."""
+    smallest = job.config.min_group_size
+    small = sum(len(group) < smallest for group in job.groups)
+    if small and not job.config.supervised and job.config.distill is None:
+        warn(
+            f"{small} of {len(job.groups)} groups have fewer than min_group_size={smallest} rollouts and train nothing: put "
+            "all rollouts of a scenario in one group"
         )
 
 

@@ -389,7 +389,7 @@ def test_a_schedule_that_gives_no_config_is_refused_by_the_step(model: Trainable
 
 def test_a_loss_that_reads_no_rewards_is_refused_at_once_and_from_a_schedule() -> None:
     model, config = TrainableModel(name="agent", base_model="tiny"), TrainConfig(loss="cross_entropy")
-    with pytest.raises(ConfigError, match=r"loss='cross_entropy' ignores rewards.*model.train_sft"):
+    with pytest.raises(ConfigError, match=r"loss='cross_entropy' ignores rewards.*set min_reward="):
         Trainer(model, rollout, SCENARIOS, config=config)
     with pytest.raises(ConfigError, match="ignores rewards"):
         Trainer(model, rollout, SCENARIOS, config=lambda step: config).options.config_of(1)

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
 from .errors import ConfigError
 from .option_names import unknown_option
@@ -183,6 +183,9 @@ class TrainConfig(Options):
         default=False,
         description="with cross_entropy: skip and count messages that are too long or that the chat template rejects",
     )
+    min_reward: FiniteFloat | None = Field(
+        default=None, description="with cross_entropy: imitate only rollouts with at least this reward; None: all"
+    )
     epochs: int = Field(default=1, ge=1, le=64, description="passes over the step's samples")
     minibatches: int = Field(
         default=1, ge=1, le=1024, description="optimizer updates per epoch; trajectories are assigned round robin"
@@ -247,6 +250,14 @@ class TrainConfig(Options):
         return self
 
     @model_validator(mode="after")
+    def _imitating(self) -> Self:
+        if self.min_reward is not None and not self.supervised:
+            raise ValueError("min_reward chooses what loss='cross_entropy' imitates: leave it out, or set that loss")
+        if self.min_reward is not None and self.overlap:
+            raise ValueError("overlap=True needs a policy-gradient loss: min_reward= imitates rollouts of any step")
+        return self
+
+    @model_validator(mode="after")
     def _corrected_overlap(self) -> Self:
         if self.overlap and self.importance_cap is None:
             raise ValueError(
@@ -261,8 +272,13 @@ class TrainConfig(Options):
 
     @property
     def supervised(self) -> bool:
-        """Whether the step imitates its trajectories. It then reads no rewards and computes no advantages."""
+        """Whether the step imitates its trajectories. It then computes no advantages."""
         return self.loss == "cross_entropy"
+
+    @property
+    def imitates_the_good(self) -> bool:
+        """Whether the step imitates those of its rollouts that have a high reward."""
+        return self.min_reward is not None
 
     @property
     def upper_clip(self) -> float:

@@ -16,7 +16,7 @@ R = TypeVar("R")
 
 OWNERS = {
     "config=TrainConfig({}=...) in Trainer(), MCPTrainer() or app.train()": "learning_rate loss epsilon epsilon_high scale_rewards "
-    "call_rewards sequence kl_coef distill importance_cap max_tokens divisor turns skip_bad epochs minibatches max_grad_norm "
+    "call_rewards sequence kl_coef distill importance_cap max_tokens divisor turns skip_bad min_reward epochs minibatches max_grad_norm "
     "warmup_updates betas "
     "weight_decay min_group_size layout row_tokens logits_chunk overlap max_staleness kl_warn rendered_warn seed",
     "lora=LoraOptions({}=...) in TrainableModel()": "r alpha dropout target_modules seed",
@@ -25,7 +25,7 @@ OWNERS = {
     "vllm_url ray ray_learners memory_layout card threads deterministic keep_tokens learners shard",
     "{}=... in TrainableModel()": "name project base_model backend lora",
     "{}=... in Trainer(), MCPTrainer() or app.train()": "scenarios reward judge eval eval_every group_size "
-    "scenarios_per_step concurrency timeout retries max_completion_tokens config patience target_reward max_cost seed run "
+    "scenarios_per_step concurrency timeout retries max_completion_tokens config replayed patience target_reward max_cost seed run "
     "sinks alert_limits on_alert runner progress",
     "{}=... in train()": "steps",
     "{}=... in model.train()": "groups request_id on_event pbar_desc",

@@ -480,7 +480,8 @@ class GroupRecord(Wire):
 class TrainRequest(Wire):
     """One step, applied at most once per `id`: a repeated request joins the running step or gets the stored result.
     `evaluate`: compute the cross-entropy of the groups and change nothing. `sampled_by`: the model whose calls are trained, if it
-    is another, such as the one that `model` is a fork of; importance weights correct for it as for other steps' calls."""
+    is another, such as the one that `model` is a fork of; importance weights correct for it as for other steps' calls.
+    `replayed`: finished trajectories of earlier requests that are imitated again, in none of the metrics of rewards."""
 
     id: str = Field(default_factory=lambda: new_id("train"), min_length=1, max_length=200)
     model: str
@@ -488,6 +489,13 @@ class TrainRequest(Wire):
     config: TrainConfig = Field(default_factory=TrainConfig)
     evaluate: bool = False
     sampled_by: Name | None = None
+    replayed: tuple[str, ...] = Field(default=(), max_length=GROUPS_AT_ONCE)
+
+    @model_validator(mode="after")
+    def _replayed_by_its_loss(self) -> Self:
+        if self.replayed and not self.config.imitates_the_good:
+            raise ValueError("replayed= needs loss='cross_entropy' with min_reward=, which imitates good rollouts")
+        return self
 
     @model_validator(mode="after")
     def _evaluated_by_its_loss(self) -> Self:

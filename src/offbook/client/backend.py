@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol, Self, cast
 
@@ -166,10 +166,12 @@ async def train_groups(
     pbar_desc: str | None = None,
     timeout: float | None = None,
     logs: bool = True,
+    replayed: Sequence[str] = (),
 ) -> TrainResult:
     """Finish every rollout on the server, then send one train request for the groups.
 
-    `logs=False`: the caller says the result's warnings, and why no step was applied. Raises as `Backend.train`. A
+    `logs=False`: the caller says the result's warnings, and why no step was applied. `replayed`: ids of finished
+    rollouts of earlier steps, which a step with `min_reward` imitates again. Raises as `Backend.train`. A
     TrainError because no group was scored also says why rollouts failed.
     """
     request_id = request_id or new_id("train")
@@ -177,7 +179,8 @@ async def train_groups(
     rollouts = [record for records, _ in wires for record in records]
     recorded = await api.finish(rollouts)
     require_calls(wires, recorded)
-    request = TrainRequest(id=request_id, model=model, groups=tuple(record for _, record in wires), config=config)
+    groups_sent = tuple(record for _, record in wires)
+    request = TrainRequest(id=request_id, model=model, groups=groups_sent, config=config, replayed=tuple(replayed))
     with TrainBar(pbar_desc, logs=logs) as bar:
 
         def show_event(event: TrainEvent) -> None:

@@ -266,7 +266,7 @@ class Sample:
 class JobTrajectory:
     """`reward=None`: unscored. `histories` are rendered by the learner with the base's chat template. `left_out`: calls
     that are no samples, because they were cancelled, failed, came late or sampled nothing. `call_rewards`: the parts of
-    the reward that were earned after calls, in the order of the calls."""
+    the reward that were earned after calls, in the order of the calls. `replayed`: it was trained before."""
 
     id: str
     reward: float | None
@@ -275,6 +275,7 @@ class JobTrajectory:
     failed: bool = False
     left_out: int = 0
     call_rewards: tuple[float, ...] = ()
+    replayed: bool = False
 
 
 @dataclass(frozen=True)

@@ -102,9 +102,14 @@ async def settled_steps_of(models: Models, say: Callable[[str], None]) -> dict[s
 
 
 async def train_each(
-    models: Models, groups: Sequence[TrajectoryGroup], steps: Mapping[str, int], configs: Mapping[str, TrainConfig]
+    models: Models,
+    groups: Sequence[TrajectoryGroup],
+    steps: Mapping[str, int],
+    configs: Mapping[str, TrainConfig],
+    replayed: Mapping[str, Sequence[str]],
 ) -> dict[str, ModelStep]:
     """Send one train request per model in `configs`; models without a config are DONE. Returns the results by name.
+    `replayed`: by model, the good rollouts of earlier steps that are imitated again.
 
     Requests to one server are sequential, servers run concurrently. An error is raised after all servers have ended. A
     model that no rollout called is no error, but RolloutError is raised if no model was called."""
@@ -122,7 +127,8 @@ async def train_each(
             elif len(servers) > 1 and (why := await _why_not_called(model, known)):
                 trained[model.name] = ModelStep(step, StepOutcome.NO_CALLS, why=why)
             else:
-                trained[model.name] = await _train(model, known, step, config, several=len(models) > 1)
+                again = replayed.get(model.name, ())
+                trained[model.name] = await _train(model, known, step, config, again, several=len(models) > 1)
         return trained
 
     results = await asyncio.gather(*(on_one_server(own) for own in servers.values()), return_exceptions=True)
@@ -163,11 +169,17 @@ async def _known_to(api: Api, groups: Sequence[TrajectoryGroup]) -> list[Traject
 
 
 async def _train(
-    model: TrainableModel, groups: Sequence[TrajectoryGroup], step: int, config: TrainConfig, several: bool
+    model: TrainableModel,
+    groups: Sequence[TrajectoryGroup],
+    step: int,
+    config: TrainConfig,
+    replayed: Sequence[str],
+    *,
+    several: bool,
 ) -> ModelStep:
     began = time.monotonic()
     try:
-        result = await train_groups(await model.api(), model.name, groups, config, logs=False)
+        result = await train_groups(await model.api(), model.name, groups, config, logs=False, replayed=replayed)
     except ServerError as error:
         if not several or error.code != "no_calls":
             raise

@@ -81,6 +81,9 @@ class TrainerOptions(RolloutOptions):
     config: TrainConfig | Schedule = option(
         TrainConfig(), "options of the learner, or a function from the step to them"
     )
+    replayed: int = option(
+        48, "rollouts of earlier steps that a step with min_reward= imitates beside its own", least=0
+    )
     patience: int = option(10, "stop after this many iterations in a row without an update", least=1)
     target_reward: float = option(1.0, "mean reward from which a run that `patience` stops counts as solved")
     seed: int = option(0, "random seed for the order of the scenarios")
@@ -154,11 +157,10 @@ def check_alerts(limits: object, on_alert: object) -> None:
 def check_config(config: object) -> None:
     """Raise ConfigError unless `config` is a TrainConfig or callable; for a dict the message has the call to write. Also
     raises it for a loss that would imitate bad rollouts as well as good ones."""
-    if isinstance(config, TrainConfig) and config.supervised:
+    if isinstance(config, TrainConfig) and config.supervised and not config.imitates_the_good:
         raise ConfigError(
-            f"loss={config.loss!r} ignores rewards, and a Trainer's rollouts are both good and bad: choose another "
-            "loss, or "
-            "imitate chosen rollouts with model.train_sft(trajectories)"
+            f"loss={config.loss!r} ignores rewards, and a Trainer's rollouts are both good and bad: set min_reward= "
+            "to imitate the good ones, or choose another loss"
         )
     if isinstance(config, TrainConfig) or callable(config):
         return

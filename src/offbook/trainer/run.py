@@ -17,6 +17,7 @@ from offbook.client.rollouts.failures import FailureKind
 from offbook.llms.ledger import Spending
 
 from .evaluate import Evaluation, mean
+from .imitation import Replay
 from .models import ModelStep, StepOutcome
 from .options import TrainerOptions
 from .progress import Doing, TrainerProgress
@@ -120,6 +121,7 @@ class Run:
     current: Steps
     progress: TrainerProgress
     id: str
+    replay: Replay
     spending: Spending = field(default_factory=Spending)
     iterations: list[Iteration] = field(default_factory=list[Iteration])
     evaluations: list[Evaluation] = field(default_factory=list[Evaluation])

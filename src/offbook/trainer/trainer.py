@@ -30,6 +30,7 @@ from offbook.scenarios.ordering import batch
 from offbook.tracing.trace_context import keep_trace_context
 
 from .evaluate import Evaluation, failures_printed, steps_line, summarise
+from .imitation import Replay
 from .judging import judged
 from .messages import (
     closing_line,
@@ -133,9 +134,9 @@ class Trainer:
             raise ConfigError(f"steps: a whole number of at least 1 is needed, got {steps!r}")
         progress = self.options.progress or make_progress(steps)
         started = await settled_steps_of(self.models, progress.say)
-        run = Run(
-            self.options, steps, started, started, progress, self.options.run or run_name("train", self.model.name)
-        )
+        name = self.options.run or run_name("train", self.model.name)
+        replay = Replay(self.models, self.options.replayed, self.options.seed)
+        run = Run(self.options, steps, started, started, progress, name, replay)
         if run.stopped() is Stopped.FINISHED:
             return await self._ended(run, Stopped.NOTHING_LEFT)
         await self._publisher.started(run.id, started[self.model.name])
@@ -301,7 +302,9 @@ class Trainer:
         configs = run.configs()
         began, rolled = time.monotonic(), run.rolling.seconds
         with run.doing("training " + " and ".join(f"step {run.current[name] + 1} of {name}" for name in configs)):
-            steps = await train_each(self.models, scored.groups, run.current, configs)
+            replayed = await run.replay.drawn(configs, scored.groups, run.current)
+            steps = await train_each(self.models, scored.groups, run.current, configs, replayed)
+            run.replay.add(scored.groups)
         if any(config.overlap for config in configs.values()):
             steps = run.overlapped(scored, steps, run.rolling.seconds - rolled)
         seconds = time.monotonic() - began

@@ -21,6 +21,10 @@ NO_SIGNAL = {
         "all rewards of each group were equal",
         "Raise group_size or the temperature, take scenarios of another difficulty, or give partial rewards",
     ),
+    "none_good": (
+        "no rollout had the reward that is imitated",
+        "Lower min_reward, take easier scenarios, or begin with a loss that learns from all rewards",
+    ),
     "no_advantage": (
         "no call that could be trained was of a rollout above or below its group's mean",
         "Look for calls that are never trained: at temperature 0, left out by train_on=, or not made at all",

@@ -25,7 +25,7 @@ from . import checkpoints, peak_memory
 from .checkpoints import Draft, OptimizerState, restore_state, state_tensors
 from .metrics import cross_entropy_metrics, sampler_mismatch, selection_metrics, step_metrics, teacher_metrics
 from .model.policy import Policy
-from .no_signal import equal_rewards, no_calls, no_gradient
+from .no_signal import no_gradient, no_selection
 from .selection import Selection, Selector, Warn
 from .targets.batch import TrainBatch
 from .teacher import load_teacher, teacher_scores, with_hint
@@ -159,8 +159,9 @@ class Learner:
         selection = self._selector.select(job, command.step, warn)
         if selection.batch is None:
             metrics = selection_metrics(selection, command.step, self._policy)
-            signal = no_calls(selection.uncalled) if selection.uncalled else equal_rewards(selection.advantages)
-            return signal.result(command, metrics, self._warnings)
+            return no_selection(selection.uncalled, selection.advantages, job.config).result(
+                command, metrics, self._warnings
+            )
         config = self._within_limit(job.config)
         if job.evaluate:
             return self._evaluate(command, config, selection, selection.batch)

@@ -10,6 +10,7 @@
 | groups/no_spread_reward | mean reward of these groups |
 | trajectories/total, trained, failed, unscored | unscored does not count the failed |
 | trajectories/without_targets | had an advantage and nothing to train |
+| trajectories/replayed | of earlier steps, imitated again; in no other metric of groups, trajectories and rewards |
 | calls/total | calls of the request with sampled tokens, recorded or rendered; one for each choice of a call |
 | calls/trained, greedy, not_trained | of trajectories with an advantage: trained; left out because of T = 0; because cancelled, failed, late, with an image or without a sampled token |
 | calls/excluded, weighted | of trajectories with an advantage: left out by weight 0 (train_on=); trained with a weight other than 1 |
@@ -52,7 +53,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -95,13 +96,23 @@ class Mismatch:
 
 def selection_metrics(selection: Selection, step: int, policy: Policy) -> dict[str, float]:
     """Metrics of what a job trains, and of the mask probe at start-up. `step`: the model's before the update."""
-    metrics = reward_metrics(selection.groups, selection.advantages)
+    replayed = [trajectory.id for group in selection.groups for trajectory in group if trajectory.replayed]
+    own = len(selection.groups) - len(replayed)  # each is a group of its own, after the others
+    advantages = selection.advantages
+    advantages = replace(advantages, values=advantages.values[:own]) if replayed else advantages
+    metrics = reward_metrics(selection.groups[:own], advantages)
     if policy.tree_difference is not None:
         metrics["layout/probe_difference"] = policy.tree_difference
     if selection.batch is not None:
         metrics |= batch_metrics(selection.batch, None if selection.supervised else step) | fork_metrics(
             selection.forks
         )
+    if replayed:
+        trained = set(selection.batch.trajectories if selection.batch is not None else ())
+        metrics |= {
+            "trajectories/replayed": float(len(replayed)),
+            "trajectories/trained": float(len(trained.difference(replayed))),
+        }
     if selection.skipped:
         metrics["calls/skipped"] = float(len(selection.skipped))
     return metrics

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from offbook.base.config import TrainConfig
 from offbook.base.types import TrainResult
 
 from ..protocol import TrainCommand
@@ -19,7 +20,7 @@ from .update.step import StepTotals
 class NoSignal:
     """The kind of `TrainResult.no_signal`, and an explanation."""
 
-    kind: Literal["equal_rewards", "no_advantage", "same_as_teacher", "zero_gradient"]
+    kind: Literal["equal_rewards", "none_good", "no_advantage", "same_as_teacher", "zero_gradient"]
     why: str
 
     def result(self, command: TrainCommand, metrics: dict[str, float], warnings: Sequence[str]) -> TrainResult:
@@ -37,11 +38,23 @@ class NoSignal:
         )
 
 
+def no_selection(uncalled: int, advantages: Advantages, config: TrainConfig) -> NoSignal:
+    """Why nothing of a job was chosen. `uncalled`: rollouts with an advantage, if none of them called the model."""
+    if uncalled:
+        return no_calls(uncalled)
+    return equal_rewards(advantages) if config.min_reward is None else none_good(config.min_reward)
+
+
 def equal_rewards(advantages: Advantages) -> NoSignal:
     """All groups have equal rewards or too few scored rollouts."""
     more = f", and {advantages.too_few} more have too few scored rollouts" if advantages.too_few else ""
     what = "rewards" if advantages.by_call is None else "parts of the rewards"
     return NoSignal("equal_rewards", f"all {what} of each group are equal{more}")
+
+
+def none_good(min_reward: float) -> NoSignal:
+    """No rollout has the reward from which they are imitated."""
+    return NoSignal("none_good", f"no rollout has a reward of at least {min_reward:g}, so there is none to imitate")
 
 
 def no_calls(uncalled: int) -> NoSignal:

@@ -54,13 +54,15 @@ class Selector:
         advantages = _advantages(job)
         _warn_of_small_groups(job, warn)
         groups, skipped = self._rendered(job, advantages, step)
-        if advantages.trained_groups == 0 and (advantages.equal or advantages.too_few):
+        chosen = job.config.imitates_the_good
+        if advantages.trained_groups == 0 and (advantages.equal or advantages.too_few or chosen):
             return Selection(groups, advantages)
         if job.config.supervised:
             batch = make_batch(groups, advantages, supervised=True)
             _warn_of_skipped(skipped, warn)
         else:
             batch = make_batch(groups, advantages, self._choice_masks)
+        if chosen or not job.config.supervised:
             called = any(trajectory.samples for group in groups for trajectory in group)
             if called and not len(batch) and not any(batch.left_out.values()) and not skipped:
                 return Selection(groups, advantages, uncalled=len(batch.without_targets))
@@ -184,7 +186,7 @@ def _advantages(job: TrainJob) -> Advantages:
     config = job.config
     failed = [[trajectory.failed for trajectory in group] for group in job.groups]
     if config.supervised:
-        return supervised_advantages(failed)
+        return supervised_advantages([[not _imitated(t, config.min_reward) for t in group] for group in job.groups])
     if config.distill is not None and config.distill.alone:
         return with_teacher(None, failed)
     rewards = [[None if t.failed else t.reward for t in group] for group in job.groups]
@@ -202,6 +204,12 @@ def _advantages(job: TrainJob) -> Advantages:
     if advantages.too_few == len(job.groups):
         raise _no_scored_groups(job)
     return advantages
+
+
+def _imitated(trajectory: JobTrajectory, min_reward: float | None) -> bool:
+    if trajectory.failed or min_reward is None:
+        return not trajectory.failed
+    return trajectory.reward is not None and trajectory.reward >= min_reward
 
 
 def _no_scored_groups(job: TrainJob) -> TrainError:

@@ -90,7 +90,7 @@ def _lines(
 ) -> list[GroupLine]:
     """The groups of a step. Supervised training needs no rewards, so it learns from each group or from none."""
     smallest = int(updates[-1].config.get("min_group_size", MIN_GROUP_SIZE)) if updates else MIN_GROUP_SIZE
-    lines = group_lines(rollouts, smallest)
+    lines = group_lines(rollouts, smallest, updates[-1].min_reward if updates else None)
     if not supervised:
         return lines
     why = "" if any(update.applied for update in updates) else "held out" if held_out else "not trained"
@@ -132,10 +132,12 @@ def facts_of_step(
     mean, spread = (statistics.fmean(rewards), statistics.pstdev(rewards)) if rewards else (None, None)
     failed = sum(rollout.failed for rollout in rollouts)
     learned = sum(line.learned for line in lines)
+    least = updates[-1].min_reward if updates else None
+    which = "groups whose rewards differ" if least is None else f"groups with a reward of at least {least:g}"
     facts = [
         Fact("Rollouts", number(len(rollouts)), f"{failed} failed" if failed else "none failed"),
         Fact("Reward", fixed(mean, 3), f"spread {fixed(spread, 3)}"),
-        Fact("Gradient from", f"{learned} of {len(lines)}", "groups whose rewards differ"),
+        Fact("Gradient from", f"{learned} of {len(lines)}", which),
     ]
     if supervised:
         facts[1:] = _learned_by_imitation(updates)

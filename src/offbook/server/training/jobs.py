@@ -90,7 +90,7 @@ def check_ids(request: TrainRequest) -> tuple[str, ...]:
     for index, group in enumerate(request.groups):
         if not group.trajectory_ids:
             raise ApiError(400, f"Group {index} has no trajectories", f"groups.{index}.trajectory_ids", "empty_group")
-    ids = tuple(trajectory_id for group in request.groups for trajectory_id in group.trajectory_ids)
+    ids = tuple(trajectory_id for group in request.groups for trajectory_id in group.trajectory_ids) + request.replayed
     repeated = [trajectory_id for trajectory_id, count in Counter(ids).items() if count > 1]
     if repeated:
         raise ApiError(400, f"Trajectories named more than once: {_some(repeated)}", "groups", "duplicate_trajectory")
@@ -130,8 +130,8 @@ def build_job(
             "groups",
             "unknown_trajectory",
         )
-    supervised = request.config.supervised
-    to_model = None if supervised else request.sampled_by or request.model
+    supervised, chosen = request.config.supervised, request.config.imitates_the_good
+    to_model = None if supervised and not chosen else request.sampled_by or request.model
     built = {id: _trajectory(to_model, records[id], calls.get(id, ())) for id in ids}
     scored = [t for t in built.values() if (t.reward is not None or supervised) and not t.failed]
     empty = [
@@ -142,7 +142,8 @@ def build_job(
     if empty and len(empty) == len(scored):  # if only some are empty, the learner counts them and warns
         raise ApiError(400, _why_empty(empty, request, calls), "groups", "no_calls")
     groups = tuple(tuple(built[trajectory_id] for trajectory_id in group.trajectory_ids) for group in request.groups)
-    return TrainJob(request.id, request.model, groups, request.config, request.evaluate)
+    again = tuple((replace(built[trajectory_id], replayed=True),) for trajectory_id in request.replayed)
+    return TrainJob(request.id, request.model, groups + again, request.config, request.evaluate)
 
 
 def _why_empty(empty: Sequence[JobTrajectory], request: TrainRequest, calls: Mapping[str, Sequence[Call]]) -> str:

@@ -234,7 +234,7 @@ def _why(
     update: TrainUpdate | None,
     heads: Sequence[TokenHead],
 ) -> str:
-    imitated = update is not None and update.supervised
+    imitated = update is not None and update.imitates
     if not imitated and len(scored) >= 2 and len(distinct(scored)) == 1:
         return f"All {len(scored)} scored rollouts have the reward {scored[0]:g}: there is nothing to compare, so the group trains nothing."
     if not imitated and len(scored) < 2:

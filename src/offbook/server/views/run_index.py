@@ -96,9 +96,20 @@ class TrainUpdate:
     evaluates: bool = False  # it measures the loss of its trajectories, and changes nothing
 
     @property
-    def supervised(self) -> bool:
-        """Whether its loss is cross-entropy, which imitates whatever the rewards are."""
+    def imitates(self) -> bool:
+        """Whether its loss is cross-entropy: no rollout is compared with its group."""
         return self.config.get("loss") == CROSS_ENTROPY
+
+    @property
+    def min_reward(self) -> float | None:
+        """The reward from which it imitates rollouts; None: it does not choose by rewards."""
+        least = self.config.get("min_reward")
+        return float(least) if isinstance(least, int | float) else None
+
+    @property
+    def supervised(self) -> bool:
+        """Whether it imitates examples that were chosen before, whatever their rewards are."""
+        return self.imitates and self.min_reward is None
 
     @property
     def cross_entropy(self) -> float | None:

@@ -43,12 +43,15 @@ class GroupLine:
         return not self.why
 
 
-def group_lines(rollouts: Iterable[RolloutRow], min_group_size: int = MIN_GROUP_SIZE) -> list[GroupLine]:
-    """The groups of these rollouts, sorted by the spread of their rewards, then by failures, both descending."""
+def group_lines(
+    rollouts: Iterable[RolloutRow], min_group_size: int = MIN_GROUP_SIZE, min_reward: float | None = None
+) -> list[GroupLine]:
+    """The groups of these rollouts, sorted by the spread of their rewards, then by failures, both descending.
+    `min_reward`: of a step that imitates rollouts from this reward on."""
     groups: dict[str | None, list[RolloutRow]] = {}
     for rollout in rollouts:
         groups.setdefault(rollout.group, []).append(rollout)
-    lines = [_line(group, members, min_group_size) for group, members in groups.items()]
+    lines = [_line(group, members, min_group_size, min_reward) for group, members in groups.items()]
     return sorted(lines, key=lambda line: (-(line.spread or 0.0), -line.failed, line.scenario or "", line.group or ""))
 
 
@@ -63,7 +66,7 @@ def tint(z: float | None) -> str:
     return ("p" if z > 0 else "n") + str(1 + (abs(z) >= _EDGES[1]) + (abs(z) >= _EDGES[2]))
 
 
-def _line(group: str | None, members: Sequence[RolloutRow], min_group_size: int) -> GroupLine:
+def _line(group: str | None, members: Sequence[RolloutRow], min_group_size: int, min_reward: float | None) -> GroupLine:
     ordered = sorted(members, key=lambda rollout: (rollout.index is None, rollout.index, rollout.seq))
     rewards = [rollout.reward for rollout in ordered if rollout.reward is not None and not rollout.failed]
     mean = statistics.fmean(rewards) if rewards else None
@@ -82,7 +85,7 @@ def _line(group: str | None, members: Sequence[RolloutRow], min_group_size: int)
         failed=sum(rollout.failed for rollout in ordered),
         mean=mean,
         spread=spread,
-        why=_why(len(rewards), spread, min_group_size),
+        why=_why(len(rewards), spread, min_group_size) if min_reward is None else _why_none_good(rewards, min_reward),
     )
 
 
@@ -92,3 +95,7 @@ def _why(scored: int, spread: float | None, min_group_size: int) -> str:
     if scored < min_group_size:
         return "too few scored"
     return "" if spread else "equal rewards"
+
+
+def _why_none_good(rewards: Sequence[float], min_reward: float) -> str:
+    return "" if any(reward >= min_reward for reward in rewards) else "none good"

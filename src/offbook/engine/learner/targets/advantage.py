@@ -146,13 +146,13 @@ def with_teacher(advantages: Advantages | None, failed: Sequence[Sequence[bool]]
     return Advantages(values, too_few=0, equal=(), by_call=by_call)
 
 
-def supervised_advantages(failed: Sequence[Sequence[bool]]) -> Advantages:
-    """The advantage 1 for every rollout that did not fail: supervised training imitates them, whatever their rewards.
+def supervised_advantages(left_out: Sequence[Sequence[bool]]) -> Advantages:
+    """The advantage 1 for every rollout that supervised training imitates, and none for those `left_out`.
 
     >>> supervised_advantages([[False, True], [False]]).values
     ((1.0, None), (1.0,))
     """
-    return Advantages(tuple(tuple(None if bad else 1.0 for bad in group) for group in failed), too_few=0, equal=())
+    return Advantages(tuple(tuple(None if out else 1.0 for out in group) for group in left_out), too_few=0, equal=())
 
 
 def _parts(group: Sequence[float | None], earned: Sequence[Sequence[float]]) -> list[list[float] | None]:

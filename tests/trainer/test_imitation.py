@@ -1,0 +1,83 @@
+"""Steps with `min_reward` imitate their good rollouts, and good ones of earlier steps again."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from offbook import TrainableModel, TrainConfig, Trainer, Trajectory
+from offbook.base.errors import ConfigError
+from offbook.base.wire import TrajectoryQuery
+from offbook.trainer.report import Stopped
+from tests.trainer.test_trainer import SCENARIOS, quiet, rollout
+
+GOOD = TrainConfig(learning_rate=1e-3, loss="cross_entropy", min_reward=1.0, minibatches=2)
+SMALL: dict[str, Any] = {"group_size": 4, "scenarios_per_step": 2, "config": GOOD}
+
+
+def rewarded(*rewards: float) -> Any:
+    """A rollout whose rewards are these, again and again."""
+    turns = itertools.cycle(rewards)
+
+    async def run(model: TrainableModel, scenario: dict[str, str]) -> Trajectory:
+        trajectory = await rollout(model, scenario)
+        trajectory.reward = next(turns)
+        return trajectory
+
+    return run
+
+
+async def test_each_step_imitates_its_good_rollouts_and_earlier_ones_again(model: TrainableModel) -> None:
+    progress, out = quiet()
+    trainer = Trainer(model, rewarded(1.0, 0.0, 0.5, 2.0), SCENARIOS, progress=progress, replayed=3, **SMALL)
+    report = await trainer.atrain(2)
+    first, second = (iteration.metrics for iteration in report.iterations)
+    assert (first["trajectories/total"], first["trajectories/trained"], first["loss/updates"]) == (8, 4, 2)
+    assert "trajectories/replayed" not in first and first["loss/cross_entropy"] > 0
+    assert (second["trajectories/total"], second["trajectories/trained"], second["trajectories/replayed"]) == (8, 4, 3)
+    assert first["reward/mean"] == second["reward/mean"] == 0.875
+    assert first["groups/no_spread"] == 0 and first["groups/trained"] == 2
+    assert [line.count("taught 50%") for line in out.getvalue().splitlines() if line.startswith("step ")] == [1, 1]
+
+
+async def test_a_run_that_is_started_again_replays_the_rollouts_of_the_earlier_one(model: TrainableModel) -> None:
+    for steps, rewards in ((1, (1.0,)), (2, (0.0,))):
+        trainer = Trainer(model, rewarded(*rewards), SCENARIOS, progress=quiet()[0], replayed=5, **SMALL)
+        report = await trainer.atrain(steps)
+    last = report.iterations[-1].metrics
+    assert (last["trajectories/trained"], last["trajectories/replayed"], report.step) == (0, 5, 2)
+    page = await (await model.api()).trajectories(TrajectoryQuery(model=model.name, step=0))
+    assert {(record.reward, record.place.split) for record in page.trajectories} == {(1.0, "train")}
+
+
+def test_without_a_good_rollout_no_step_is_made_and_the_run_says_why(model: TrainableModel) -> None:
+    progress, out = quiet()
+    trainer = Trainer(model, rewarded(0.0, 0.5), SCENARIOS, progress=progress, patience=2, **SMALL)
+    report = trainer.train(3)
+    assert (report.stopped, report.step) == (Stopped.NO_SIGNAL, 0)
+    assert "no signal: no rollout has a reward of at least 1, so there is none to imitate" in out.getvalue()
+    assert "Lower min_reward" in out.getvalue()
+
+
+def test_a_schedule_may_imitate_first_and_compare_then(model: TrainableModel) -> None:
+    def config(step: int) -> TrainConfig:
+        return GOOD if step == 1 else TrainConfig(learning_rate=1e-4)
+
+    report = Trainer(model, rewarded(1.0, 0.0), SCENARIOS, progress=quiet()[0], **{**SMALL, "config": config}).train(2)
+    assert ["loss/cross_entropy" in iteration.metrics for iteration in report.iterations] == [True, False]
+    assert report.iterations[1].metrics["groups/trained"] == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"min_reward": 1.0}, "min_reward chooses what loss='cross_entropy' imitates"),
+        ({"min_reward": float("nan"), "loss": "cross_entropy"}, "min_reward"),
+        ({"min_reward": 1.0, "loss": "cross_entropy", "overlap": True}, "overlap=True needs a policy-gradient loss"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        TrainConfig.parse(**options)

@@ -7,6 +7,7 @@ LangGraph are left out, since only the number of rollouts counts here.
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import tempfile
 import threading
@@ -37,6 +38,7 @@ from offbook.engine.protocol import JobTrajectory, Sample, TrainCommand, TrainJo
 from offbook.quickstart.desk import Desk, Request, reward
 from offbook.scenarios.ordering import batch
 from offbook.tiny import path as tiny_path
+from offbook.trainer.imitation import ScoredRollout, draw
 
 TRAIN_REQUESTS, TEST_REQUESTS = 600, 120
 MAX_TOKENS = 48
@@ -49,7 +51,8 @@ class Training:
     """How a policy is trained. `config`: step 1, 2, ... -> its options. `batch_scale`: divide advantages by the standard deviation of
     the whole batch instead of the group's. `probes`: first sample so many rollouts of each of twice the scenarios, then spend
     the rest of the step's on the half whose success is nearest to 1/2. `revisits`: so many of a step's scenarios are those seen before
-    whose success was nearest to 1/2, neither 0 nor 1. `a_scale`: multiplies the LoRA's initial A. `teacher`: the
+    whose success was nearest to 1/2, neither 0 nor 1. `replayed`: so many good rollouts of earlier steps are imitated beside a step's own,
+    if its options have `min_reward`. `a_scale`: multiplies the LoRA's initial A. `teacher`: the
     checkpoint of the teacher that the options name; a supervised step trains on its rollouts."""
 
     config: Callable[[int], TrainConfig]
@@ -60,6 +63,7 @@ class Training:
     batch_scale: bool = False
     probes: int = 0
     revisits: int = 0
+    replayed: int = 0
     a_scale: float = 1.0
     teacher: Path | None = None
 
@@ -170,6 +174,9 @@ class DeskTraining:
         self._step = self._iterations = self.rollouts = 0
         self.taught: list[float] = []
         """For each step, the share of rollouts whose advantage is not zero."""
+        self._earlier: dict[str, Rollout] = {}  # by a name of its own
+        self._scored: list[ScoredRollout] = []
+        self._draws = random.Random(seed)
         self._seen: dict[Request, float] = {}  # its success when it was sampled last
         self.metrics: dict[str, float] = {}
         """What the learner measured in the newest update."""
@@ -192,7 +199,8 @@ class DeskTraining:
         self._iterations += 1
         self.rollouts += sum(map(len, groups))
         self.taught.append(fmean(len({r.reward for r in group}) > 1 for group in groups for _ in group))
-        if teacher is not None or any(len({rollout.reward for rollout in group}) > 1 for group in groups):
+        imitates = self._training.config(self._step + 1).min_reward is not None
+        if teacher is not None or imitates or any(len({rollout.reward for rollout in group}) > 1 for group in groups):
             self._update(groups)
         return fmean(rollout.success for group in groups for rollout in group)
 
@@ -293,6 +301,11 @@ class DeskTraining:
             )
             for g, group in enumerate(groups)
         )
+        if config.min_reward is not None:
+            names = draw(self._scored, config.min_reward, self._training.replayed, self._draws)
+            again = [(name, self._earlier[name]) for name in names]
+            trajectories += tuple((JobTrajectory(n, r.reward, tuple(r.samples), replayed=True),) for n, r in again)
+            self._remember(groups)
         request = f"step-{self._step + 1}"
         write_job(job, TrainJob(request, "desk", trajectories, config))
         command = TrainCommand(
@@ -310,6 +323,14 @@ class DeskTraining:
             old, self._step, self.metrics = self.newest, result.step, result.metrics
             self._sampler.load(f"desk@{result.step}", self.newest)
             shutil.rmtree(old, ignore_errors=True)
+
+    def _remember(self, groups: Sequence[Sequence[Rollout]]) -> None:
+        for group in groups:
+            first = len(self._earlier)
+            for rollout in group:
+                name = f"earlier-{len(self._earlier)}"
+                self._earlier[name] = rollout
+                self._scored.append(ScoredRollout(name, str(first), rollout.reward))
 
 
 def right_call(request: Request) -> tuple[str, dict[str, Any]]:

@@ -91,6 +91,13 @@ LEVERS = {
         training={"revisits": 4},
     ),
     "revisits_4_epochs_2": Lever("both", "-", {"epochs": 2}, training={"revisits": 4}),
+    "imitation": Lever(
+        "imitate rollouts with reward 1, and 48 of earlier steps: loss='cross_entropy', 8 minibatches, 0.75 of the rate",
+        "self-imitation, 1806.05635; ReST-EM, 2312.06585",
+        {"loss": "cross_entropy", "min_reward": 1.0, "minibatches": 8, "kl_coef": 0.0},
+        training={"replayed": 48},
+        rate=0.75,
+    ),
     "temperature_1.2": Lever("rollouts at temperature 1.2", "-", training={"temperature": 1.2}),
     "kl_0.1": Lever("a KL term to the base: kl_coef=0.1", "GRPO, 2402.03300", {"kl_coef": 0.1}),
     "rank_32": Lever("LoRA r=32, alpha=64", "LoRA, 2106.09685", training={"lora": LoraOptions(r=32, alpha=64)}),
@@ -196,6 +203,7 @@ async def _measured_time(training: Training, about: Task, seed: int) -> dict[str
             group_size=training.group_size,
             scenarios_per_step=training.scenarios,
             temperature=training.temperature,
+            replayed=training.replayed,
             config=training.config,
         )
         try:

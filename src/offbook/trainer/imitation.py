@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -13,18 +14,44 @@ from offbook.client.model import TrainableModel
 
 REMEMBERED = 10_000
 """Rollouts of one model, the newest."""
+SOLVED = 0.05
+"""The weight, in the draw, of a good rollout whose group was all good. Without any, what was solved may be forgotten."""
 _PAGE = 1_000
+
+
+@dataclass(frozen=True)
+class ScoredRollout:
+    """A rollout's id, the name of its group, and its reward."""
+
+    id: str
+    group: str
+    reward: float
+
+
+def draw(rollouts: Iterable[ScoredRollout], least: float, count: int, numbers: random.Random) -> list[str]:
+    """Ids of up to `count` good rollouts, each once, by weight: the largest u ** (1 / weight) of uniform u (Efraimidis and
+    Spirakis 2006)."""
+    groups: dict[str, list[ScoredRollout]] = defaultdict(list)
+    for each in rollouts:
+        groups[each.group].append(each)
+    keys: dict[str, float] = {}
+    for members in groups.values():
+        good = [each.id for each in members if each.reward >= least]
+        weight = 1 - len(good) / len(members) + SOLVED
+        keys |= {name: numbers.random() ** (1 / weight) for name in good}
+    return sorted(keys, key=lambda name: -keys[name])[:count]
 
 
 @dataclass
 class Replay:
-    """Draws the rollouts of earlier steps that each model imitates again. It knows their ids and rewards; the server has
-    the rollouts, so a run that is started again draws from those of the earlier one too."""
+    """Draws the rollouts of earlier steps that each model imitates again, rare successes first: the weight of a good rollout
+    is the share of its group that was not good. So is a success prioritised that the policy did not expect, in self-imitation
+    learning (1806.05635). The server has the rollouts, so a run that is started again draws from those of the earlier one too."""
 
     models: Sequence[TrainableModel]
     count: int  # at most, for each step
     seed: int
-    _rewards: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
+    _known: dict[str, list[ScoredRollout]] = field(default_factory=dict[str, list[ScoredRollout]])
 
     async def drawn(
         self, configs: Mapping[str, TrainConfig], groups: Sequence[TrajectoryGroup], steps: Mapping[str, int]
@@ -36,31 +63,37 @@ class Replay:
             least = configs[model.name].min_reward if model.name in configs else None
             if least is None or not self.count:
                 continue
-            if model.name not in self._rewards:
-                self._rewards[model.name] = await _recorded(model)
-            known = self._rewards[model.name].items()
-            good = [name for name, reward in known if reward >= least and name not in own]
-            numbers = random.Random(f"{self.seed} {steps[model.name]}")
-            chosen[model.name] = numbers.sample(good, min(self.count, len(good)))
+            if model.name not in self._known:
+                self._known[model.name] = await _recorded(model)
+            known = [each for each in self._known[model.name] if each.id not in own]
+            chosen[model.name] = draw(known, least, self.count, random.Random(f"{self.seed} {steps[model.name]}"))
         return chosen
 
     def add(self, groups: Iterable[TrajectoryGroup]) -> None:
         """Remember the rollouts of an iteration. Models that have imitated nothing yet read theirs when they do."""
-        scored = {each.id: float(each.reward) for group in groups for each in group if each.reward is not None}
-        for rewards in self._rewards.values():
-            rewards |= scored
-            for oldest in list(rewards)[:-REMEMBERED]:
-                del rewards[oldest]
+        scored = [
+            ScoredRollout(each.id, group.trajectories[0].id, float(each.reward))
+            for group in groups
+            for each in group
+            if each.reward is not None
+        ]
+        for known in self._known.values():
+            known += scored
+            del known[:-REMEMBERED]
 
 
-async def _recorded(model: TrainableModel) -> dict[str, float]:
-    """The rewards of the rollouts that the model was trained on so far, oldest first."""
-    api, found, after = await model.api(), dict[str, float](), None
+async def _recorded(model: TrainableModel) -> list[ScoredRollout]:
+    """The rollouts that the model was trained on so far, oldest first."""
+    api, found, after = await model.api(), list[ScoredRollout](), None
     while len(found) < REMEMBERED:
         query = TrajectoryQuery(model=model.name, split="train", scored=True, failed=False, limit=_PAGE, after=after)
         page = await api.trajectories(query)
-        found |= {each.id: each.reward for each in page.trajectories if each.reward is not None}
+        found += [
+            ScoredRollout(each.id, f"{each.place.run} {each.place.group}", each.reward)
+            for each in page.trajectories
+            if each.reward is not None
+        ]
         after = page.next
         if after is None:
             break
-    return dict(reversed(found.items()))
+    return found[::-1]

@@ -159,9 +159,7 @@ class Learner:
         selection = self._selector.select(job, command.step, warn)
         if selection.batch is None:
             metrics = selection_metrics(selection, command.step, self._policy)
-            return no_selection(selection.uncalled, selection.advantages, job.config).result(
-                command, metrics, self._warnings
-            )
+            return no_selection(selection, job.config.min_reward).result(command, metrics, self._warnings)
         config = self._within_limit(job.config)
         if job.evaluate:
             return self._evaluate(command, config, selection, selection.batch)

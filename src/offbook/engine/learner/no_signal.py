@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from offbook.base.config import TrainConfig
 from offbook.base.types import TrainResult
 
 from ..protocol import TrainCommand
+from .selection import Selection
 from .targets.advantage import Advantages
 from .targets.batch import TrainBatch
 from .update.row_pass import TeacherScores
@@ -38,11 +38,18 @@ class NoSignal:
         )
 
 
-def no_selection(uncalled: int, advantages: Advantages, config: TrainConfig) -> NoSignal:
-    """Why nothing of a job was chosen. `uncalled`: rollouts with an advantage, if none of them called the model."""
-    if uncalled:
-        return no_calls(uncalled)
-    return equal_rewards(advantages) if config.min_reward is None else none_good(config.min_reward)
+def no_selection(selection: Selection, min_reward: float | None) -> NoSignal:
+    """Why a job's selection has no batch. `min_reward`: of a job that imitates rollouts from this reward on."""
+    if selection.uncalled:
+        return no_calls(selection.uncalled)
+    if min_reward is None:
+        return equal_rewards(selection.advantages)
+    scored = [t.reward for group in selection.groups for t in group if t.reward is not None and not t.failed]
+    if any(reward >= min_reward for reward in scored):
+        return NoSignal(
+            "equal_rewards", f"in each group all rollouts have a reward of at least {min_reward:g}, or none has"
+        )
+    return none_good(min_reward)
 
 
 def equal_rewards(advantages: Advantages) -> NoSignal:

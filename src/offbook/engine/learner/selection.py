@@ -186,7 +186,7 @@ def _advantages(job: TrainJob) -> Advantages:
     config = job.config
     failed = [[trajectory.failed for trajectory in group] for group in job.groups]
     if config.supervised:
-        return supervised_advantages([[not _imitated(t, config.min_reward) for t in group] for group in job.groups])
+        return supervised_advantages(_left_out(job.groups, config.min_reward))
     if config.distill is not None and config.distill.alone:
         return with_teacher(None, failed)
     rewards = [[None if t.failed else t.reward for t in group] for group in job.groups]
@@ -206,10 +206,19 @@ def _advantages(job: TrainJob) -> Advantages:
     return advantages
 
 
-def _imitated(trajectory: JobTrajectory, min_reward: float | None) -> bool:
-    if trajectory.failed or min_reward is None:
-        return not trajectory.failed
-    return trajectory.reward is not None and trajectory.reward >= min_reward
+def _left_out(groups: Groups, min_reward: float | None) -> list[list[bool]]:
+    """Which trajectories supervised training leaves out: those that failed; with `min_reward` also those below it, and groups
+    of several that are all good, which have nothing to learn."""
+    left_out: list[list[bool]] = []
+    for group in groups:
+        out = [t.failed or not _is_good(t, min_reward) for t in group]
+        solved = min_reward is not None and len(group) > 1 and not any(out)
+        left_out.append([True] * len(group) if solved else out)
+    return left_out
+
+
+def _is_good(trajectory: JobTrajectory, min_reward: float | None) -> bool:
+    return min_reward is None or (trajectory.reward is not None and trajectory.reward >= min_reward)
 
 
 def _no_scored_groups(job: TrainJob) -> TrainError:

@@ -127,6 +127,24 @@ def draw_takeover() -> None:
     plt.close(figure)
 
 
+def draw_self_play() -> None:
+    """The shares of wins and of draws in self-play, against each opponent, a line for each seed."""
+    paths = sorted((HERE / "tic_tac_toe/results").glob("self-play-seed-*.json"))
+    shown = (("random", "win"), ("random", "draw"), ("perfect", "draw"))
+    figure, axes = plt.subplots(1, 3, figsize=(9, 3), layout="constrained", sharey=True)
+    for number, told in enumerate(json.loads(path.read_text()) for path in paths):
+        steps = [point["step"] for point in told["curve"]]
+        for place, (opponent, outcome) in zip(axes, shown, strict=True):
+            rates = [point[opponent][outcome] for point in told["curve"]]
+            place.plot(steps, rates, color=f"C{number}", label=f"seed {told['seed']}")
+            place.set(xlabel="step of self-play", title=f"{outcome}s, {opponent} player", ylim=(0, 1))
+            place.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel("share of 100 matches")
+    axes[2].legend(frameon=False)
+    figure.savefig(HERE / "tic_tac_toe/self-play.png", dpi=110, metadata={"Software": None})
+    plt.close(figure)
+
+
 def rows(example: Example, seeds: Sequence[dict[str, Any]]) -> tuple[str, str]:
     """The example's rows in the table of what is learned and in that of its figures, a line for each seed."""
     name = f"[{example.folder}](../examples/{example.folder}/README.md)"
@@ -157,6 +175,7 @@ def main() -> None:
             learned.append(first)
             figures.append(second)
     draw_takeover()
+    draw_self_play()
     text = PAGE.read_text()
     for (begin, end), table in (((BEGIN, END), [*learned, "", *figures]), (GPU, gpu_table())):
         before, after = text.split(begin)[0], text.split(end)[1]

@@ -44,10 +44,10 @@ async def test_each_step_imitates_its_good_rollouts_and_earlier_ones_again(model
 
 async def test_a_run_that_is_started_again_replays_the_rollouts_of_the_earlier_one(model: TrainableModel) -> None:
     for steps, rewards in ((1, (1.0, 0.0)), (2, (0.0,))):
-        trainer = Trainer(model, rewarded(*rewards), SCENARIOS, progress=quiet()[0], replayed=5, **SMALL)
+        trainer = Trainer(model, rewarded(*rewards), SCENARIOS, progress=quiet()[0], replayed=3, **SMALL)
         report = await trainer.atrain(steps)
     last = report.iterations[-1].metrics
-    assert (last["trajectories/trained"], last["trajectories/replayed"], report.step) == (0, 5, 2)
+    assert (last["trajectories/trained"], last["trajectories/replayed"], report.step) == (0, 3, 2)
     page = await (await model.api()).trajectories(TrajectoryQuery(model=model.name, step=0))
     assert {(record.reward, record.place.split) for record in page.trajectories} == {(1.0, "train"), (0.0, "train")}
 

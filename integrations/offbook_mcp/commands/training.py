@@ -65,7 +65,7 @@ Rate = Annotated[
 
 
 NOT_TRAINING = (
-    *("eval_every", "group_size", "scenarios_per_step", "patience", "target_reward", "seed", "temperature"),
+    *("eval_every", "group_size", "scenarios_per_step", "replayed", "patience", "target_reward", "seed", "temperature"),
     *("curriculum", "count", "allow_writes", "probe"),
 )
 """Options of an MCPTrainer that an evaluation does not read."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import random
 from typing import Any
 
+import httpx
 import pytest
 
 from offbook import TrainableModel, TrainConfig, Trainer, Trajectory
-from offbook.base.errors import ConfigError
-from offbook.base.wire import TrajectoryQuery
+from offbook.base.errors import ConfigError, ServerError
+from offbook.base.wire import GroupRecord, TrainRequest, TrajectoryQuery
+from offbook.client.connection.train_stream import train
+from offbook.trainer.imitation import ScoredRollout, draw
 from offbook.trainer.report import Stopped
 from tests.trainer.test_trainer import SCENARIOS, quiet, rollout
 
@@ -18,12 +22,12 @@ SMALL: dict[str, Any] = {"group_size": 4, "scenarios_per_step": 2, "config": GOO
 
 
 def rewarded(*rewards: float) -> Any:
-    """A rollout whose rewards are these, again and again."""
-    turns = itertools.cycle(rewards)
+    """A rollout whose rewards are these, again and again, of each scenario."""
+    turns = {scenario["id"]: itertools.cycle(rewards) for scenario in SCENARIOS}
 
     async def run(model: TrainableModel, scenario: dict[str, str]) -> Trajectory:
         trajectory = await rollout(model, scenario)
-        trajectory.reward = next(turns)
+        trajectory.reward = next(turns[scenario["id"]])
         return trajectory
 
     return run
@@ -40,6 +44,25 @@ async def test_each_step_imitates_its_good_rollouts_and_earlier_ones_again(model
     assert first["reward/mean"] == second["reward/mean"] == 0.875
     assert first["groups/no_spread"] == 0 and first["groups/trained"] == 2
     assert [line.count("taught 50%") for line in out.getvalue().splitlines() if line.startswith("step ")] == [1, 1]
+
+
+async def test_the_pages_of_a_run_that_imitates_show_its_rewards_and_what_was_left_out(model: TrainableModel) -> None:
+    trainer = Trainer(model, rewarded(1.0, 0.0, 0.0, 0.0), SCENARIOS, progress=quiet()[0], **SMALL)
+    report = await trainer.atrain(1)
+    api = await model.api()
+
+    def page(path: str) -> str:
+        answer = httpx.get(api.url + path, headers={"authorization": f"Bearer {api.key}"}, trust_env=False, timeout=60)
+        assert answer.status_code == 200, answer.text
+        return answer.text
+
+    step = page(f"/runs/{report.run}/steps/0?split=train")
+    assert "0.250" in step and "groups with a reward of at least 1" in step and "2 of 2" in step
+    assert "0.250" in page(f"/runs/{report.run}")
+    listed = await api.trajectories(TrajectoryQuery(model=model.name, run=report.run, split="train"))
+    for record in listed.trajectories:
+        left_out = "This step imitates rollouts with a reward of at least 1" in page(f"/trajectories/{record.id}")
+        assert left_out == (record.reward == 0.0)
 
 
 async def test_a_run_that_is_started_again_replays_the_rollouts_of_the_earlier_one(model: TrainableModel) -> None:
@@ -81,3 +104,25 @@ def test_a_schedule_may_imitate_first_and_compare_then(model: TrainableModel) ->
 def test_options_that_do_not_fit_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         TrainConfig.parse(**options)
+
+
+async def test_a_request_may_replay_only_where_good_rollouts_are_imitated(model: TrainableModel) -> None:
+    report = await Trainer(model, rewarded(1.0, 0.0), SCENARIOS, progress=quiet()[0], **SMALL).atrain(1)
+    api = await model.api()
+    listed = await api.trajectories(TrajectoryQuery(model=model.name, run=report.run))
+    group, again = GroupRecord(trajectory_ids=(listed.trajectories[0].id,)), listed.trajectories[1].id
+    with pytest.raises(ValueError, match="replayed= needs loss='cross_entropy' with min_reward="):
+        TrainRequest(model=model.name, groups=(group,), replayed=(again,))
+    for ids, message in (((again, again), "named more than once"), (("nobody",), "never finished here: 'nobody'")):
+        with pytest.raises(ServerError, match=message):
+            await train(api, TrainRequest(model=model.name, groups=(group,), config=GOOD, replayed=ids))
+
+
+def test_a_draw_prefers_rare_successes_and_forgets_nothing() -> None:
+    rare = [ScoredRollout(f"rare-{number}", "hard", float(number == 0)) for number in range(10)]
+    easy = [ScoredRollout(f"easy-{number}", "easy", 1.0) for number in range(10)]
+    draws = [draw([*rare, *easy], 1.0, 1, random.Random(seed))[0] for seed in range(2000)]
+    # Of the weights 0.95 and ten times 0.05. The deviation is 0.011.
+    assert abs(draws.count("rare-0") / 2000 - 0.95 / 1.45) < 0.05
+    assert set(draws) == {"rare-0", *(f"easy-{number}" for number in range(10))}
+    assert sorted(draw(rare, 0.0, 99, random.Random(0))) == sorted(each.id for each in rare)

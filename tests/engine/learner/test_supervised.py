@@ -211,3 +211,40 @@ def test_a_group_that_failed_is_not_trained_and_the_steps_of_other_models_are_no
     metrics = lab.train([other, failed]).metrics
     assert metrics["groups/trained"] == 1
     assert not [name for name in metrics if name.startswith("calls/stale")]
+
+
+# ---- good rollouts
+
+
+def rewarded(name: str, reward: float | None, token: int, **fields: Any) -> JobTrajectory:
+    return JobTrajectory(name, reward, (sample(name, [5, 6], [token, token + 1]),), **fields)
+
+
+def test_rollouts_below_min_reward_and_solved_groups_are_left_out_and_replayed_ones_are_not(lab: Lab) -> None:
+    mixed = (rewarded("good", 1.0, 10), rewarded("bad", 0.9, 12), rewarded("unscored", None, 14))
+    solved = (rewarded("easy", 1.0, 16), rewarded("easier", 2.0, 18))
+    failed = (rewarded("broken", 1.0, 20, failed=True), rewarded("low", 0.0, 22))
+    again = (rewarded("earlier", 1.0, 24, replayed=True),)
+    config = SUPERVISED.model_copy(update={"min_reward": 1.0, "keep_tokens": None})
+    asked = command(lab.root, [mixed, solved, failed, again], 0, config).model_copy(update={"keep_tokens": 1})
+    result = lab.learner.train(asked)
+    trained = {call.trajectory for call in read(path_of(folder_of(asked.checkpoints), 1)).head.calls}
+    assert trained == {"good", "earlier"}
+    wanted = {"trajectories/total": 7, "trajectories/trained": 1, "trajectories/replayed": 1, "groups/total": 3,
+              "groups/trained": 1, "reward/max": 2.0, "calls/total": 7}  # fmt: skip
+    assert {name: result.metrics[name] for name in wanted} == wanted
+
+
+@pytest.mark.parametrize(
+    ("rewards", "kind", "why"),
+    [
+        ((0.5, None), "none_good", "no rollout has a reward of at least 1, so there is none to imitate"),
+        ((1.0, 1.5), "equal_rewards", "in each group all rollouts have a reward of at least 1, or none has"),
+    ],
+)
+def test_a_job_with_nothing_to_imitate_says_why(
+    lab: Lab, rewards: tuple[float | None, ...], kind: str, why: str
+) -> None:
+    group = [rewarded(f"t-{number}", reward, 10) for number, reward in enumerate(rewards)]
+    result = lab.learner.train(command(lab.root, [group], 0, SUPERVISED.model_copy(update={"min_reward": 1.0})))
+    assert (result.applied, result.no_signal, result.why) == (False, kind, why)

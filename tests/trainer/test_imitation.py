@@ -86,7 +86,7 @@ def test_without_a_good_rollout_no_step_is_made_and_the_run_says_why(model: Trai
 
 def test_a_schedule_may_imitate_first_and_compare_then(model: TrainableModel) -> None:
     def config(step: int) -> TrainConfig:
-        return GOOD if step == 1 else TrainConfig(learning_rate=1e-4)
+        return GOOD.model_copy(update={"learning_rate": 1e-5}) if step == 1 else TrainConfig(learning_rate=1e-5)
 
     report = Trainer(model, rewarded(1.0, 0.0), SCENARIOS, progress=quiet()[0], **{**SMALL, "config": config}).train(2)
     assert ["loss/cross_entropy" in iteration.metrics for iteration in report.iterations] == [True, False]

@@ -270,7 +270,7 @@ async def test_scenarios_are_made_where_there_are_none_probed_and_kept_for_the_n
     assert (tmp_path / ".offbook/mcp/half.jsonl").is_file()
     assert sum(line.startswith("making scenarios for orders") for line in said) == 1
     assert "held out, kept in " in said[-2]
-    assert "count: without effect, since the scenarios of " in said[-1]
+    assert "not used: count, since no scenarios are made" in said[-1]
     assert [file.name for file in (tmp_path / ".offbook/mcp").iterdir()] == ["half.jsonl"]
 
 

@@ -127,7 +127,7 @@ def test_options_reach_the_target_and_a_model_only_when_it_is_named(
     given = (
         "train app:agent --scenarios data.jsonl --steps 3 --eval data.jsonl --eval-every 2 --group-size 4 --retries 1 "
         "--scenarios-per-step 2 --concurrency 5 --timeout 60 --patience 7 --target-reward 0.9 --learning-rate 0.5 --overlap "
-        "--seed 6 --max-completion-tokens 99"
+        "--seed 6 --max-completion-tokens 99 --replayed 9"
     )
     assert called(given) == 0
     method, count, options = json.loads(capsys.readouterr().out)
@@ -140,6 +140,7 @@ def test_options_reach_the_target_and_a_model_only_when_it_is_named(
         "concurrency": 5,
         "timeout": 60.0,
         "retries": 1,
+        "replayed": 9,
         "patience": 7,
         "target_reward": 0.9,
         "config": [0.5, True],

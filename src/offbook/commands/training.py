@@ -66,6 +66,11 @@ FailIfWorse = Annotated[
     ),
 ]
 
+MinReward = Annotated[
+    float | None,
+    typer.Option(help="imitate rollouts with at least this reward, with the loss cross_entropy", show_default="off"),
+]
+
 NOT_TRAINING = ("eval_every", "group_size", "scenarios_per_step", "replayed", "patience", "target_reward", "seed")
 """Options of a Trainer that an evaluation does not read."""
 
@@ -81,12 +86,7 @@ def train(
     loss: Annotated[
         str, typer.Option(help=f"loss function: {', '.join(get_args(RewardLossName))}")
     ] = TrainConfig().loss,
-    min_reward: Annotated[
-        float | None,
-        typer.Option(
-            help="imitate rollouts with at least this reward, with the loss cross_entropy", show_default="off"
-        ),
-    ] = None,
+    min_reward: MinReward = None,
     minibatches: Annotated[int, typer.Option(help="updates of each step")] = TrainConfig().minibatches,
     overlap: Annotated[bool, typer.Option(help="run the next step's rollouts during an update")] = False,
     judge: JudgeModel = None,
@@ -108,14 +108,9 @@ def train(
       offbook train --command 'node agent.js {prompt}' --scenarios tasks.jsonl --model agent --base-model tiny
     """
     trainable = target_or_command(target, command, inside, options)
-    config = TrainConfig.parse(
-        learning_rate=learning_rate,
-        loss=loss if min_reward is None else "cross_entropy",
-        min_reward=min_reward,
-        minibatches=minibatches,
-        overlap=overlap,
-        seed=options["seed"],
-    )
+    chosen = {"learning_rate": learning_rate, "loss": loss if min_reward is None else "cross_entropy"}
+    chosen |= {"min_reward": min_reward, "minibatches": minibatches, "overlap": overlap, "seed": options["seed"]}
+    config = TrainConfig.parse(**chosen)
     options |= {"config": config, **judge_option(judge, judge_api_base, rubric), **model_option(model, base_model)}
     if ray is not None:
         options["runner"] = RayRunner(ray)

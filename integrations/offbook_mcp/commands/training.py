@@ -14,6 +14,7 @@ from offbook import Ruler
 from offbook.base.errors import ConfigError
 from offbook.base.terminal import echo
 from offbook.commands.generated_options import with_options
+from offbook.commands.options import MinReward
 from offbook.comparison.options import CompareOptions
 from offbook.comparison.report import result_lines
 from offbook.llms.llm import Llm
@@ -86,6 +87,7 @@ def train(
     judge: JudgeModel = None,
     judge_api_base: JudgeBase = None,
     learning_rate: Rate = None,
+    min_reward: MinReward = None,
     trace: Trace = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan and stop")] = False,
     dir: ServerDir = None,
@@ -103,7 +105,7 @@ def train(
     """
     named = model_from(target, model, base, dir, url)
     options |= {"llm": writer_at(llm, llm_api_base), "allow_writes": allow_writes, "say": echo}
-    options |= {"config": default_config(named.base_model, steps, learning_rate)}
+    options |= {"config": default_config(named.base_model, steps, learning_rate, min_reward)}
     options |= judge_option(judge, judge_api_base) | sinks_option(trace)
     trainer = MCPTrainer(target, named, scenarios, **options)
     if dry_run:

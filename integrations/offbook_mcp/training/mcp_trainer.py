@@ -303,7 +303,9 @@ class MCPTrainer:
                 self.options.say(_NOT_MEASURED)
             if ignored := self._generation_options():
                 where = "scenarios=" if self._scenarios is not None else str(scenario_file(self.model))
-                self.options.say(f"not used: {', '.join(ignored)}, since no scenarios are made; those of {where} are used")
+                self.options.say(
+                    f"not used: {', '.join(ignored)}, since no scenarios are made; those of {where} are used"
+                )
             return existing
         scenarios = await self._generated(pool)
         if self.options.probe:

@@ -25,6 +25,10 @@ BaseModel = Annotated[
     str | None, typer.Option(help="base of the model --model: tiny, tiny-mcp, a folder, or a Hugging Face name")
 ]
 
+MinReward = Annotated[
+    float | None,
+    typer.Option(help="imitate rollouts with at least this reward, with the loss cross_entropy", show_default="off"),
+]
 JudgeModel = Annotated[str | None, typer.Option("--judge", help="LLM that scores the rollouts, such as openai/o3")]
 """`train` and `eval` score with RULER; `compare` compares the candidates' rollouts of a scenario."""
 JudgeBase = Annotated[str | None, typer.Option(help="URL of the judge's endpoint  [default: the provider's]")]

@@ -29,6 +29,7 @@ from .options import (
     BaseModel,
     JudgeBase,
     JudgeModel,
+    MinReward,
     ModelName,
     Ray,
     Results,
@@ -64,11 +65,6 @@ FailIfWorse = Annotated[
     typer.Option(
         help="exit with code 1 if this evaluation is worse, with 95 % confidence, than an earlier one that --results wrote here"
     ),
-]
-
-MinReward = Annotated[
-    float | None,
-    typer.Option(help="imitate rollouts with at least this reward, with the loss cross_entropy", show_default="off"),
 ]
 
 NOT_TRAINING = ("eval_every", "group_size", "scenarios_per_step", "replayed", "patience", "target_reward", "seed")

@@ -221,6 +221,7 @@ def test_the_alert_for_equal_rewards_says_in_which_direction_to_go(equal: float 
         ([{"groups/total": 4.0, "groups/no_spread": 4.0}] * 2, []),
         ([{"groups/total": 4.0, "groups/no_spread": 3.0}] * 3, []),
         ([{"entropy": 2.0}, {"entropy": 0.3}, {"entropy": 0.1}], ["entropy_collapse"]),
+        ([{"entropy": 2.0}, {"entropy": 0.1, "loss/cross_entropy": 0.2}], []),
         ([{"entropy": 2.0}, {"entropy": 0.1}, {"entropy": 0.3}], []),
         ([{"entropy": 0.1}], []),
         ([{"kl/sampler_learner": 0.06}], ["kl"]),

@@ -96,7 +96,10 @@ def what_to_change(step: Metrics) -> str:
 
 
 def entropy_collapse(history: Sequence[Metrics], share: float | None) -> Sign | None:
-    """A sign if the entropy fell below this share of the run's first entropy."""
+    """A sign if the entropy fell below this share of the run's first entropy. Imitation lowers it on purpose, so its steps
+    raise none."""
+    if "loss/cross_entropy" in history[-1]:
+        return None
     known = [step["entropy"] for step in history if "entropy" in step]
     if share is None or len(known) < 2 or "entropy" not in history[-1] or known[0] <= 0:
         return None

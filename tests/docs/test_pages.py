@@ -55,12 +55,15 @@ def test_an_app_is_wrapped_as_the_pages_tell_and_every_call_is_captured(tmp_path
 
 
 @pytest.mark.slow("whole trainings")
-def test_the_block_of_the_readme_learns(tmp_path: Path) -> None:
+def test_the_block_of_the_readme_learns_and_its_logprobs_can_be_recomputed(tmp_path: Path) -> None:
     block = code_of("../README.md")[0]
     assert len(block.splitlines()) <= 30
     printed = run(block, tmp_path)
     before, after = (float(number) for number in re.findall(r"^(?:before|after): +(\d\.\d+)$", printed, re.MULTILINE))
     assert before == 0.5 and after > 0.8, printed
+    again = run("\n".join(code_of("reading_steps.md")), tmp_path)
+    worst = re.search(r"differ by at most (\d\.\de-\d\d) nats$", again, re.MULTILINE)
+    assert worst is not None and float(worst[1]) < 1e-3, again
 
 
 @pytest.mark.slow("whole trainings")

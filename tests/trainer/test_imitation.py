@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from typing import Any
 
@@ -10,6 +11,7 @@ import httpx
 import pytest
 
 from offbook import TrainableModel, TrainConfig, Trainer, Trajectory
+from offbook.base.audits import AuditRequest
 from offbook.base.errors import ConfigError, ServerError
 from offbook.base.wire import GroupRecord, TrainRequest, TrajectoryQuery
 from offbook.client.connection.train_stream import train
@@ -66,11 +68,11 @@ async def test_the_pages_of_a_run_that_imitates_show_its_rewards_and_what_was_le
 
 
 async def test_a_run_that_is_started_again_replays_the_rollouts_of_the_earlier_one(model: TrainableModel) -> None:
-    for steps, rewards in ((1, (1.0, 0.0)), (2, (0.0,))):
+    for steps, rewards in ((1, (1.0, 0.0)), (2, (0.0, 0.0, 0.0, 1.0))):
         trainer = Trainer(model, rewarded(*rewards), SCENARIOS, progress=quiet()[0], replayed=3, **SMALL)
         report = await trainer.atrain(steps)
     last = report.iterations[-1].metrics
-    assert (last["trajectories/trained"], last["trajectories/replayed"], report.step) == (0, 3, 2)
+    assert (last["trajectories/trained"], last["trajectories/replayed"], report.step) == (2, 3, 2)
     page = await (await model.api()).trajectories(TrajectoryQuery(model=model.name, step=0))
     assert {(record.reward, record.place.split) for record in page.trajectories} == {(1.0, "train"), (0.0, "train")}
 
@@ -113,9 +115,36 @@ async def test_a_request_may_replay_only_where_good_rollouts_are_imitated(model:
     group, again = GroupRecord(trajectory_ids=(listed.trajectories[0].id,)), listed.trajectories[1].id
     with pytest.raises(ValueError, match="replayed= needs loss='cross_entropy' with min_reward="):
         TrainRequest(model=model.name, groups=(group,), replayed=(again,))
-    for ids, message in (((again, again), "named more than once"), (("nobody",), "never finished here: 'nobody'")):
-        with pytest.raises(ServerError, match=message):
-            await train(api, TrainRequest(model=model.name, groups=(group,), config=GOOD, replayed=ids))
+    with pytest.raises(ServerError, match="named more than once"):
+        await train(api, TrainRequest(model=model.name, groups=(group,), config=GOOD, replayed=(again, again)))
+
+
+async def test_what_was_removed_is_not_replayed_and_the_audit_names_what_was(model: TrainableModel) -> None:
+    report = await Trainer(model, rewarded(1.0, 0.0), SCENARIOS, progress=quiet()[0], **SMALL).atrain(1)
+    api = await model.api()
+    listed = await api.trajectories(TrajectoryQuery(model=model.name, run=report.run))
+    [first, second] = [record.id for record in listed.trajectories if record.reward == 1.0][:2]
+    bad = next(record.id for record in listed.trajectories if record.reward == 0.0)
+    group = GroupRecord(trajectory_ids=(first, bad))
+    result = await train(
+        api, TrainRequest(model=model.name, groups=(group,), config=GOOD, replayed=(second, "removed"))
+    )
+    assert (result.step, result.metrics["trajectories/replayed"]) == (2, 1)
+    [found] = await api.audit(AuditRequest(trajectory_ids=(second,)))
+    assert sorted(found.trained) == [f"{model.name}@1", f"{model.name}@2"]
+
+
+def test_a_run_whose_rollouts_are_all_good_is_solved_and_trains_no_replays(model: TrainableModel) -> None:
+    Trainer(model, rewarded(1.0, 0.0), SCENARIOS, progress=quiet()[0], **SMALL).train(1)
+    report = Trainer(model, rewarded(1.0), SCENARIOS, progress=quiet()[0], patience=2, **SMALL).train(5)
+    assert (report.stopped, report.step) == (Stopped.SOLVED, 1)
+
+
+def test_crashed_rollouts_make_a_success_no_less_rare() -> None:
+    crashed = [ScoredRollout(f"c-{number}", "crashed", 1.0 if number == 0 else -math.inf) for number in range(8)]
+    easy = [ScoredRollout(f"e-{number}", "easy", 1.0) for number in range(8)]
+    draws = [draw([*crashed, *easy], 1.0, 1, random.Random(seed))[0] for seed in range(1000)]
+    assert abs(draws.count("c-0") / 1000 - 0.925 / 1.325) < 0.06
 
 
 def test_a_draw_prefers_rare_successes_and_forgets_nothing() -> None:

@@ -28,3 +28,12 @@ def distinct(values: Collection[float]) -> list[float]:
         if not kept or value - kept[-1] > allowed:
             kept.append(value)
     return kept
+
+
+def reaches(value: float, least: float) -> bool:
+    """Whether a finite value is at least `least`, up to rounding.
+
+    >>> reaches(sum([0.1] * 10), 1.0), reaches(0.9, 1.0)
+    (True, False)
+    """
+    return value >= least - rounding((value, least))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from offbook.base.config import TrainConfig
+from offbook.base.rounding import reaches
 from offbook.base.types import TrajectoryGroup
 from offbook.base.wire import TrajectoryQuery
 from offbook.client.model import TrainableModel
@@ -21,7 +23,7 @@ _PAGE = 1_000
 
 @dataclass(frozen=True)
 class ScoredRollout:
-    """A rollout's id, the name of its group, and its reward."""
+    """A rollout's id, the name of its group, and its reward; minus infinity if it failed or was not scored."""
 
     id: str
     group: str
@@ -36,7 +38,7 @@ def draw(rollouts: Iterable[ScoredRollout], least: float, count: int, numbers: r
         groups[rollout.group].append(rollout)
     keys: dict[str, float] = {}
     for members in groups.values():
-        good = [rollout.id for rollout in members if rollout.reward >= least]
+        good = [rollout.id for rollout in members if math.isfinite(rollout.reward) and reaches(rollout.reward, least)]
         weight = 1 - len(good) / len(members) + SOLVED
         keys |= {name: numbers.random() ** (1 / weight) for name in good}
     return sorted(keys, key=lambda name: -keys[name])[:count]
@@ -71,28 +73,30 @@ class Replay:
 
     def add(self, groups: Iterable[TrajectoryGroup]) -> None:
         """Remember the rollouts of an iteration. Models that have imitated nothing yet read theirs when they do."""
-        scored = [
-            ScoredRollout(trajectory.id, group.trajectories[0].id, float(trajectory.reward))
-            for group in groups
-            for trajectory in group
-            if trajectory.reward is not None
-        ]
+        scored: list[ScoredRollout] = []
+        for group in groups:
+            name = group.trajectories[0].id if group.trajectories else ""
+            rewards = [(trajectory.id, trajectory.reward) for trajectory in group.trajectories]
+            rewards += [(f"{name} failed {number}", None) for number in range(len(group.exceptions))]
+            scored += [ScoredRollout(id, name, _as_float(reward)) for id, reward in rewards]
         for known in self._known.values():
             known += scored
             del known[:-REMEMBERED]
 
 
+def _as_float(reward: float | None) -> float:
+    return -math.inf if reward is None else float(reward)
+
+
 async def _recorded(model: TrainableModel) -> list[ScoredRollout]:
-    """The rollouts that the model was trained on so far, oldest first."""
+    """The rollouts of the model's trainings so far, oldest first."""
     api, newest, after = await model.api(), list[ScoredRollout](), None
     while len(newest) < REMEMBERED:
-        query = TrajectoryQuery(model=model.name, split="train", scored=True, failed=False, limit=_PAGE, after=after)
+        query = TrajectoryQuery(model=model.name, split="train", limit=_PAGE, after=after)
         page = await api.trajectories(query)
-        newest += [
-            ScoredRollout(record.id, f"{record.place.run} {record.place.group}", record.reward)
-            for record in page.trajectories
-            if record.reward is not None
-        ]
+        for record in page.trajectories:
+            reward = _as_float(None if record.exception is not None else record.reward)
+            newest.append(ScoredRollout(record.id, f"{record.place.run} {record.place.group}", reward))
         after = page.next
         if after is None:
             break

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from offbook.base.rounding import reaches
 from offbook.base.types import TrainResult
 
 from ..protocol import TrainCommand
@@ -44,8 +45,9 @@ def no_selection(selection: Selection, min_reward: float | None) -> NoSignal:
         return no_calls(selection.uncalled)
     if min_reward is None:
         return equal_rewards(selection.advantages)
-    scored = [t.reward for group in selection.groups for t in group if t.reward is not None and not t.failed]
-    if any(reward >= min_reward for reward in scored):
+    own = [t for group in selection.groups for t in group if not t.replayed and not t.failed]
+    scored = [t.reward for t in own if t.reward is not None]
+    if any(reaches(reward, min_reward) for reward in scored):
         return NoSignal(
             "equal_rewards", f"in each group all rollouts have a reward of at least {min_reward:g}, or none has"
         )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from offbook.base.errors import TrainError
+from offbook.base.rounding import reaches
 
 from ..protocol import JobTrajectory, TrainJob
 from ..token_file import Fork
@@ -55,7 +56,9 @@ class Selector:
         _warn_of_small_groups(job, warn)
         groups, skipped = self._rendered(job, advantages, step)
         chosen = job.config.imitates_the_good
-        if advantages.trained_groups == 0 and (advantages.equal or advantages.too_few or chosen):
+        own = advantages.values[: sum(not group[0].replayed for group in job.groups)]
+        nothing_new = chosen and not any(value for group in own for value in group)
+        if nothing_new or (advantages.trained_groups == 0 and (advantages.equal or advantages.too_few)):
             return Selection(groups, advantages)
         if job.config.supervised:
             batch = make_batch(groups, advantages, supervised=True)
@@ -218,7 +221,7 @@ def _left_out(groups: Groups, min_reward: float | None) -> list[list[bool]]:
 
 
 def _is_good(trajectory: JobTrajectory, min_reward: float | None) -> bool:
-    return min_reward is None or (trajectory.reward is not None and trajectory.reward >= min_reward)
+    return min_reward is None or (trajectory.reward is not None and reaches(trajectory.reward, min_reward))
 
 
 def _no_scored_groups(job: TrainJob) -> TrainError:

@@ -41,9 +41,16 @@ def trained_steps(connection: Connection) -> list[TrainedStep]:
 
 
 def ids_of(request: str) -> tuple[str, ...]:
-    """The trajectories of a stored train request; () if none is stored."""
-    groups: Sequence[Json] = orjson.loads(request)["groups"] if request else ()
-    return tuple(str(name) for group in groups for name in group["trajectory_ids"])
+    """The trajectories of a stored train request, the replayed ones too; () if none is stored."""
+    if not request:
+        return ()
+    stored: dict[str, Json] = orjson.loads(request)
+    groups: Sequence[Json] = stored["groups"]
+    return tuple(
+        str(name)
+        for group in (*(each["trajectory_ids"] for each in groups), stored.get("replayed", ()))
+        for name in group
+    )
 
 
 def is_recorded(connection: Connection, ids: Sequence[str]) -> set[str]:

@@ -122,6 +122,8 @@ def build_job(
     [([3, 4], [7])]
     """
     ids = check_ids(request)
+    known = set(request.replayed).intersection(records)  # others were removed since they were drawn
+    ids = tuple(name for name in ids if name in known or name not in request.replayed)
     unknown = [trajectory_id for trajectory_id in ids if trajectory_id not in records]
     if unknown:
         raise ApiError(
@@ -142,7 +144,8 @@ def build_job(
     if empty and len(empty) == len(scored):  # if only some are empty, the learner counts them and warns
         raise ApiError(400, _why_empty(empty, request, calls), "groups", "no_calls")
     groups = tuple(tuple(built[trajectory_id] for trajectory_id in group.trajectory_ids) for group in request.groups)
-    again = tuple((replace(built[trajectory_id], replayed=True),) for trajectory_id in request.replayed)
+    called = (built[name] for name in request.replayed if name in known)
+    again = tuple((replace(each, replayed=True),) for each in called if each.samples or each.histories)
     return TrainJob(request.id, request.model, groups + again, request.config, request.evaluate)
 
 

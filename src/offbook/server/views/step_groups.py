@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from offbook.base.rounding import distinct
+from offbook.base.rounding import distinct, reaches
 from offbook.server.records.overview import RolloutRow
 
 MIN_GROUP_SIZE = 2
@@ -85,7 +85,9 @@ def _line(group: str | None, members: Sequence[RolloutRow], min_group_size: int,
         failed=sum(rollout.failed for rollout in ordered),
         mean=mean,
         spread=spread,
-        why=_why(len(rewards), spread, min_group_size) if min_reward is None else _why_none_good(rewards, min_reward),
+        why=_why(len(rewards), spread, min_group_size)
+        if min_reward is None
+        else _why_none_good(rewards, len(ordered), min_reward),
     )
 
 
@@ -97,5 +99,6 @@ def _why(scored: int, spread: float | None, min_group_size: int) -> str:
     return "" if spread else "equal rewards"
 
 
-def _why_none_good(rewards: Sequence[float], min_reward: float) -> str:
-    return "" if any(reward >= min_reward for reward in rewards) else "none good"
+def _why_none_good(rewards: Sequence[float], members: int, min_reward: float) -> str:
+    good = sum(reaches(reward, min_reward) for reward in rewards)
+    return "none good" if not good else "all good" if good == members > 1 else ""

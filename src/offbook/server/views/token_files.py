@@ -114,8 +114,8 @@ def why_none(update: TrainUpdate | None, head: TokenHead | None, *, scored: bool
         return f"No rollout of this step has a reward of at least {update.min_reward:g}, from which they are imitated."
     if head is not None and update.min_reward is not None:
         return (
-            f"This step imitates rollouts with a reward of at least {update.min_reward:g}. This one has a lower reward, or "
-            "none of its calls could be trained."
+            f"This step imitates rollouts with a reward of at least {update.min_reward:g}. This one has a lower reward, all "
+            "rollouts of its group have it, or none of its calls could be trained."
         )
     if head is not None:
         return (

@@ -46,11 +46,8 @@ def ids_of(request: str) -> tuple[str, ...]:
         return ()
     stored: dict[str, Json] = orjson.loads(request)
     groups: Sequence[Json] = stored["groups"]
-    return tuple(
-        str(name)
-        for group in (*(each["trajectory_ids"] for each in groups), stored.get("replayed", ()))
-        for name in group
-    )
+    named = [*(group["trajectory_ids"] for group in groups), stored.get("replayed", ())]
+    return tuple(str(name) for names in named for name in names)
 
 
 def is_recorded(connection: Connection, ids: Sequence[str]) -> set[str]:

@@ -144,8 +144,8 @@ def build_job(
     if empty and len(empty) == len(scored):  # if only some are empty, the learner counts them and warns
         raise ApiError(400, _why_empty(empty, request, calls), "groups", "no_calls")
     groups = tuple(tuple(built[trajectory_id] for trajectory_id in group.trajectory_ids) for group in request.groups)
-    called = (built[name] for name in request.replayed if name in known)
-    again = tuple((replace(each, replayed=True),) for each in called if each.samples or each.histories)
+    earlier = (built[name] for name in request.replayed if name in known)
+    again = tuple((replace(rollout, replayed=True),) for rollout in earlier if rollout.samples or rollout.histories)
     return TrainJob(request.id, request.model, groups + again, request.config, request.evaluate)
 
 

@@ -14,10 +14,10 @@ GROUP_SIZE = 8
 """Rollouts of one scenario."""
 TINY_RATES = {"tiny": 3.3e-3, "tiny-mcp": 2e-3}
 """Learning rates of the bundled policies at the first step. They decay linearly, as in `offbook quickstart`."""
-IMITATION_RATE = 1e-4
-"""Learning rate of other bases where good rollouts are imitated, as in supervised training."""
 TINY_KL = 0.3
 """Their KL coefficient at the first step, which decays with the rate."""
+IMITATION_RATE = 1e-4
+"""Learning rate of other bases where good rollouts are imitated, as in supervised training."""
 
 
 @dataclass(frozen=True)

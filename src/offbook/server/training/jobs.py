@@ -122,8 +122,8 @@ def build_job(
     [([3, 4], [7])]
     """
     ids = check_ids(request)
-    known = set(request.replayed).intersection(records)  # others were removed since they were drawn
-    ids = tuple(name for name in ids if name in known or name not in request.replayed)
+    removed = set(request.replayed).difference(records)  # since they were drawn
+    ids = tuple(trajectory_id for trajectory_id in ids if trajectory_id not in removed)
     unknown = [trajectory_id for trajectory_id in ids if trajectory_id not in records]
     if unknown:
         raise ApiError(
@@ -144,7 +144,7 @@ def build_job(
     if empty and len(empty) == len(scored):  # if only some are empty, the learner counts them and warns
         raise ApiError(400, _why_empty(empty, request, calls), "groups", "no_calls")
     groups = tuple(tuple(built[trajectory_id] for trajectory_id in group.trajectory_ids) for group in request.groups)
-    earlier = (built[name] for name in request.replayed if name in known)
+    earlier = (built[trajectory_id] for trajectory_id in request.replayed if trajectory_id not in removed)
     again = tuple((replace(rollout, replayed=True),) for rollout in earlier if rollout.samples or rollout.histories)
     return TrainJob(request.id, request.model, groups + again, request.config, request.evaluate)
 

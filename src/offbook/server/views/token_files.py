@@ -108,10 +108,10 @@ def why_none(update: TrainUpdate | None, head: TokenHead | None, *, scored: bool
         return "The step that trains this rollout is still running."
     if update.state != "done":
         return f"The train request of this rollout is {update.state}: {update.why or 'nothing was applied'}"
+    if update.no_signal is not None and update.min_reward is not None:
+        return f"Nothing was computed, so its tokens have no numbers: {update.why}."
     if update.no_signal == "equal_rewards":
         return "All rewards of each group of this step are equal. Nothing was computed, so its tokens have no numbers."
-    if update.no_signal == "none_good":
-        return f"No rollout of this step has a reward of at least {update.min_reward:g}, from which they are imitated."
     if head is not None and update.min_reward is not None:
         return (
             f"This step imitates rollouts with a reward of at least {update.min_reward:g}. This one has a lower reward, all "

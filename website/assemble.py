@@ -23,8 +23,9 @@ import offbook
 from offbook.commands import main as commands
 
 ROOT = Path(__file__).parent.parent
-LINK = re.compile(r"(!?)\[([^]]*)\]\((?![a-z]+:|#)([^)\s#]+)(#[^)\s]*)?\)")
-CODE = re.compile(r"(^```.*?^```|`[^`\n]+`(?!\]))", re.MULTILINE | re.DOTALL)
+LINK_OR_CODE = re.compile(
+    r"(!?)\[([^]]*)\]\((?![a-z]+:|#)([^)\s#]+)(#[^)\s]*)?\)|^```.*?^```|`[^`\n]+`", re.MULTILINE | re.DOTALL
+)
 HERE = "website/pages"
 COLAB = "https://colab.research.google.com/github"
 EXPORTED = {
@@ -57,6 +58,8 @@ def rewritten(text: str, page: str, pages: dict[str, str], repository: str | Non
     """A page's text with the links of the site. Raises SystemExit for a link to a file that does not exist."""
 
     def link(match: re.Match[str]) -> str:
+        if not match[3]:  # code
+            return match[0]
         mark, words, name, anchor = match[1], match[2], match[3], match[4] or ""
         target = normpath(str(PurePosixPath(page).parent / name))
         if f"{target}/README.md" in pages:
@@ -70,7 +73,7 @@ def rewritten(text: str, page: str, pages: dict[str, str], repository: str | Non
             return f"[{words}]({repository.replace('https://github.com', COLAB)}/blob/main/{target})"
         return f"[{words}]({repository}/blob/main/{target}{anchor})" if repository else words
 
-    return "".join(part if part.startswith("`") else LINK.sub(link, part) for part in CODE.split(text))
+    return LINK_OR_CODE.sub(link, text)
 
 
 def usage(command: Any, path: str) -> Iterator[str]:

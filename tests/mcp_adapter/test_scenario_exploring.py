@@ -54,6 +54,13 @@ async def test_a_tool_slower_than_the_deadline_of_exploring_is_left_out_and_a_lo
     assert await explored(30) == {}
 
 
+async def test_a_tool_that_blocks_its_server_is_left_out_and_the_next_is_not_blamed() -> None:
+    async with ServerPool(misbehaving("stuck", limits=Limits(explore_seconds=2))) as pool:
+        exploration = await explore(pool)
+    assert exploration.left_out == {"goad": "no answer within 2 s; --explore-timeout waits longer"}
+    assert any(call.worked for call in exploration.of("echo"))
+
+
 class Parcel(BaseModel):
     code: Annotated[str, Field(examples=["zk-41"])]
 

@@ -108,6 +108,10 @@ class Session:
         """Whether another call makes sense: it is connected, and no call has timed out."""
         return self._client is not None and not self._link.closed.is_set() and not self._timed_out
 
+    def give_up(self) -> None:
+        """Note that a caller stopped waiting for an answer: a server that is stuck in one call may answer no other."""
+        self._timed_out = True
+
     async def call(self, tool: str, arguments: dict[str, object]) -> types.CallToolResult:
         """Call a tool. An error that the tool or the server reports is a result with `is_error`.
 
@@ -190,7 +194,7 @@ class Session:
         return self._link.fault
 
     def _timeout_error(self, what: str) -> McpServerError:
-        self._timed_out = True
+        self.give_up()
         seconds = self._limits.call_seconds
         remedy = "if it needs longer, raise that (--call-timeout)"
         return McpTimeoutError(

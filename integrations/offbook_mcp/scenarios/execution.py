@@ -102,7 +102,7 @@ class Executor:
         return await self.run(plans)
 
     async def _reading_runs(self, plans: Sequence[Runnable], numbers: list[int], runs: dict[int, ReferenceRun]) -> None:
-        """Run the plans in one rollout. After a server failure, continue in a new one."""
+        """Run the plans in one rollout. After a server failure, or a call without an answer, continue in a new one."""
         waiting = list(numbers)
 
         async def all_of(tools: RolloutTools) -> ReferenceRun:
@@ -111,6 +111,8 @@ class Executor:
                 runs[number] = ReferenceRun(fault=SERVER_FAILED)
                 runs[number] = await self._calls(tools, plans[number].calls)
                 waiting.pop(0)
+                if runs[number].fault == too_slow(tools):
+                    break
             return ReferenceRun()
 
         while waiting:

@@ -214,10 +214,14 @@ def withheld_lines(reasons: Mapping[str, str]) -> Iterator[str]:
 async def answered(tools: RolloutTools, tool: str, arguments: Mapping[str, object]) -> tuple[ToolResult, str]:
     """Call a tool with `{rollout_dir}` filled in; return the result and its text with the rollout's folder replaced.
 
-    Raises TimeoutError after `Limits.explore_seconds`, McpServerError.
+    Raises TimeoutError after `Limits.explore_seconds`, and the rollout is of no more use; McpServerError.
     """
-    async with asyncio.timeout(tools.limits.explore_seconds):
-        result = await tools.call(tool, tools.with_folder(arguments))
+    try:
+        async with asyncio.timeout(tools.limits.explore_seconds):
+            result = await tools.call(tool, tools.with_folder(arguments))
+    except TimeoutError:
+        tools.give_up(tool)
+        raise
     return result, tools.neutral(result.text)
 
 
@@ -228,7 +232,8 @@ def too_slow(tools: RolloutTools) -> str:
 
 @dataclass
 class _Reading:
-    """Explores with the reading tools in one rollout. After a server failure it continues in another rollout."""
+    """Explores with the reading tools in one rollout. It continues in another after a server failure, and after a tool that
+    does not answer: a server that is stuck in one call may answer no other."""
 
     pool: ServerPool
     exploration: Exploration
@@ -236,27 +241,38 @@ class _Reading:
     calling: str = ""
 
     async def run(self, readers: list[ModelTool]) -> None:
-        for _ in range(_MOST_ROLLOUTS):
+        failures = 0
+        while failures < _MOST_ROLLOUTS:
             try:
                 async with self.pool.rollout() as tools:
-                    for _ in range(_ROUNDS):
-                        for tool in readers:
-                            await self._calls(tools, tool)
-                return
+                    if await self._rounds(tools, readers):
+                        return
             except McpToolsChangedError:
                 raise
             except McpServerError as error:
                 if not self.calling:
                     raise
                 self.exploration.left_out[self.calling] = f"the server failed: {error}"
+                failures += 1
         raise ConfigError(
             f"explore: the server failed {_MOST_ROLLOUTS} times; `--only TOOL` leaves the tools out that end it"
         )
 
+    async def _rounds(self, tools: RolloutTools, readers: list[ModelTool]) -> bool:
+        """Whether every tool answered in time; ends at the first that did not."""
+        for _ in range(_ROUNDS):
+            for tool in readers:
+                if tool.name in self.exploration.left_out:
+                    continue
+                await self._calls(tools, tool)
+                if tool.name in self.exploration.left_out:
+                    return False
+        return True
+
     async def _calls(self, tools: RolloutTools, tool: ModelTool) -> None:
         """Make some new calls of one tool."""
         self.calling = tool.name
-        if tool.name not in self.exploration.controls and tool.name not in self.exploration.left_out:
+        if tool.name not in self.exploration.controls:
             await _call_with_nonsense(tools, self.exploration, tool)
         for _ in range(_CALLS_PER_ROUND):
             if tool.name in self.exploration.left_out:

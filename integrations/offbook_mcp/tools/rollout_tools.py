@@ -61,6 +61,11 @@ class RolloutTools:
                 text = self.sessions[tool.tool.server].hide(error.message)
                 return bounded_text(text, self.limits.result_chars, is_error=True)
 
+    def give_up(self, name: str) -> None:
+        """Note that the caller stopped waiting for a call: the next rollout gets a new session with the tool's server."""
+        if (tool := self.toolset.find(name)) is not None:
+            self.sessions[tool.tool.server].give_up()
+
     def neutral(self, text: str) -> str:
         """Replace this rollout's folder in a text by `{rollout_dir}`, so that the texts of two rollouts can be compared."""
         return text.replace(str(self.folder), ROLLOUT_DIR) if self.folder is not None else text

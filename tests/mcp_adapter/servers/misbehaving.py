@@ -39,6 +39,8 @@ def fail(request, code, message):
 def tools():
     if MODE == "bad-schema":
         return [ECHO, {"name": "typeless", "inputSchema": {}}, {"name": "listed", "inputSchema": []}, GOAD]
+    if MODE == "stuck":
+        return [{**GOAD, "annotations": {"readOnlyHint": True}}, ECHO]
     if not changed:
         return [ECHO, GOAD]
     return [{**ECHO, "description": "Returns something else."}, {"name": "new", "inputSchema": {"type": "object"}}]
@@ -82,6 +84,7 @@ NOTE = {"method": "notifications/message", "params": {"level": "info", "data": "
 GOADED = {
     "die": die,
     "hang": lambda request: None,
+    "stuck": lambda request: time.sleep(1_000),
     "garbled": lambda request: write('{"jsonrpc": "2.0", "id": ' + str(request["id"]) + ', "result": {"content": [\n'),
     "shapeless": lambda request: answer(request, {"content": "a text"}),
     "flood-answer": lambda request: say(request, MEGABYTE * 50),

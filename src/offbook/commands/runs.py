@@ -48,6 +48,8 @@ _NUMBERS = ("step", "reward", "trend", "evaluation", "rollouts")
 _COLUMNS = ("run", "status", "model", "started", *_NUMBERS)
 _GIVE_WAY = ("trend", "rollouts", "evaluation", "started")
 """Columns of `runs` that are left out in a narrow terminal, the first one first."""
+_STEPS_GIVE_WAY = ("tree saves", "trained tokens", "clipped", "kl", "seconds", "spread")
+"""The same for the table of steps of `show`."""
 _NARROW_MODEL = 14
 _UNDER = "  "
 """Indent of the evaluations under a training."""
@@ -141,7 +143,12 @@ def _table_of(
         )
     for line in lines:
         _add_rows(table, line, columns)
-    return table, Measurement.get(console, console.options.update_width(_ANY_WIDTH), table).minimum
+    return table, _measured(table, console).minimum
+
+
+def _measured(table: Table, console: Console) -> Measurement:
+    """The widths in which no word of a table is cut, and in which each row is one line."""
+    return Measurement.get(console, console.options.update_width(_ANY_WIDTH), table)
 
 
 def _add_rows(table: Table, line: RunLine, columns: Sequence[str], indent: str = "") -> None:
@@ -173,7 +180,7 @@ async def _show(source: DashboardSource, console: Console, name: str, html: Path
             raise ConfigError(
                 f"--html: {name!r} is a run, and only a trajectory can be written: name one of its trajectories"
             )
-        console.print(_run(run, await evaluation_lines(run, await source.listed_at(run.run), source)))
+        console.print(_run(run, await evaluation_lines(run, await source.listed_at(run.run), source), console))
         return
     trajectory = await source.trajectory(name)
     if trajectory is None:
@@ -209,19 +216,11 @@ async def _unknown(source: DashboardSource, name: str) -> str:
     return f"there is no run and no trajectory {name!r} in {source.folder}{hint}"
 
 
-def _run(run: RunOverview, evaluations: Sequence[EvaluationLine]) -> Group:
+def _run(run: RunOverview, evaluations: Sequence[EvaluationLine], console: Console) -> Group:
     """A run's facts, warnings, newest steps and evaluations."""
     facts = Table.grid(padding=(0, 3))
     for fact in facts_of(run):
         facts.add_row(Text(fact.name, "dim"), Text(fact.value, "bold"), Text(fact.note, "dim"))
-    steps = Table(box=None, pad_edge=False, header_style="bold")
-    steps.add_column("step")
-    headings, lines = step_table(run)
-    for heading in headings:
-        steps.add_column(heading.lower(), justify="right")
-    steps.add_column("")
-    for line in lines[:_STEPS]:
-        steps.add_row(line.step, *line.cells, line.state)
     warnings = [
         Text(
             f"! step {number(warning.step)}: {warning.text}"
@@ -232,10 +231,31 @@ def _run(run: RunOverview, evaluations: Sequence[EvaluationLine]) -> Group:
     ]
     head = Text(f"{run_name(run.run)}: {', '.join(run.models)}, {counted(run.row.rollouts, 'rollout')}", "bold")
     began = Text(f"began {moment(run.first.started_at)}, last rollout {ago(run.last.ended_at)}", "dim")
-    tables: list[RenderableType] = [Text(), steps] if run.updates else []
+    tables: list[RenderableType] = [Text(), _steps(run, console)] if run.updates else []
     if evaluations:
         tables += [Text(), _evaluations(evaluations[:_STEPS])]
     return Group(head, began, *warnings, Text(), facts, *(tables or [Text("\nNothing was trained.")]))
+
+
+def _steps(run: RunOverview, console: Console) -> Table:
+    """The newest steps. In a narrow terminal columns give way."""
+    headings, lines = step_table(run)
+    shown = [heading.lower() for heading in headings]
+    rows = [(line, dict(zip(shown, line.cells, strict=True))) for line in lines[:_STEPS]]
+
+    def of(columns: Sequence[str]) -> Table:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for name in ("step", *columns):
+            table.add_column(name, justify="left" if name == "step" else "right", no_wrap=True)
+        table.add_column("")
+        for line, cells in rows:
+            table.add_row(line.step, *(cells[name] for name in columns), line.state)
+        return table
+
+    for name in _STEPS_GIVE_WAY:
+        if name in shown and _measured(of(shown), console).maximum > console.width:
+            shown.remove(name)
+    return of(shown)
 
 
 def _evaluations(lines: Sequence[EvaluationLine]) -> Table:

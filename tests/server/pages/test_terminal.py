@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import json
+import re
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from offbook.server.records.read_only import open_records
 from offbook.server.records.tables import meta
 from tests.fakes.gateway import Gateway
 from tests.paths import ROOT
+from tests.server.pages.recorded_run import RUN
 from tests.server.pages.test_runs_page import finish, record
 
 
@@ -159,6 +161,18 @@ async def test_the_id_of_a_run_is_on_one_line_at_any_width(
     assert run in shown
     assert ("evaluation" in shown) == (width == 200)
     assert all(len(line) <= max(width, 80) for line in shown.splitlines())
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_no_heading_or_number_of_a_step_is_cut(
+    width: int, recorded: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert main(["show", RUN, "--dir", str(recorded)]) == 0
+    shown = capsys.readouterr().out
+    assert "…" not in shown
+    assert {"step", "reward", "groups trained", "taught"} <= set(re.split(r"\s{2,}", shown))
+    assert ("tree saves" in shown) == (width == 120)
 
 
 async def test_usage_is_told_from_a_directory_as_from_its_server(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import jupytext
 import nbformat
 from nbformat import NotebookNode
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 HERE = Path(__file__).parent
 BOOKS = HERE / "notebooks"
@@ -58,7 +59,9 @@ def example(folder: str) -> NotebookNode:
     install = f"install -q {packages.replace('.[', 'offbook[')}"
     shared = SHARED if folder in GAMES else SHARED[:1]
     own = sorted(path.relative_to(HERE) for path in (HERE / folder).glob("*.py"))
-    files = [f"%%writefile {name}\n{(HERE / name).read_text().rstrip()}" for name in [*shared, *own]]
+    files = [f"%%writefile {name}\n{(HERE / name).read_text().rstrip()}" for name in [*own, *shared]]
+    curve = base64.b64encode((HERE / folder / "curve.png").read_bytes()).decode()
+    picture = new_output("display_data", data={"image/png": curve})
     train = f"!{{sys.executable}} -m {folder}.train --write"
     judged = [new_markdown_cell(f"## By a judge\n\n{BY_A_JUDGE[folder]}")] if folder in BY_A_JUDGE else []
     judged += [new_code_cell(f"{train} --judge scripted")] * len(judged)
@@ -68,11 +71,11 @@ def example(folder: str) -> NotebookNode:
             new_code_cell(INSTALL.format(folder=folder, install=install)),
             new_markdown_cell("## The files"),
             *map(new_code_cell, files),
-            new_markdown_cell("## Train\n\n`--steps`, `--seed`, `--dir`, `--base-model`, `--rate`."),
+            new_markdown_cell("## Train\n\n`--help` in place of `--write` names the options, such as `--base-model` and `--steps`."),
             new_code_cell(train),
             *judged,
-            new_markdown_cell("## What it learned"),
-            new_code_cell(CURVE.format(folder=folder)),
+            new_markdown_cell("## What it learned\n\nThe picture is of the seeds in the README. The cell draws that of your own run."),
+            new_code_cell(CURVE.format(folder=folder), outputs=[picture]),
             new_markdown_cell(f"What a policy does not learn here stands in [its README](../{folder}/README.md)."),
         ]
     )

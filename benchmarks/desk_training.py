@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, pstdev
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -52,7 +52,10 @@ class Training:
     the whole batch instead of the group's. `probes`: first sample so many rollouts of each of twice the scenarios, then spend
     the rest of the step's on the half whose success is nearest to 1/2. `revisits`: so many of a step's scenarios are those seen before
     whose success was nearest to 1/2, neither 0 nor 1. `replayed`: so many good rollouts of earlier steps are imitated beside a step's own,
-    if its options have `min_reward`. `a_scale`: multiplies the LoRA's initial A. `teacher`: the
+    if its options have `min_reward`. `replayed_groups`: so many groups of earlier steps, in which at most half were right, are trained
+    again, with the logprobs that were recorded. `first` and `stopped`: sample so many rollouts of each request first, and no more if
+    all of these are `"equal"`, or all `"right"`. `entropy`: add so much of its surprisal, in nats, to the reward of a rollout whose group
+    differs. `a_scale`: multiplies the LoRA's initial A. `teacher`: the
     checkpoint of the teacher that the options name; a supervised step trains on its rollouts."""
 
     config: Callable[[int], TrainConfig]
@@ -64,6 +67,10 @@ class Training:
     probes: int = 0
     revisits: int = 0
     replayed: int = 0
+    replayed_groups: int = 0
+    first: int = 0
+    stopped: Literal["equal", "right"] = "equal"
+    entropy: float = 0.0
     a_scale: float = 1.0
     teacher: Path | None = None
 
@@ -176,6 +183,7 @@ class DeskTraining:
         """For each step, the share of rollouts whose advantage is not zero."""
         self._earlier: dict[str, Rollout] = {}  # by a name of its own
         self._scored: list[ScoredRollout] = []
+        self._rare: list[list[Rollout]] = []
         self._draws = random.Random(seed)
         self._seen: dict[Request, float] = {}  # its success when it was sampled last
         self.metrics: dict[str, float] = {}
@@ -216,7 +224,7 @@ class DeskTraining:
         )
         again = again[: how.revisits]
         chosen = [*again, *batch(self._train, count, self._iterations, self._seed)[len(again) :]]
-        size = how.probes or how.group_size
+        size = how.probes or how.first or how.group_size
         rolled = self._rollouts([request for request in chosen for _ in range(size)], how.temperature)
         groups = [rolled[start : start + size] for start in range(0, len(rolled), size)]
         if how.probes:
@@ -226,8 +234,19 @@ class DeskTraining:
             finished = self._rollouts(asked, how.temperature)
             for number in range(how.scenarios):
                 groups[number].extend(finished[number * more : (number + 1) * more])
+        if how.first:
+            going = [group for group in groups if not self._decided(group)]
+            more = how.group_size - how.first
+            finished = self._rollouts([group[0].request for group in going for _ in range(more)], how.temperature)
+            for number, group in enumerate(going):
+                group.extend(finished[number * more : (number + 1) * more])
         self._seen |= {group[0].request: fmean(rollout.success for rollout in group) for group in groups}
         return groups
+
+    def _decided(self, group: Sequence[Rollout]) -> bool:
+        """Whether a request gets no more rollouts."""
+        rates = {rollout.success for rollout in group}
+        return rates == {1.0} if self._training.stopped == "right" else len(rates) == 1
 
     def _rollouts(self, requests: Sequence[Request], temperature: float) -> list[Rollout]:
         rollouts = [Rollout(request, [{"role": "user", "content": request.question}]) for request in requests]
@@ -294,12 +313,17 @@ class DeskTraining:
             weight = 1 / (pstdev(deviations) + 1e-6)
             config = config.model_copy(update={"scale_rewards": False})
         job = Path(tempfile.mkdtemp(dir=self._folder)) / "job"
+        trained = [*groups, *self._again(groups)]
         trajectories = tuple(
             tuple(
-                JobTrajectory(f"{g}-{i}", r.reward, tuple(replace(sample, weight=weight) for sample in r.samples))
+                JobTrajectory(
+                    f"{g}-{i}",
+                    self._scored_with(r, group),
+                    tuple(replace(sample, weight=weight) for sample in r.samples),
+                )
                 for i, r in enumerate(group)
             )
-            for g, group in enumerate(groups)
+            for g, group in enumerate(trained)
         )
         if config.min_reward is not None:
             names = draw(self._scored, config.min_reward, self._training.replayed, self._draws)
@@ -323,6 +347,19 @@ class DeskTraining:
             old, self._step, self.metrics = self.newest, result.step, result.metrics
             self._sampler.load(f"desk@{result.step}", self.newest)
             shutil.rmtree(old, ignore_errors=True)
+
+    def _again(self, groups: Sequence[Sequence[Rollout]]) -> list[list[Rollout]]:
+        """Groups of earlier steps that are trained again, drawn at random; this step's are remembered."""
+        again = self._draws.sample(self._rare, min(self._training.replayed_groups, len(self._rare)))
+        self._rare += [list(group) for group in groups if 0 < fmean(r.success for r in group) <= 0.5]
+        return again
+
+    def _scored_with(self, rollout: Rollout, group: Sequence[Rollout]) -> float:
+        """Its reward, with the bonus for entropy."""
+        if not self._training.entropy or len({other.reward for other in group}) == 1:
+            return rollout.reward
+        surprisal = -sum(float(sample.logprobs.sum()) for sample in rollout.samples)
+        return rollout.reward + self._training.entropy * surprisal
 
     def _remember(self, groups: Sequence[Sequence[Rollout]]) -> None:
         for group in groups:

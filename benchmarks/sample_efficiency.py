@@ -31,15 +31,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import torch
 from desk_training import DeskTraining, Training, trl_job
-from matplotlib import colormaps
 from matplotlib.figure import Figure
 from mcp_training import time_case
 
 from offbook import LocalBackend, LoraOptions, TrainableModel, TrainConfig
 from offbook.quickstart.run import STEPS, schedule
-from offbook.trainer.statistics import Interval, paired_difference
+from offbook.trainer.statistics import Interval
 from offbook_mcp import MCPTrainer
 from offbook_mcp.scenarios.files import load_scenarios
 from offbook_mcp.training.defaults import default_config
@@ -97,6 +97,26 @@ LEVERS = {
         {"loss": "cross_entropy", "min_reward": 1.0, "minibatches": 8, "kl_coef": 0.0},
         training={"replayed": 48},
         rate=0.75,
+    ),
+    "imitation_stop": Lever(
+        "imitation, and no more than 4 rollouts of a request if these are right",
+        "-",
+        {"loss": "cross_entropy", "min_reward": 1.0, "minibatches": 8, "kl_coef": 0.0},
+        training={"replayed": 48, "first": 4, "stopped": "right"},
+        rate=0.75,
+    ),
+    "stop_equal": Lever(
+        "no more than 4 rollouts of a request if these are equal", "-", training={"first": 4, "stopped": "equal"}
+    ),
+    "replay_groups": Lever(
+        "4 groups of earlier steps again, at most half right, with truncated importance weights",
+        "ACER, 1611.01224",
+        training={"replayed_groups": 4},
+    ),
+    "entropy_0.02": Lever(
+        "reward + 0.02 per nat of surprisal, if the group differs",
+        "maximum-entropy RL, 1702.08165",
+        training={"entropy": 0.02},
     ),
     "temperature_1.2": Lever("rollouts at temperature 1.2", "-", training={"temperature": 1.2}),
     "kl_0.1": Lever("a KL term to the base: kl_coef=0.1", "GRPO, 2402.03300", {"kl_coef": 0.1}),
@@ -172,9 +192,11 @@ def measured(task: str, lever: str, seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         torch.manual_seed(seed)
         training = DeskTraining(changed(about, LEVERS[lever]), seed, Path(folder), first_call=first_call)
-        for step in range(1, about.steps + 1):
+        size = 8 * about.scenarios
+        while training.rollouts < about.steps * size:
+            measurements = training.rollouts // (about.every * size)
             curve["train"].append(round(training.step(), 4))
-            if step % about.every == 0:
+            if training.rollouts // (about.every * size) > measurements:
                 curve["rollouts"].append(training.rollouts)
                 curve["held_out"].append(round(training.held_out(1.0), 4))
         curve |= {"greedy": round(training.held_out(0.0), 4), "taught": [round(share, 3) for share in training.taught]}
@@ -184,7 +206,7 @@ def measured(task: str, lever: str, seed: int) -> dict[str, Any]:
 
 def measured_time(task: str, lever: str, seed: int) -> dict[str, Any]:
     """The same on the MCP server `time`: `MCPTrainer` on a server of its own. Each held-out scenario is sampled 8 times."""
-    if {"batch_scale", "probes", "revisits", "a_scale", "scenarios"} & LEVERS[lever].training.keys():
+    if LEVERS[lever].training.keys() - {"replayed", "group_size", "temperature", "lora"}:
         raise SystemExit(f"--levers {lever}: not for the task time, whose rollouts an MCPTrainer draws")
     return asyncio.run(_measured_time(changed(TASKS[task], LEVERS[lever]), TASKS[task], seed))
 
@@ -246,10 +268,18 @@ def area(curve: dict[str, Any]) -> float:
 
 
 def ratio(values: dict[str, float], baseline: dict[str, float]) -> Interval:
-    """The mean area of a lever over the baseline's, with the bootstrap interval of the paired difference in the same unit."""
-    shared = {seed: baseline[seed] for seed in values.keys() & baseline.keys()}
-    mean, difference = fmean(shared.values()), paired_difference(values, shared)
-    return Interval(*(1 + value / mean for value in (difference.mean, difference.low, difference.high)))
+    """The mean area of a lever over the baseline's mean on the same seeds, with its 95 % bootstrap interval over seeds: a seed is
+    drawn with both of its areas.
+
+    >>> ratio({"0": 2.0, "1": 4.0}, {"0": 1.0, "1": 2.0})
+    Interval(mean=2.0, low=2.0, high=2.0, level=0.95)
+    """
+    seeds = sorted(values.keys() & baseline.keys())
+    pairs = np.array([(values[seed], baseline[seed]) for seed in seeds])
+    drawn = np.random.default_rng(0).integers(0, len(seeds), (10_000, len(seeds)))
+    means = pairs[drawn].mean(1)
+    low, high = np.percentile(means[:, 0] / means[:, 1], [2.5, 97.5])
+    return Interval(float(pairs[:, 0].sum() / pairs[:, 1].sum()), float(low), float(high))
 
 
 def verdict(interval: Interval) -> str:
@@ -311,7 +341,7 @@ def page(results: Runs) -> str:
         "",
         "Which options make the bundled policy `tiny` learn more from the same number of rollouts? A run's **area** is the mean, over",
         "rollouts, of its success on 120 held-out requests, sampled at temperature 1. The ratio is a lever's mean area over the",
-        "baseline's on the same seeds, with a 95 % bootstrap interval over seeds of the paired difference.",
+        "baseline's on the same seeds, with a 95 % bootstrap interval over seeds; each is drawn with both of its areas.",
         "",
         "`time` trains `tiny-mcp` with `MCPTrainer`; its 10 held-out scenarios are sampled 8 times each.",
         "",
@@ -347,32 +377,32 @@ def page(results: Runs) -> str:
     lines += [
         "- Scenarios drawn by what can be learned: a run of this length sees each of the 600 requests less than twice, so their",
         "  success cannot be estimated. `half_first` chooses within a step instead.",
-        "- Rare successes replayed with importance weights, a bonus for entropy, and combinations of levers.",
+        "- Other combinations of levers.",
         "",
     ]
     return "\n".join(lines)
 
 
 def draw(results: Runs, file: Path) -> None:
-    """The mean held-out success of each lever of the first task over rollouts."""
+    """The mean held-out success of each lever of the first task over rollouts. Those that are not better are grey."""
     figure: Any = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
-    axes.set_prop_cycle(color=[colormaps["tab20"](place) for place in range(20)])
-    for name, runs in results.get("first_call", {}).items():
-        rates = zip(*(curve["held_out"] for curve in runs.values()), strict=True)
-        rollouts = next(iter(runs.values()))["rollouts"]
-        main = name in (BASELINE, "trl")
+    levers = results["first_call"]
+    baseline = areas(levers[BASELINE])
+    better = [name for name in levers if verdict(ratio(areas(levers[name]), baseline)) == "better"]
+    named = sorted([*better, BASELINE, "trl"], key=lambda name: -fmean(areas(levers[name]).values()))
+    others = [name for name in levers if name not in named]
+    for name in [*others, *named]:
+        runs = list(levers[name].values())
+        rates = zip(*(curve["held_out"] for curve in runs), strict=True)
+        label = name if name in named else f"{len(others)} others" if name == others[0] else None
+        grey = {} if name in named else {"color": "0.8", "linewidth": 0.8}
         axes.plot(
-            rollouts,
-            [fmean(column) for column in rates],
-            linewidth=2.5 if main else 1,
-            marker="o",
-            markersize=3,
-            label=name,
+            runs[0]["rollouts"], [fmean(column) for column in rates], marker="o", markersize=3, label=label, **grey
         )
     axes.set(xlabel="rollouts", ylabel="held-out success, sampled", title=TASKS["first_call"].title)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=7, ncols=2)
+    axes.legend(fontsize=8)
     figure.savefig(file, dpi=150)
 
 

@@ -88,7 +88,7 @@ async def test_a_step_and_big_models_answer_the_same_graph(
     charts = ["accuracy_cost.png", "latency.png", "tokens.png"]
     assert files == sorted([*charts, "comparison.json", "report.html", "report.md", "rollouts.jsonl"])
     report = (tmp_path / "report.md").read_text()
-    assert "| able | 1.000 (1.000 to 1.000) | baseline |" in report
+    assert "| able | 1.000 (0.541 to 1.000) | baseline |" in report
     assert "unable: its price is unknown" in report
     assert "http" not in (tmp_path / "report.html").read_text().replace("http-equiv", "")
 
@@ -238,7 +238,7 @@ def test_the_command_prints_the_results_and_writes_the_report(
         words += ["--with", f"openai/big?name=unable&api_base={unable.url}{PRICED}"]
         assert guarded(lambda: command_line(words, standalone_mode=False)) == 0
     printed = capsys.readouterr().out
-    assert "able: success 1.000 (1.000 to 1.000)" in printed
+    assert "able: success 1.000 (0.541 to 1.000)" in printed
     assert "difference to able -1.000 (-1.000 to -1.000)" in printed
     assert "note: 6 of 6 scenarios are like training scenarios" in printed
     assert (tmp_path / "comparison" / "report.html").exists()

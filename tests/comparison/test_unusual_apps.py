@@ -149,7 +149,7 @@ def test_a_call_that_fails_is_asked_again_and_the_rollout_does_not_know(
         assert guarded(lambda: command_line(words, standalone_mode=False)) == 0
         assert len(api.requests) == 2 * len(SCENARIOS)
     printed = capsys.readouterr().out
-    assert "big: reward 1.000 (1.000 to 1.000)" in printed and "failed" not in printed
+    assert "big: reward 1.000 (0.292 to 1.000)" in printed and "failed" not in printed
 
 
 def test_a_comparison_that_was_killed_goes_on_where_it_was(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -22,7 +23,8 @@ from offbook.rewards.reward_result import RewardResult, as_reward
 from offbook.scenarios.identity import scenario_id, scenario_text
 from offbook.scenarios.ordering import batch, split
 from offbook.trainer.evaluate import summarise
-from offbook.trainer.messages import held_out_gap_line, table_row, watch_line
+from offbook.trainer.held_out_advice import held_out_lines
+from offbook.trainer.messages import table_row, watch_line
 from offbook.trainer.models import ModelStep, StepOutcome
 from offbook.trainer.progress import Doing, LiveProgress, PlainProgress, StepRow, sparkline
 from offbook.trainer.report import Iteration, Stopped, TrainReport
@@ -95,9 +97,35 @@ def test_a_run_says_that_it_learned_its_scenarios_more_than_the_task(
     ]
     evaluation = summarise([scored(reward) for reward in held_out], {"agent": 4}, temperature=0.0)
     report = TrainReport("agent", 0, 4, Stopped.FINISHED, tuple(iterations), (evaluation,), None)
-    line = held_out_gap_line(report)
-    assert (line is not None) == says
-    assert line is None or line.startswith("the reward of held-out scenarios is 0.50, in training it was 0.97")
+    lines = list(held_out_lines(report, {1, 2, 3, 4}))
+    assert len(lines) == says
+    assert all(line.startswith("the reward of held-out scenarios is 0.50, in training it was 0.97") for line in lines)
+
+
+def of_steps(**rewards: list[float]) -> TrainReport:
+    """A report of 8 iterations with the evaluations of these steps, such as `s8=[1.0, 0.0]`."""
+    evaluations = tuple(
+        summarise([scored(reward) for reward in values], {"agent": int(step[1:])}, temperature=0.0)
+        for step, values in rewards.items()
+    )
+    iterations = tuple(Iteration(step, True, 0.25, None, 0, 1.0, 1.0, {}) for step in range(1, 9))
+    return TrainReport("agent", 0, evaluations[-1].step, Stopped.FINISHED, iterations, evaluations, None)
+
+
+def test_a_run_names_the_step_that_was_better_than_its_last_if_it_can_still_be_had() -> None:
+    report = of_steps(s0=[0.0] * 20, s4=[1.0] * 20, s8=[1.0] * 10 + [0.0] * 10)
+    [line] = held_out_lines(report, {4, 8})
+    assert line.startswith("step 4 was better on the held-out scenarios than step 8: reward 1.000, now 0.500.")
+    assert "`offbook export --step 4`" in line
+    assert list(held_out_lines(report, {8})) == []
+    assert list(held_out_lines(of_steps(s0=[0.0] * 20, s4=[1.0] * 20, s8=[1.0] * 19 + [0.0]), {4, 8})) == []
+
+
+def test_a_run_says_that_it_made_no_certain_gain() -> None:
+    [line] = held_out_lines(of_steps(s0=[0.0, 0.0, 0.0, 1.0] * 5, s8=[0.0, 0.0, 0.0, 1.0] * 5), {8})
+    assert line.startswith("no certain gain on the held-out scenarios in 8 iterations: reward 0.250 before, 0.250 now.")
+    assert "`min_reward=`" in line
+    assert list(held_out_lines(of_steps(s0=[0.0, 0.0, 0.0, 1.0] * 5, s8=[1.0] * 20), {8})) == []
 
 
 def test_an_evaluation_counts_each_scenario_once_and_failed_rollouts_not_as_zero() -> None:
@@ -221,11 +249,22 @@ def test_what_overlaps_is_shown_beside_the_training_it_is_part_of() -> None:
     with LiveProgress(Console(file=out, width=130, force_terminal=True), 9) as live:
         live.finished(replace(ROW, step=2))
         live.finished(row)
-    shown = [line.split("│")[1:-1] for line in out.getvalue().splitlines() if "/9" in line][-2:]
-    assert [[cell.strip() for cell in cells[5:8]] for cells in shown] == [
-        ["2.0 s", "-", "-"],
-        ["2.0 s", "1.5 s", "0.75, max 1"],
-    ]
+    shown = [re.split(r"\s{2,}", line.strip()) for line in out.getvalue().splitlines() if "/9" in line][-2:]
+    assert [cells[5:8] for cells in shown] == [["2.0 s", "-", "-"], ["2.0 s", "1.5 s", "0.75, max 1"]]
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_narrow_terminal_cuts_no_heading_no_number_and_no_note(width: int) -> None:
+    out = io.StringIO()
+    note = "24 rollouts failed: 24 x KeyError: the scenario has id, prompt, question, answer, intent"
+    with LiveProgress(Console(file=out, width=width, force_terminal=True), 36) as live:
+        live.finished(replace(ROW, step=36, iteration=36, tokens=12_345.0, success=None, note=note))
+        shown = [line.rstrip() for line in shown_by(live, width).splitlines()]
+    assert f"step 36: {note}" in out.getvalue()
+    assert "…" not in "".join(shown)
+    headings = shown[-3].split()
+    assert {"step", "reward", "taught", "KL"} <= set(headings) and "success" not in headings, shown
+    assert all(len(line) <= width for line in shown)
 
 
 def test_what_goes_on_at_once_is_told_as_one_line_until_it_ends() -> None:
@@ -253,8 +292,8 @@ def test_the_spinner_ends_with_the_run() -> None:
     assert shown_by(live).strip() == ""
 
 
-def shown_by(live: LiveProgress) -> str:
-    console = Console(width=100)
+def shown_by(live: LiveProgress, width: int = 100) -> str:
+    console = Console(width=width)
     with console.capture() as captured:
         console.print(live._render())
     return captured.get()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.measure import Measurement
 from rich.segment import Segment
+from rich.table import Table
 
 from .text import printable
 
@@ -28,6 +30,25 @@ class Terminal(Console):
                 yield segment
             else:
                 yield segment._replace(text=printable(segment.text))
+
+
+_ANY_WIDTH = 10_000
+
+
+def measured(table: Table, console: Console) -> Measurement:
+    """The widths in which no word of a table is cut, and in which each row is one line."""
+    return Measurement.get(console, console.options.update_width(_ANY_WIDTH), table)
+
+
+def fitting(
+    table_of: Callable[[Sequence[str]], Table], columns: Sequence[str], give_way: Sequence[str], console: Console
+) -> Table:
+    """The table of as many columns as the console has room for. Those of `give_way` are left out, the first one first."""
+    shown = list(columns)
+    for name in give_way:
+        if name in shown and measured(table_of(shown), console).maximum > console.width:
+            shown.remove(name)
+    return table_of(shown)
 
 
 def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json as json_format
+import math
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -13,7 +14,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console, Group, RenderableType
-from rich.measure import Measurement
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -21,10 +21,11 @@ from sqlalchemy import Connection, select
 
 from offbook.base.errors import ConfigError
 from offbook.base.server_options import server_folder
-from offbook.base.terminal import Terminal
+from offbook.base.terminal import Terminal, fitting, measured
 from offbook.base.text import counted, printable
 from offbook.base.types import Call, Json, Message
 from offbook.base.wire import TrajectoryWithCalls
+from offbook.server.records.overview import RolloutRow
 from offbook.server.records.read_only import open_records
 from offbook.server.records.tables import trajectories
 from offbook.server.views.dashboard_source import DashboardSource, RunOverview
@@ -46,14 +47,14 @@ _RUNS = 30
 """Runs that `runs` lists at most."""
 _NUMBERS = ("step", "reward", "trend", "evaluation", "rollouts")
 _COLUMNS = ("run", "status", "model", "started", *_NUMBERS)
-_GIVE_WAY = ("trend", "rollouts", "evaluation", "started")
+_GIVE_WAY = ("trend", "rollouts", "started", "evaluation")
 """Columns of `runs` that are left out in a narrow terminal, the first one first."""
 _STEPS_GIVE_WAY = ("tree saves", "trained tokens", "clipped", "kl", "seconds", "spread")
-"""The same for the table of steps of `show`."""
+_EVALUATIONS_GIVE_WAY = ("failed", "rollouts", "split")
+"""The same for the tables of `show`."""
 _NARROW_MODEL = 14
 _UNDER = "  "
 """Indent of the evaluations under a training."""
-_ANY_WIDTH = 10_000
 _STEPS = 20
 """Steps that `show` lists at most."""
 _SUGGESTED = 2_000
@@ -116,39 +117,24 @@ async def _runs(source: DashboardSource, console: Console, *, as_json: bool) -> 
 
 
 def _runs_table(lines: Sequence[RunLine], console: Console) -> tuple[Table, int]:
-    """The table and its width. A run's id stays on one line: other columns give way, then the console's width does."""
-    shown = list(_COLUMNS)
-    table, needed = _table_of(lines, shown, console)
-    for name in _GIVE_WAY:
-        if needed > console.width:
-            shown.remove(name)
-            table, needed = _table_of(lines, shown, console)
-    if needed > console.width:
-        table, needed = _table_of(lines, shown, console, model_width=_NARROW_MODEL)
-    return table, max(needed, console.width)
+    """The table and its width. A run's id stays on one line: other columns give way, then models fold, then the console's
+    width does."""
 
+    def of(columns: Sequence[str], model_width: int | None = None) -> Table:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for name in columns:
+            right, width = name in _NUMBERS, model_width if name == "model" else None
+            table.add_column(
+                name, justify="right" if right else "left", no_wrap=name != "model", max_width=width, overflow="fold"
+            )
+        for line in lines:
+            _add_rows(table, line, columns)
+        return table
 
-def _table_of(
-    lines: Sequence[RunLine], columns: Sequence[str], console: Console, model_width: int | None = None
-) -> tuple[Table, int]:
-    """The table and the width that it needs at least."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in columns:
-        table.add_column(
-            name,
-            justify="right" if name in _NUMBERS else "left",
-            no_wrap=name in (*_NUMBERS, "run"),
-            max_width=model_width if name == "model" else None,
-            overflow="fold",
-        )
-    for line in lines:
-        _add_rows(table, line, columns)
-    return table, _measured(table, console).minimum
-
-
-def _measured(table: Table, console: Console) -> Measurement:
-    """The widths in which no word of a table is cut, and in which each row is one line."""
-    return Measurement.get(console, console.options.update_width(_ANY_WIDTH), table)
+    table = fitting(of, _COLUMNS, _GIVE_WAY, console)
+    if measured(table, console).maximum > console.width:
+        table = of([name for name in _COLUMNS if name not in _GIVE_WAY], _NARROW_MODEL)
+    return table, max(measured(table, console).minimum, console.width)
 
 
 def _add_rows(table: Table, line: RunLine, columns: Sequence[str], indent: str = "") -> None:
@@ -181,6 +167,7 @@ async def _show(source: DashboardSource, console: Console, name: str, html: Path
                 f"--html: {name!r} is a run, and only a trajectory can be written: name one of its trajectories"
             )
         console.print(_run(run, await evaluation_lines(run, await source.listed_at(run.run), source), console))
+        console.print(_rollouts(await source.rollouts(run.run, run.last.step)))
         return
     trajectory = await source.trajectory(name)
     if trajectory is None:
@@ -233,7 +220,7 @@ def _run(run: RunOverview, evaluations: Sequence[EvaluationLine], console: Conso
     began = Text(f"began {moment(run.first.started_at)}, last rollout {ago(run.last.ended_at)}", "dim")
     tables: list[RenderableType] = [Text(), _steps(run, console)] if run.updates else []
     if evaluations:
-        tables += [Text(), _evaluations(evaluations[:_STEPS])]
+        tables += [Text(), _evaluations(run, evaluations[:_STEPS], console)]
     return Group(head, began, *warnings, Text(), facts, *(tables or [Text("\nNothing was trained.")]))
 
 
@@ -252,25 +239,51 @@ def _steps(run: RunOverview, console: Console) -> Table:
             table.add_row(line.step, *(cells[name] for name in columns), line.state)
         return table
 
-    for name in _STEPS_GIVE_WAY:
-        if name in shown and _measured(of(shown), console).maximum > console.width:
-            shown.remove(name)
-    return of(shown)
+    return fitting(of, shown, _STEPS_GIVE_WAY, console)
 
 
-def _evaluations(lines: Sequence[EvaluationLine]) -> Table:
+def _rollouts(rows: Sequence[RolloutRow]) -> Group:
+    """The worst two and the best rollout of the last step, by names that `show` takes."""
+    ordered = sorted(rows, key=lambda row: -math.inf if row.reward is None else row.reward)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("evaluated step")
-    measures_loss = any(line.loss is not None for line in lines)
-    losses = ["cross-entropy"] if measures_loss else []
-    for heading in ("split", *losses, "success", "reward", "rollouts", "failed"):
-        table.add_column(heading, justify="left" if heading == "split" else "right")
-    table.add_column("run", no_wrap=True, overflow="fold")
-    for line in lines:
-        scores = percent(line.success), fixed(line.reward, 3), number(line.rollouts), number(line.failed)
-        loss = [fixed(line.loss, 3)] if measures_loss else []
-        table.add_row(number(line.step), Text(line.split or DASH), *loss, *scores, Text(printable(run_name(line.run))))
-    return table
+    table.add_column("rollout", no_wrap=True, overflow="fold")
+    table.add_column("reward", justify="right", no_wrap=True)
+    table.add_column("scenario")
+    for row in [*ordered[:2], *ordered[2:][-1:]]:
+        table.add_row(row.id, "failed" if row.failed else fixed(row.reward, 3), Text(printable(row.scenario or DASH)))
+    of_all = (
+        f"\nThe worst and the best of {counted(len(rows), 'rollout')} of the last step, for `offbook show ROLLOUT`:"
+    )
+    return Group(Text(of_all, "dim"), table)
+
+
+def _evaluations(run: RunOverview, lines: Sequence[EvaluationLine], console: Console) -> Table:
+    """The newest evaluations, without the columns that say nothing. In a narrow terminal others give way."""
+    rows = [
+        {
+            "evaluated step": number(line.step),
+            "split": printable(line.split or DASH),
+            "cross-entropy": fixed(line.loss, 3),
+            "success": percent(line.success),
+            "reward": fixed(line.reward, 3),
+            "rollouts": number(line.rollouts),
+            "failed": number(line.failed),
+            "run": DASH if line.run == run.run else printable(run_name(line.run)),
+        }
+        for line in lines
+    ]
+
+    def of(columns: Sequence[str]) -> Table:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for name in columns:
+            left = name in ("evaluated step", "split", "run")
+            table.add_column(name, justify="left" if left else "right", no_wrap=True)
+        for row in rows:
+            table.add_row(*(Text(row[name]) for name in columns))
+        return table
+
+    known = [name for name in rows[0] if any(row[name] != DASH for row in rows)]
+    return fitting(of, known, _EVALUATIONS_GIVE_WAY, console)
 
 
 def _trajectory(name: str, trajectory: TrajectoryWithCalls) -> Group:
@@ -307,8 +320,10 @@ def _call(position: int, call: Call, previous: Call | None) -> Iterator[Renderab
         fresh = fresh[1:]  # the answer of the previous call, which is shown there
     tokens = sum(len(output.token_ids) for output in call.outputs)
     took = seconds(max(call.ended_at - call.started_at, 0.0))
+    place = call.origin and (call.origin.agent or call.origin.node)
     yield Text(
-        f"\ncall {position}: {call.model} at step {call.step}, {tokens} tokens, {took}, {call.status}", "bold cyan"
+        f"\ncall {position}{f' of {place}' if place else ''}: {call.model} at step {call.step}, {tokens} tokens, {took}, {call.status}",
+        "bold cyan",
     )
     for message in fresh:
         yield _message(message, "dim")

@@ -10,7 +10,7 @@ import numpy as np
 from offbook.base.types import Json, Message
 from offbook.client.rollouts.failures import FailureKind
 from offbook.trainer.evaluate import Evaluation, mean, measured
-from offbook.trainer.statistics import Interval, bootstrap_mean, paired_difference
+from offbook.trainer.statistics import Interval, mean_reward, paired_difference
 
 from .candidates import Candidate
 from .journal import ComparedRollout, MeasuredCall
@@ -140,7 +140,7 @@ def candidate_result(
         scenarios=evaluation.scenarios,
         rollouts=len(rows),
         failed=scored.failed,
-        value=bootstrap_mean(list(values.values()), seed=seed) if values else None,
+        value=mean_reward(list(values.values()), seed=seed) if values else None,
         difference=paired_difference(dict(values), dict(baseline or {}), seed=seed) if shared else None,
         passes=_passes(evaluation, success_at),
         reward=evaluation.reward,

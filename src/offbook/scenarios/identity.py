@@ -81,5 +81,5 @@ def scenario_text(scenario: object) -> str:
             return text
     raise ConfigError(
         f"scenario {scenario_id(scenario)!r} has no text under {', '.join(TEXT_KEYS)}; its keys are "
-        f"{', '.join(named) or '(none)'}: rename one, or pass to_input=(scenario) -> input"
+        f"{', '.join(key for key, value in named.items() if value is not None) or '(none)'}: rename one, or pass to_input=(scenario) -> input"
     )

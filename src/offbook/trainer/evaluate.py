@@ -30,7 +30,7 @@ from offbook.client.rollouts.failures import (
     summary,
 )
 
-from .statistics import bootstrap_mean, paired_difference, pass_at_k
+from .statistics import mean_reward, paired_difference, pass_at_k
 
 _ROWS = 100
 """Rows of the table in a notebook."""
@@ -103,7 +103,7 @@ class Evaluation:
         failed = f", {failed_note(self.failed, self.failures)}" if self.failed else ""
         rewards = list(self.rewards().values())
         reward = "-" if self.reward is None else f"{self.reward:.3f}"
-        reward = bootstrap_mean(rewards).text() if len(rewards) > 1 else reward
+        reward = mean_reward(rewards).text() if len(rewards) > 1 else reward
         where = steps_line(self.steps) if self.steps else f"step {self.step}"
         return f"{where}, {kind}, {counted(self.scored, 'scenario')}: {success}reward {reward}{failed}"
 
@@ -291,7 +291,7 @@ def interval_lines(evaluation: Evaluation, success_at: float | None = None) -> l
     name, values = measured(evaluation, success_at)
     if not values:
         return []
-    lines = [f"{name} {bootstrap_mean(list(values.values())).text()} over {counted(len(values), 'scenario')}"]
+    lines = [f"{name} {mean_reward(list(values.values())).text()} over {counted(len(values), 'scenario')}"]
     most = max((len(score.succeeded(success_at)) for score in evaluation.scores), default=0)
     if name == "success" and most > 1:
         lines.append(", ".join(f"pass@{k} {evaluation.pass_at(k, success_at):.3f}" for k in dict.fromkeys((1, most))))

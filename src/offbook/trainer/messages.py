@@ -12,7 +12,7 @@ from offbook.client.connection.progress import NO_SIGNAL
 from offbook.client.model import TrainableModel
 from offbook.client.rollouts.failures import FailureKind, details, summary
 
-from .evaluate import Evaluation, failed_note, mean, steps_line, unscored_kinds
+from .evaluate import Evaluation, failed_note, steps_line, unscored_kinds
 from .models import ModelStep, StepOutcome
 from .progress import StepRow
 from .report import Iteration, Stopped, TrainReport, never_called
@@ -22,10 +22,6 @@ MORE_STEPS = (
     "steps= counts all steps of the model since its creation: raise it to continue, or use another name= to start again"
 )
 """What to change where nothing is left to train."""
-LAST_ITERATIONS = 3
-"""The iterations at the end of a run whose mean reward is compared with the held-out one."""
-ENOUGH_SCENARIOS = 10
-"""Held-out scenarios from which that is said."""
 
 
 def table_row(iteration: Iteration, number: int, repeats: Repeats) -> StepRow:
@@ -136,26 +132,6 @@ def evaluation_failures_line(evaluation: Evaluation) -> str:
 def evaluation_line(evaluation: Evaluation) -> str:
     """An evaluation in one line."""
     return str(evaluation)
-
-
-def held_out_gap_line(report: TrainReport) -> str | None:
-    """What to change where the policy has learned its own scenarios and not the held-out ones: those of the last
-    evaluation are below the last iterations by a fifth of the range of rewards, and by two standard errors."""
-    last = report.iterations[-LAST_ITERATIONS:]
-    held_out = report.evaluations[-1] if report.evaluations else None
-    if not last or held_out is None or held_out.step != report.step:
-        return None
-    if held_out.reward is None or held_out.scored < ENOUGH_SCENARIOS:
-        return None
-    learned = mean([iteration.reward for iteration in last])
-    lowest = min(iteration.metrics.get("reward/min", iteration.reward) for iteration in report.iterations)
-    highest = max(iteration.metrics.get("reward/max", iteration.reward) for iteration in report.iterations)
-    if learned - held_out.reward <= max((highest - lowest) / 5, 2 * held_out.reward_error):
-        return None
-    return (
-        f"the reward of held-out scenarios is {held_out.reward:.2f}, in training it was {learned:.2f}: the model learned "
-        "these scenarios more than the task. Train on more of them, in more wordings"
-    )
 
 
 def closing_line(report: TrainReport, patience: int, target_reward: float) -> str:

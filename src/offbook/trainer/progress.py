@@ -14,14 +14,14 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.table import Table
 
-from offbook.base.terminal import Terminal
+from offbook.base.terminal import Terminal, fitting
 
 BARS = "▁▂▃▄▅▆▇█"
 SHOWN_STEPS = 12
 _LEAST_DRAWN = 3
 """Fewer rewards are no line worth drawing."""
-OVERLAP = ("beside", "stale")
-"""Columns with overlap: seconds of training during which rollouts ran; age of the rollouts in steps."""
+_GIVE_WAY = ("iteration", "tokens", "beside", "training", "rollouts")
+"""Columns that are left out in a narrow terminal, the first one first."""
 
 
 @dataclass(frozen=True)
@@ -153,8 +153,10 @@ class LiveProgress:
         self._spinner.update(text=what)
 
     def finished(self, row: StepRow) -> None:
-        """Add a row to the table."""
+        """Add a row to the table. Its note stands above: a table of 80 columns has no room for a sentence."""
         self._rows.append(row)
+        if row.note:
+            self.say(f"step {row.step}: {row.note}")
         if row.reward is not None:
             self._rewards.append(row.reward)
 
@@ -164,7 +166,8 @@ class LiveProgress:
 
     def _render(self) -> Group:
         rows = self._rows[-SHOWN_STEPS:]
-        parts: list[Table | Spinner] = [step_table(rows, self._rewards, self._steps)] if rows else []
+        table = step_table(rows, self._rewards, self._steps, self._live.console) if rows else None
+        parts: list[Table | Spinner] = [table] if table is not None else []
         return Group(*parts, *([] if self._ended else [self._spinner]))
 
 
@@ -174,32 +177,37 @@ def make_progress(steps: int, console: Console | None = None) -> TrainerProgress
     return LiveProgress(shown, steps) if shown.is_terminal else PlainProgress(shown, steps)
 
 
-def step_table(rows: Sequence[StepRow], rewards: Sequence[float], steps: int) -> Table:
-    """A table of the steps, with a sparkline of the whole run's rewards in its title."""
-    table = Table(title=f"reward {sparkline(rewards)}".strip(), title_justify="left", title_style="bold", expand=False)
-    overlapped = any(row.staleness is not None for row in rows)
-    for name in (
-        "step",
-        "iteration",
-        "reward",
-        "success",
-        "rollouts",
-        "training",
-        *OVERLAP * overlapped,
-        "taught",
-        "tokens",
-        "KL",
-    ):
-        table.add_column(name, justify="right")
-    table.add_column("")
-    for row in rows:
-        cells = [number(row.reward), percent(row.success), f"{row.rollout_seconds:.1f} s", f"{row.train_seconds:.1f} s"]
-        if overlapped:
-            beside = "-" if row.beside_seconds is None else f"{row.beside_seconds:.1f} s"
-            cells += [beside, staleness(row.staleness)]
-        cells += [percent(row.taught), count(row.tokens), number(row.kl, 4), row.note]
-        table.add_row(f"{row.step}/{steps}", str(row.iteration), *cells)
-    return table
+def step_table(rows: Sequence[StepRow], rewards: Sequence[float], steps: int, console: Console) -> Table:
+    """A table of the steps, with a sparkline of the whole run's rewards in its title. A column that no step has is left out.
+    `beside`: seconds of training during which rollouts ran; `stale`: age of the rollouts, in steps; both only with overlap."""
+    cells = [
+        {
+            "step": f"{row.step}/{steps}",
+            "iteration": str(row.iteration),
+            "reward": number(row.reward),
+            "success": percent(row.success),
+            "rollouts": f"{row.rollout_seconds:.1f} s",
+            "training": f"{row.train_seconds:.1f} s",
+            "beside": "-" if row.beside_seconds is None else f"{row.beside_seconds:.1f} s",
+            "stale": "-" if row.staleness is None else staleness(row.staleness),
+            "taught": percent(row.taught),
+            "tokens": count(row.tokens),
+            "KL": number(row.kl, 4),
+        }
+        for row in rows
+    ]
+    known = [name for name in cells[0] if any(line[name] != "-" for line in cells)]
+
+    def of(columns: Sequence[str]) -> Table:
+        title = f"reward {sparkline(rewards)}".strip()
+        table = Table(box=None, pad_edge=False, title=title, title_justify="left", title_style="bold")
+        for name in columns:
+            table.add_column(name, justify="right", no_wrap=True)
+        for line in cells:
+            table.add_row(*(line[name] for name in columns))
+        return table
+
+    return fitting(of, known, _GIVE_WAY, console)
 
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:

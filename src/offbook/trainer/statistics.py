@@ -70,6 +70,20 @@ def bootstrap_mean(
     return Interval(math.fsum(values) / len(values), float(low), float(high), level)
 
 
+def mean_reward(values: Sequence[float], *, seed: int = 0, level: float = LEVEL) -> Interval:
+    """The mean reward of scenarios with its interval: `bootstrap_mean`'s, but where all values are 0 or all are 1 the
+    exact one of a binomial (Clopper and Pearson 1934), since a bootstrap of equal values has length 0.
+
+    >>> mean_reward([1.0] * 40).text()
+    '1.000, 95 % interval 0.912 to 1.000'
+    """
+    if set(values) not in ({0.0}, {1.0}):
+        return bootstrap_mean(values, seed=seed, level=level)
+    bound = ((1 - level) / 2) ** (1 / len(values))
+    low, high = (bound, 1.0) if values[0] else (0.0, 1 - bound)
+    return Interval(float(values[0]), low, high, level)
+
+
 def paired_difference(
     values: dict[str, float], baseline: dict[str, float], *, seed: int = 0, level: float = LEVEL
 ) -> Interval:

@@ -30,6 +30,7 @@ from offbook.scenarios.ordering import batch
 from offbook.tracing.trace_context import keep_trace_context
 
 from .evaluate import Evaluation, failures_printed, steps_line, summarise
+from .held_out_advice import held_out_lines
 from .imitation import Replay
 from .judging import judged
 from .messages import (
@@ -37,7 +38,6 @@ from .messages import (
     evaluation_failures_line,
     evaluation_line,
     failure_lines,
-    held_out_gap_line,
     interrupted_line,
     overlap_line,
     table_row,
@@ -387,8 +387,10 @@ class Trainer:
     async def _ended(self, run: Run, stopped: Stopped) -> TrainReport:
         """Build the report and print its closing lines."""
         models: dict[str, ModelReport] = {}
+        kept: dict[str, set[int]] = {}
         for model in self.models:
             saved = await model.checkpoints()
+            kept[model.name] = {checkpoint.step for checkpoint in saved}
             models[model.name] = ModelReport(
                 run.started[model.name], run.current[model.name], saved[-1].path if saved else None
             )
@@ -405,9 +407,8 @@ class Trainer:
             run=run.id,
             spending=run.spending.by_purpose(),
         )
-        for line in (*run.repeats.repeated(), *run.spending.lines(), held_out_gap_line(report)):
-            if line is not None:
-                run.progress.say(line)
+        for line in (*run.repeats.repeated(), *run.spending.lines(), *held_out_lines(report, kept[report.model])):
+            run.progress.say(line)
         run.progress.say(closing_line(report, self.options.patience, self.options.target_reward))
         return report
 

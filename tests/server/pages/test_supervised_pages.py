@@ -89,6 +89,30 @@ async def test_the_list_of_runs_shows_the_loss_where_a_reward_would_stand(
     assert "loss 1.500" in shown and "loss 1.250" in shown
 
 
+async def test_a_run_that_imitates_by_rewards_shows_its_reward_and_its_evaluation(
+    gateway: Gateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ids = ["good-0-0", "good-0-1"]
+    place = {"run": "good", "step": 0, "group": "g"}
+    await finish(gateway, *(record(id, reward, place=place) for id, reward in zip(ids, (1.0, 0.5), strict=True)))
+    metrics = {"loss/cross_entropy": 0.25, "reward/mean": 0.75, "groups/trained": 1.0, "groups/total": 1.0}
+    status = TrainStatus(
+        id="good-0",
+        model="default",
+        state="done",
+        result=TrainResult(model="default", step=1, applied=True, metrics=metrics),
+    )
+    request = {"groups": [{"trajectory_ids": ids}], "config": {**SUPERVISED, "min_reward": 1.0}}
+    await gateway.services.store.save_train(status, json.dumps(request))
+    await finish(gateway, record("held", 1.0, place={"run": "good", "step": 1, "split": "val"}))
+    entry = {"split": "val", "step": 1, "metrics": {"val/reward": 1.0}, "trajectory_ids": ["held"]}
+    assert (await gateway.http.post("/api/models/default/log", json=entry)).status_code == 200
+    [line] = await asyncio.to_thread(runs_json, tmp_path, capsys)
+    assert (line["loss"], line["reward"], line["evaluation"]) == (None, 0.75, 1.0)
+    page = await text_of(gateway, "/runs/good")
+    assert "<dt>Reward</dt><dd>0.750" in page and "reward at step 1" in page
+
+
 async def test_a_runs_page_has_both_losses_and_no_measurement_is_an_update_that_learned_nothing(
     training: Gateway, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,13 +75,14 @@ class RunOverview:
     @property
     def losses(self) -> list[float]:
         """The cross-entropy per token of each supervised update, in nats, oldest first."""
-        return [update.cross_entropy for update in self.updates if update.cross_entropy is not None]
+        losses = (update.cross_entropy for update in self.updates if update.supervised)
+        return [loss for loss in losses if loss is not None]
 
     @property
     def loss(self) -> float | None:
         """The cross-entropy of its last update, if that is supervised."""
         done = [update for update in self.updates if update.state == "done"]
-        return done[-1].cross_entropy if done else None
+        return done[-1].cross_entropy if done and done[-1].supervised else None
 
     @property
     def reward(self) -> float | None:

@@ -113,7 +113,7 @@ class TrainUpdate:
 
     @property
     def cross_entropy(self) -> float | None:
-        """Of a supervised update: the mean over its trained tokens before the update, in nats."""
+        """Of an update that imitates: the mean over its trained tokens before the update, in nats."""
         return self.metrics.get(f"loss/{CROSS_ENTROPY}")
 
     @property

@@ -94,6 +94,16 @@ async def test_a_call_that_hangs_ends_at_its_deadline() -> None:
     assert time.monotonic() - start < 8
 
 
+async def test_a_call_behind_one_that_hangs_says_which_was_the_first() -> None:
+    async with ServerPool(misbehaving("stuck", limits=Limits(call_seconds=1))) as pool, pool.rollout() as tools:
+        hanging = asyncio.create_task(tools.call("goad", {}))
+        await asyncio.sleep(0.2)
+        with pytest.raises(McpTimeoutError, match=r"the call of 'echo' .*it was stuck since the call of 'goad'"):
+            await tools.call("echo", {"text": "a"})
+        with pytest.raises(McpTimeoutError, match="no answer to the call of 'goad' within call_seconds=1; if it"):
+            await hanging
+
+
 async def test_an_answer_that_is_not_json_ends_the_session_at_once() -> None:
     start = time.monotonic()
     with pytest.raises(McpProtocolError, match=r"a message that is not valid JSON-RPC: '\{\"jsonrpc\""):

@@ -60,7 +60,10 @@ def test_without_a_terminal_the_tools_and_the_remedy_are_named_at_once(called: C
     code, page, complaint = called("scenarios", "plain_server:server")
     assert (code, page) == (2, "")
     [first, *_] = complaint.splitlines()
-    assert first == f"not used: {', '.join(PLAIN)}: nothing says that it only reads; --allow TOOL uses it"
+    assert (
+        first
+        == f"not used: {', '.join(PLAIN)}: nothing says that it only reads; if it does, --allow TOOL uses it; if it writes, --allow-writes"
+    )
     assert "scenarios: none could be made for staff" in complaint
     assert not REMEMBERED.exists()
 
@@ -94,7 +97,10 @@ def test_flags_allow_and_deny_without_a_terminal_and_are_remembered(called: Call
     allowed = [word for name in PLAIN[:3] for word in ("--allow", name)]
     code, page, complaint = called("scenarios", "plain_server:server", "--count", "12", *allowed)
     assert code == 0, complaint
-    assert "not used: headcount: nothing says that it only reads; --allow TOOL uses it" in complaint
+    assert (
+        "not used: headcount: nothing says that it only reads; if it does, --allow TOOL uses it; if it writes, --allow-writes"
+        in complaint
+    )
     code, page, _ = called("explore", "plain_server:server", "--deny", "desk")
     assert "department: " in page and "\ndesk: " not in page
     assert "desk: denied before; --allow TOOL permits it again" in page

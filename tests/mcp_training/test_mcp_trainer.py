@@ -211,6 +211,14 @@ def test_a_table_shows_each_tool_without_control_characters() -> None:
     assert list(Comparison("f", 0).lines()) == ["success was not measured: no scenario is held out"]
 
 
+def test_a_table_says_how_many_scenarios_each_column_is_of_where_rollouts_failed() -> None:
+    before = Measured(step=0, rates={"success": 0.5}, scored=6)
+    lines = list(Comparison("f" * 64, 16, before, Measured(step=1, rates={"success": 0.75}, scored=12)).lines())
+    assert lines[-1].startswith("Rollouts failed, so step 0 was scored on 6 of the 16 scenarios and step 1 on 12:")
+    whole = Measured(step=0, rates={"success": 0.5}, scored=16)
+    assert not any("failed" in line for line in Comparison("f" * 64, 16, whole, whole).lines())
+
+
 @pytest.mark.parametrize(("before", "hint"), [(0.85, False), (0.9, True)])
 def test_a_table_says_that_scenarios_solved_before_training_leave_little_to_learn(before: float, hint: bool) -> None:
     table = Comparison(

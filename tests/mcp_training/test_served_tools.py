@@ -24,7 +24,7 @@ async def test_tools_that_may_write_need_leave() -> None:
         assert len(served_tools(pool.toolset, "tiny", True, said.append).tools) == 3
     assert said == [
         "not used: cancel_booking: it may write; --allow-writes uses it",
-        "not used: frobnicate: nothing says that it only reads; --allow TOOL uses it",
+        "not used: frobnicate: nothing says that it only reads; if it does, --allow TOOL uses it; if it writes, --allow-writes",
     ]
     async with ServerPool(Target.parse(server("cancel_booking"), allow=("cancel_booking",))) as pool:
         assert len(served_tools(pool.toolset, "tiny", False, said.append).tools) == 1

@@ -84,6 +84,8 @@ async def _talk(
         prompting = not ask and sys.stdin.isatty()
         async with conversations(pool, models, options, chars, toolset) as talks:
             await chat(talks, questions, console, lambda: echo("> ", nl=False) if prompting else None)
+            if ask and any(talk.unanswered for talk in talks):
+                raise typer.Exit(1)
 
 
 async def _listed(questions: Sequence[str]) -> AsyncIterator[str]:

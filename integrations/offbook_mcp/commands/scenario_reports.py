@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 from offbook.base.text import counted, one_line
 from offbook_mcp.connection.pool import ServerPool
-from offbook_mcp.scenarios.coverage import variable_hints
+from offbook_mcp.scenarios.coverage import few_held_out, variable_hints
 from offbook_mcp.scenarios.explore import Exploration
 from offbook_mcp.scenarios.files import ScenarioSet
 from offbook_mcp.scenarios.harvest import SHORT
@@ -51,10 +52,13 @@ def explored(pool: ServerPool, exploration: Exploration) -> Iterator[str]:
         yield from (f"  {one_line(name, 80)}: {one_line(why)}" for name, why in exploration.left_out.items())
 
 
-def made(scenarios: ScenarioSet) -> Iterator[str]:
-    """The lines of `scenarios`: counts, a few tasks, and why candidates were dropped."""
+def made(scenarios: ScenarioSet, wanted: int, output: Path) -> Iterator[str]:
+    """The lines of `scenarios`: counts, a few tasks, and why candidates were dropped. `wanted`: how many were asked for."""
     total = len(scenarios.scenarios)
-    yield f"{counted(total, 'scenario')}: {len(scenarios.train)} to train, {len(scenarios.eval)} held out"
+    fewer = f" ({wanted} were asked for)" if total < wanted else ""
+    yield f"{counted(total, 'scenario')}{fewer}: {len(scenarios.train)} to train, {len(scenarios.eval)} held out"
+    if few := few_held_out(scenarios, wanted, one_line(str(output))):
+        yield few
     difficulties = Counter(scenario.difficulty for scenario in scenarios.scenarios)
     checks = Counter(scenario.check.value for scenario in scenarios.scenarios)
     yield "difficulty " + ", ".join(f"{level}: {number}" for level, number in sorted(difficulties.items()))

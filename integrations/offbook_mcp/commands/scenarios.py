@@ -96,5 +96,5 @@ async def _made(
         progress=lambda line: echo(one_line(line, 300), err=True),
     )
     save_scenarios(scenario_set, output)
-    echo("\n".join(reports.made(scenario_set)))
+    echo("\n".join(reports.made(scenario_set, count, output)))
     echo(f"written to {one_line(str(output))}, sha256 {scenario_set.digest[:16]}")

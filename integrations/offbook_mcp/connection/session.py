@@ -72,6 +72,7 @@ class Session:
         self._relisted = asyncio.Event()
         self._changed: frozenset[str] = frozenset()
         self._timed_out = False
+        self._first_unanswered: str | None = None
         self._closing = False
         # An empty context: the session may outlive the rollout that starts it, and must not belong to its capture.
         self._task = asyncio.create_task(self._run(), name=f"mcp {server.name}", context=Context())
@@ -195,10 +196,13 @@ class Session:
 
     def _timeout_error(self, what: str) -> McpServerError:
         self.give_up()
+        first = self._first_unanswered = self._first_unanswered or what
+        stuck = "" if first == what else f"; it was stuck since {first}"
         seconds = self._limits.call_seconds
         remedy = "if it needs longer, raise that (--call-timeout)"
         return McpTimeoutError(
-            self.server.name, f"no answer to {what} within call_seconds={seconds:g}; {remedy}{self._link.details()}"
+            self.server.name,
+            f"no answer to {what} within call_seconds={seconds:g}{stuck}; {remedy}{self._link.details()}",
         )
 
     def _connection_error(self, what: str, error: BaseException | None = None) -> McpServerError:

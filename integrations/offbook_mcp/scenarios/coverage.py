@@ -13,8 +13,10 @@ from offbook_mcp.connection.servers import StdioServer
 from .explore import Exploration, withheld, withheld_lines
 from .files import ScenarioSet
 from .generation import ScenarioGeneration
+from .split import HELD_OUT
 
 _ERRORS_SHOWN = 3
+_FEW_HELD_OUT = 8
 _LEAST = 0.25
 """Share of the wanted scenarios below which a generation has failed: a run on them would measure nothing."""
 
@@ -45,6 +47,14 @@ def variable_hints(pool: ServerPool, exploration: Exploration) -> Iterator[str]:
         failed = (seen.text for name in own for seen in exploration.of(name) if not seen.worked)
         if isinstance(server, StdioServer) and (hint := variable_hint("\n".join(failed), server.env)):
             yield f"{one_line(server.name, 64)} seems to miss a variable: {hint}"
+
+
+def few_held_out(scenarios: ScenarioSet, wanted: int, file: object) -> str | None:
+    """What to do if so few of the scenarios are held out that success on them says little."""
+    held_out = len(scenarios.eval)
+    if held_out >= min(_FEW_HELD_OUT, round(HELD_OUT * wanted)):
+        return None
+    return f'{held_out} held out say little about success: write more with "split": "eval" in {file}'
 
 
 def check_enough(work: ScenarioGeneration, scenarios: ScenarioSet, held_out: float) -> None:

@@ -191,7 +191,7 @@ def left_out(tool: ModelTool, allow_writes: bool) -> str | None:
     if tool.tool.kind is ToolKind.READ or tool.tool.allowed or allow_writes:
         return None
     if tool.tool.kind is ToolKind.UNKNOWN:
-        return "nothing says that it only reads; --allow TOOL uses it"
+        return "nothing says that it only reads; if it does, --allow TOOL uses it; if it writes, --allow-writes"
     return "it may write; --allow-writes uses it"
 
 

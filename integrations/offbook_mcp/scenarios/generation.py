@@ -139,7 +139,7 @@ class ScenarioGeneration:
         chosen += select([s for s in split if s.split == "train"], self.count - len(chosen), self.rng)
         self.rng.shuffle(chosen)
         if joints := len(self.valid) - len(separable):
-            self.dropped["it would join held-out calls to the others"] += joints
+            self.dropped["its calls belong to both parts, training and held out"] += joints
         if spare := len(separable) - len(chosen):
             self.dropped["more than were asked for"] += spare
         numbered = tuple(scenario.model_copy(update={"id": f"s{n:04}"}) for n, scenario in enumerate(chosen, 1))

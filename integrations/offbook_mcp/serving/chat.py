@@ -37,6 +37,8 @@ class ChatSession:
     result_chars: int
     toolset: Toolset
     history: History = field(default_factory=History)
+    unanswered: int = 0
+    """Questions without an answer so far."""
     _tools: RolloutTools | None = None
 
     async def ask(self, text: str) -> list[str]:
@@ -51,10 +53,12 @@ class ChatSession:
             loop = AgentLoop(self.model.openai_client(), self.model.inference_name(), tools, self.options, records)
             episode = await loop.run(self.history)
         except McpServerError as error:
+            self.unanswered += 1
             self.release()
             self.history.messages_and_choices = before
             return [*call_lines(records), f"! {one_line(str(error), 600)}", "! the server is started anew"]
         except APIError as error:
+            self.unanswered += 1
             self.history.messages_and_choices = before
             return [*call_lines(records), f"! the model did not answer: {one_line(str(error), 600)}"]
         ends = {
@@ -62,6 +66,7 @@ class ChatSession:
             EpisodeEnd.TURN_LIMIT: f"! no answer after {self.options.max_turns} turns",
             EpisodeEnd.CONTEXT_FULL: "! the conversation fills the model's context: start a new one",
         }
+        self.unanswered += episode.end is not EpisodeEnd.ANSWERED
         return [*call_lines(records), ends[episode.end]]
 
     def release(self) -> None:

@@ -47,6 +47,12 @@ class Comparison:
         yield f"{'':{width}}  {f'step {self.before.step}':>9}  {f'step {self.after.step}':>9}"
         for label, name in rows:
             yield f"{label:{width}}  {_percent(self.before.rates.get(name)):>9}  {_percent(self.after.rates.get(name)):>9}"
+        counts = [self.held_out if one.scored is None else one.scored for one in (self.before, self.after)]
+        if min(counts) < self.held_out:
+            yield (
+                f"Rollouts failed, so step {self.before.step} was scored on {counts[0]} of the {self.held_out} scenarios and step "
+                f"{self.after.step} on {counts[1]}: the columns do not compare the same ones."
+            )
         if self.before.rates.get("success", 0.0) >= _SOLVED:
             yield "The model solved most of these before training: harder ones leave more to learn (--scenarios FILE)."
 

@@ -29,6 +29,7 @@ from offbook_mcp.connection.target import Target, TargetLike
 from offbook_mcp.connection.target_logs import logs_of_target
 from offbook_mcp.rollouts.agent_loop import LoopOptions
 from offbook_mcp.rollouts.rollout import McpRollout
+from offbook_mcp.scenarios.coverage import few_held_out
 from offbook_mcp.scenarios.explore import withheld, withheld_lines
 from offbook_mcp.scenarios.files import ScenarioSet, save_scenarios
 from offbook_mcp.scenarios.generate import generate_scenarios
@@ -44,8 +45,6 @@ from .scenario_source import ScenariosLike, as_set, check_usable, draft_file, re
 from .scenario_trainer import ScenarioTrainer
 from .training_state import Measured, TrainingState
 
-_FEW = 8
-"""Held-out scenarios below which their success says little."""
 _NOT_MEASURED = (
     'no scenario is held out, so that success is not measured on new tasks: give some `"split": "eval"` in their file'
 )
@@ -316,10 +315,8 @@ class MCPTrainer:
         self.options.say(
             f"{counted(len(scenarios.train), 'scenario')} to train on, {len(scenarios.eval)} held out, kept in {file}"
         )
-        if len(scenarios.eval) < min(_FEW, round(HELD_OUT * self.options.count)):
-            self.options.say(
-                f'{len(scenarios.eval)} held out say little about success: write more with "split": "eval" in {file}'
-            )
+        if few := few_held_out(scenarios, self.options.count, file):
+            self.options.say(few)
         return scenarios
 
     def _generation_options(self) -> list[str]:

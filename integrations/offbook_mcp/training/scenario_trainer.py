@@ -65,7 +65,8 @@ class ScenarioTrainer(Trainer):
     def examine_evaluation(self, groups: Sequence[TrajectoryGroup]) -> None:
         """Store the measurement; the first one is also the measurement before training."""
         step = next((rollout.place.step for group in groups for rollout in group if rollout.place.step is not None), 0)
-        self.state.after = Measured(step=step, rates=rates(groups))
+        scored = sum(any(rollout.reward is not None for rollout in group) for group in groups)
+        self.state.after = Measured(step=step, rates=rates(groups), scored=scored)
         if self.state.before is None:
             self.state.before = self.state.after
 

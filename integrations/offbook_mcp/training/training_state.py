@@ -13,12 +13,14 @@ KEY = "mcp"
 
 
 class Measured(BaseModel):
-    """Means over held-out scenarios at one step: `success`, `success.TOOL`, and the parts of the reward."""
+    """Means over held-out scenarios at one step: `success`, `success.TOOL`, and the parts of the reward. `scored`: number of
+    scenarios with a score; None: kept by a version that did not count them."""
 
     model_config = ConfigDict(frozen=True)
 
     step: int
     rates: dict[str, float]
+    scored: int | None = None
 
 
 class TrainingState(BaseModel):

@@ -12,8 +12,18 @@ LAST_ITERATIONS = 3
 """The iterations at the end of a run whose mean reward is compared with the held-out one."""
 ENOUGH_SCENARIOS = 10
 """Held-out scenarios from which something is said."""
+SOLVED = 0.9
+"""Success before a run that leaves little to learn."""
 ENOUGH_ITERATIONS = 8
 """Iterations after which a gain is expected."""
+
+
+def solved_line(evaluation: Evaluation) -> str | None:
+    """What to do where the model solves the held-out scenarios before the run."""
+    success = evaluation.success
+    if success is None or success < SOLVED:
+        return None
+    return f"success is {success:.0%} before this run: harder scenarios, or other words for them, leave more to learn"
 
 
 def held_out_lines(report: TrainReport, kept: Collection[int]) -> Iterator[str]:

@@ -30,7 +30,7 @@ from offbook.scenarios.ordering import batch
 from offbook.tracing.trace_context import keep_trace_context
 
 from .evaluate import Evaluation, failures_printed, steps_line, summarise
-from .held_out_advice import held_out_lines
+from .held_out_advice import held_out_lines, solved_line
 from .imitation import Replay
 from .judging import judged
 from .messages import (
@@ -381,6 +381,9 @@ class Trainer:
             with run.doing(f"evaluating {steps_line(run.current)} on {counted(len(self._eval), 'scenario')}"):
                 run.evaluations.append(await self._evaluate(self._eval, 0.0, 1, run.id, costs))
             run.progress.say(evaluation_line(run.evaluations[-1]))
+            first = len(run.evaluations) == 1 and not run.iterations
+            if first and (line := solved_line(run.evaluations[-1])):
+                run.progress.say(line)
             for line in failure_lines(run.new_failures(run.evaluations[-1].failures)):
                 run.progress.say(line)
 

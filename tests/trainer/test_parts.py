@@ -23,7 +23,7 @@ from offbook.rewards.reward_result import RewardResult, as_reward
 from offbook.scenarios.identity import scenario_id, scenario_text
 from offbook.scenarios.ordering import batch, split
 from offbook.trainer.evaluate import summarise
-from offbook.trainer.held_out_advice import held_out_lines
+from offbook.trainer.held_out_advice import held_out_lines, solved_line
 from offbook.trainer.messages import table_row, watch_line
 from offbook.trainer.models import ModelStep, StepOutcome
 from offbook.trainer.progress import Doing, LiveProgress, PlainProgress, StepRow, sparkline
@@ -126,6 +126,13 @@ def test_a_run_says_that_it_made_no_certain_gain() -> None:
     assert line.startswith("no certain gain on the held-out scenarios in 8 iterations: reward 0.250 before, 0.250 now.")
     assert "`min_reward=`" in line
     assert list(held_out_lines(of_steps(s0=[0.0, 0.0, 0.0, 1.0] * 5, s8=[1.0] * 20), {8})) == []
+
+
+@pytest.mark.parametrize(("success", "says"), [(0.95, True), (0.85, False)])
+def test_a_run_says_at_once_that_the_held_out_scenarios_are_solved_before_it(success: float, says: bool) -> None:
+    groups = [scored(1.0, success=float(number < 20 * success)) for number in range(20)]
+    line = solved_line(summarise(groups, {"agent": 0}, temperature=0.0))
+    assert (line is not None and line.startswith("success is 95% before this run")) == says
 
 
 def test_an_evaluation_counts_each_scenario_once_and_failed_rollouts_not_as_zero() -> None:

@@ -1,4 +1,4 @@
-"""What a run says at its end about its held-out scenarios: a gap to training, a step that was better, no gain."""
+"""What a run says about its held-out scenarios: solved before, a gap to training, a step that was better, no gain."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _better_step(measured: list[Evaluation], kept: Collection[int]) -> str | Non
 def _no_gain(report: TrainReport, first: Evaluation, last: Evaluation) -> str | None:
     """Where many iterations have made no certain gain."""
     iterations = len(report.iterations)
-    if first.step != report.started or iterations < ENOUGH_ITERATIONS or _gain(last, first) > 0:
+    if first.step != report.started or iterations < ENOUGH_ITERATIONS or solved_line(first) or _gain(last, first) > 0:
         return None
     imitates = "loss/cross_entropy" in report.iterations[-1].metrics
     advice = "" if imitates else "If your reward says right or wrong, imitate the good rollouts: `min_reward=`. "

@@ -104,7 +104,8 @@ def test_flags_allow_and_deny_without_a_terminal_and_are_remembered(called: Call
     code, page, _ = called("explore", "plain_server:server", "--deny", "desk")
     assert "department: " in page and "\ndesk: " not in page
     assert "desk: denied before; --allow TOOL permits it again" in page
-    code, page, _ = called("tools", "plain_server:server", "--allow", "desk")
+    code, page, said = called("tools", "plain_server:server", "--allow", "desk")
+    assert said.startswith("remembered until the tool changes: desk may be called (")
     assert "headcount   unknown" in page and "desk        read" in page
     assert called("explore", "plain_server:server", "--allow", "desk", "--deny", "desk")[0] == 2
     assert "allow: there is no tool 'nothing'" in called("explore", "plain_server:server", "--allow", "nothing")[2]

@@ -336,7 +336,7 @@ def test_other_trainers_arguments_are_answered_with_ours() -> None:
 @pytest.mark.parametrize(
     ("kind", "why", "advice"),
     [
-        ("equal_rewards", "all rewards of each group are equal", "Raise group_size or the temperature"),
+        ("equal_rewards", "all rewards of each group are equal", "Look at a group. If its answers are all alike"),
         ("no_advantage", "the advantage is 0 for all 4 tokens", "Look for calls that are never trained"),
         ("zero_gradient", "the gradient is exactly zero", "Let the policy choose"),
     ],

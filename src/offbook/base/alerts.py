@@ -80,7 +80,7 @@ def no_spread(history: Sequence[Metrics], share: float | None, steps: int) -> Si
     ]
     if min(shares) < share:
         return None
-    what = f"in {steps} steps almost all groups had equal rewards: {what_to_change(last[-1])}"
+    what = f"in {steps} steps almost all groups had equal rewards: {what_to_change(last[-1])}. If the answers of a group are all alike, word the choices differently"
     return Sign("no_spread", what, shares[-1], share)
 
 

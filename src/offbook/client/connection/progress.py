@@ -19,7 +19,8 @@ logger = logging.getLogger("offbook")
 NO_SIGNAL = {
     "equal_rewards": (
         "all rewards of each group were equal",
-        "Raise group_size or the temperature, take scenarios of another difficulty, or give partial rewards",
+        "Look at a group. If its answers are all alike, raise the temperature or word the choices differently; otherwise take "
+        "scenarios of another difficulty, a larger group_size, or partial rewards",
     ),
     "none_good": (
         "no rollout had the reward that is imitated",

@@ -71,10 +71,14 @@ def example(folder: str) -> NotebookNode:
             new_code_cell(INSTALL.format(folder=folder, install=install)),
             new_markdown_cell("## The files"),
             *map(new_code_cell, files),
-            new_markdown_cell("## Train\n\n`--help` in place of `--write` names the options, such as `--base-model` and `--steps`."),
+            new_markdown_cell(
+                "## Train\n\n`--help` in place of `--write` names the options, such as `--base-model` and `--steps`."
+            ),
             new_code_cell(train),
             *judged,
-            new_markdown_cell("## What it learned\n\nThe picture is of the seeds in the README. The cell draws that of your own run."),
+            new_markdown_cell(
+                "## What it learned\n\nThe picture is of the seeds in the README. The cell draws that of your own run."
+            ),
             new_code_cell(CURVE.format(folder=folder), outputs=[picture]),
             new_markdown_cell(f"What a policy does not learn here stands in [its README](../{folder}/README.md)."),
         ]

@@ -56,7 +56,9 @@ class Permissions:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             self.file.write_bytes(_FILE.dump_json(now, indent=1) + b"\n")
             new = [one for key, one in now.items() if one != remembered.get(key)]
-            said = ", ".join(f"{one_line(one.tool, 64)} {'may' if one.allowed else 'must not'} be called" for one in new)
+            said = ", ".join(
+                f"{one_line(one.tool, 64)} {'may' if one.allowed else 'must not'} be called" for one in new
+            )
             echo(f"remembered until the tool changes: {said} ({one_line(str(self.file))})", err=True)
         return known
 

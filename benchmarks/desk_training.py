@@ -52,7 +52,7 @@ class Training:
     the whole batch instead of the group's. `probes`: first sample so many rollouts of each of twice the scenarios, then spend
     the rest of the step's on the half whose success is nearest to 1/2. `revisits`: so many of a step's scenarios are those seen before
     whose success was nearest to 1/2, neither 0 nor 1. `replayed`: so many good rollouts of earlier steps are imitated beside a step's own,
-    if its options have `min_reward`. `replayed_groups`: so many groups of earlier steps, in which at most half were right, are trained
+    if its options have `min_reward`. `replayed_groups`: so many groups of earlier steps, in which some but at most half were right, are trained
     again, with the logprobs that were recorded. `first` and `stopped`: sample so many rollouts of each request first, and no more if
     all of these are `"equal"`, or all `"right"`. `entropy`: add so much of its surprisal, in nats, to the reward of a rollout whose group
     differs. `a_scale`: multiplies the LoRA's initial A. `teacher`: the

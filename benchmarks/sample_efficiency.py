@@ -64,6 +64,8 @@ class Lever:
     rate: float = 1.0
 
 
+IMITATES = {"loss": "cross_entropy", "min_reward": 1.0, "minibatches": 8, "kl_coef": 0.0}
+"""Options of a step that imitates."""
 LEVERS = {
     BASELINE: Lever("the defaults of `TrainConfig` and `LoraOptions`", "GRPO, 2402.03300"),
     "updates_2": Lever("two updates a step: minibatches=2", "PPO, 1707.06347", {"minibatches": 2}),
@@ -94,14 +96,14 @@ LEVERS = {
     "imitation": Lever(
         "imitate rollouts with reward 1, and 48 of earlier steps: loss='cross_entropy', 8 minibatches, 0.75 of the rate",
         "self-imitation, 1806.05635; ReST-EM, 2312.06585",
-        {"loss": "cross_entropy", "min_reward": 1.0, "minibatches": 8, "kl_coef": 0.0},
+        IMITATES,
         training={"replayed": 48},
         rate=0.75,
     ),
     "imitation_stop": Lever(
         "imitation, and no more than 4 rollouts of a request if these are right",
         "-",
-        {"loss": "cross_entropy", "min_reward": 1.0, "minibatches": 8, "kl_coef": 0.0},
+        IMITATES,
         training={"replayed": 48, "first": 4, "stopped": "right"},
         rate=0.75,
     ),

@@ -17,6 +17,7 @@ from .split import HELD_OUT
 
 _ERRORS_SHOWN = 3
 _FEW_HELD_OUT = 8
+"""Held-out scenarios below which their success says little."""
 _LEAST = 0.25
 """Share of the wanted scenarios below which a generation has failed: a run on them would measure nothing."""
 

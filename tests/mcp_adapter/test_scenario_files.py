@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import re
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -21,8 +22,9 @@ from offbook.base.errors import ConfigError, StoreError
 from offbook.scenarios import loading
 from offbook_mcp.commands import app
 from offbook_mcp.scenarios.files import ScenarioSet, load_scenarios, save_scenarios
+from offbook_mcp.scenarios.generation import select
 from offbook_mcp.scenarios.scenario import CheckKind, McpScenario, ReferenceCall
-from offbook_mcp.scenarios.split import combination, combinations, split_scenarios
+from offbook_mcp.scenarios.split import combination, combinations, split_scenarios, without_joints
 from offbook_mcp.training.probe_rollouts import ALWAYS_SOLVED, NEVER_SOLVED, set_aside
 
 DAMAGE = (
@@ -155,6 +157,22 @@ def test_every_tool_with_enough_scenarios_is_held_out_and_the_share_is_kept() ->
     held_out = [each for each in split if each.split == "eval"]
     assert {tool for each in held_out for tool in each.tools} == {"a", "b", "rare"}
     assert len(held_out) == 11
+
+
+def test_what_joins_both_parts_is_removed_but_never_a_tools_only_scenario() -> None:
+    one: dict[str, object] = {"x": 1}
+    made = [scenario(number, ("a", {"x": number})) for number in range(4)]
+    made += [scenario(5, ("a", one), ("b", one)), scenario(6, ("b", one)), scenario(7, ("b", {"x": 2}))]
+    assert [each.id for each in without_joints([*made, scenario(8, ("a", one), ("only", one))], 0.5)] == [
+        "s0", "s1", "s2", "s3", "s6", "s7", "s8",
+    ]  # fmt: skip
+
+
+@given(st.integers(0, 1_000))
+def test_every_tool_is_selected_before_one_is_selected_twice(seed: int) -> None:
+    made = [scenario(number, ("often", {"x": number}), difficulty=1 + number % 3) for number in range(9)]
+    made += [scenario(10 + number, (f"rare{number}", {"x": 1}), difficulty=5) for number in range(4)]
+    assert len({each.tools for each in select(made, 5, random.Random(seed))}) == 5
 
 
 def test_what_every_or_no_rollout_solves_is_set_aside_and_counted() -> None:

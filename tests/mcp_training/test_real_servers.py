@@ -107,7 +107,7 @@ def test_everything(node_server: Callable[[str], str]) -> None:
 @pytest.mark.slow("scenarios of a server that nobody here wrote")
 def test_filesystem(node_server: Callable[[str], str], files: Path) -> None:
     target = Target.parse(f"{node_server('filesystem')} {ROLLOUT_DIR}", fixture=files)
-    assert {"read_text_file", "write_file", "list_directory"} <= tools_of(made(target, allow_writes=True))
+    assert {"read_text_file", "write_file", "list_directory"} <= tools_of(made(target, 20, allow_writes=True))
 
 
 @pytest.mark.slow("scenarios of a server that nobody here wrote")

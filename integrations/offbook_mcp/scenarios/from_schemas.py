@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+
+from offbook_mcp.tools.toolset import ModelTool
 
 from .execution import SERVER_FAILED, ReferenceRun, with_results
 from .expected_answers import Expected, expected
@@ -13,6 +16,7 @@ from .task_plans import Plan, PlanKind, Planner
 from .wording import phrases_of, task_of, tells_its_calls
 
 _WAVES = 12
+_WAVES_FOR_THE_REST = 3
 _WAVE_PLANS = 60
 _WAVE_WRITES = 12
 _SPARE = 1.3
@@ -22,18 +26,25 @@ _SAME_ANSWER = 3
 
 
 async def from_schemas(work: ScenarioGeneration) -> None:
-    """Draw and run plans in waves until there are enough valid scenarios. Tools with few scenarios come first."""
+    """Draw and run plans in waves until there are enough valid scenarios. Tools with few scenarios come first.
+
+    Up to _WAVES_FOR_THE_REST waves more are of the tools that worked and have no scenario yet.
+    """
     planner = Planner(work.exploration, work.pool.toolset.tools, work.rng)
     drawing = _Drawing(work, planner)
     fruitless = 0
     for _ in range(_WAVES if planner.tools else 0):
         missing = round(work.count * _SPARE) - len(work.valid)
         if missing <= 0 or fruitless > 2:
-            return
+            break
         before = len(work.valid)
-        await drawing.wave(missing)
+        await drawing.wave(planner.tools, missing)
         fruitless = fruitless + 1 if len(work.valid) == before else 0
         work.tell()
+    for _ in range(_WAVES_FOR_THE_REST):
+        if rest := drawing.without_scenario():
+            await drawing.wave(rest, len(rest))
+            work.tell()
 
 
 @dataclass
@@ -47,9 +58,15 @@ class _Drawing:
     def __post_init__(self) -> None:
         self.phrases = phrases_of(self.work.pool.toolset.tools)
 
-    async def wave(self, missing: int) -> None:
-        """Draw plans, run them twice, and keep the valid ones."""
-        plans = self._plans(min(_WAVE_PLANS, max(10, round(1.6 * missing))))
+    def without_scenario(self) -> list[ModelTool]:
+        """The tools of which a call worked, and which no valid scenario uses."""
+        taken = {tool for scenario in self.work.valid for tool in scenario.tools}
+        worked = {observation.tool for observation in self.work.exploration.observations if observation.worked}
+        return [tool for tool in self.planner.tools if tool.name in worked - taken]
+
+    async def wave(self, tools: Sequence[ModelTool], missing: int) -> None:
+        """Draw plans for these tools, run them twice, and keep the valid ones."""
+        plans = self._plans(tools, min(_WAVE_PLANS, max(10, round(1.6 * missing))))
         first = await self.work.executor.run(plans)
         for plan, run in zip(plans, first, strict=True):
             self._learn(plan, run)
@@ -59,10 +76,10 @@ class _Drawing:
             if self._may_stay(plan, again):
                 self._keep(plan, run, again)
 
-    def _plans(self, wanted: int) -> list[Plan]:
+    def _plans(self, tools: Sequence[ModelTool], wanted: int) -> list[Plan]:
         """Draw new plans for the tools in turn, beginning with those that have few scenarios."""
         counts = Counter(tool for scenario in self.work.valid for tool in scenario.tools)
-        tools = sorted(self.planner.tools, key=lambda tool: counts[tool.name])
+        tools = sorted(tools, key=lambda tool: counts[tool.name])
         plans: list[Plan] = []
         writes = 0
         for number in range(3 * wanted):

@@ -25,7 +25,7 @@ _MOST_WITHOUT_ARGUMENTS = 3
 
 
 def select(scenarios: Sequence[McpScenario], count: int, rng: random.Random) -> list[McpScenario]:
-    """Select up to `count` scenarios, spread over tools and difficulties.
+    """Select up to `count` scenarios: first of tools that have none yet, then spread over tools and difficulties.
 
     At most _MOST_WITHOUT_ARGUMENTS share a call without arguments, since they all end up in the same split.
     """
@@ -36,12 +36,11 @@ def select(scenarios: Sequence[McpScenario], count: int, rng: random.Random) -> 
     bare: Counter[str] = Counter()
     chosen: list[McpScenario] = []
 
-    def cost(scenario: McpScenario) -> float:
+    def cost(scenario: McpScenario) -> tuple[bool, float]:
         rarest = min((tools[tool] for tool in scenario.tools), default=0)
         busiest = max((tools[tool] for tool in scenario.tools), default=0)
-        return (
-            rarest + 0.3 * busiest + difficulties[scenario.difficulty] / (len(_SHARES) * _SHARES[scenario.difficulty])
-        )
+        common = difficulties[scenario.difficulty] / (len(_SHARES) * _SHARES[scenario.difficulty])
+        return rarest > 0, rarest + 0.3 * busiest + common
 
     while waiting and len(chosen) < count:
         best = min(waiting, key=cost)

@@ -73,7 +73,7 @@ def number_held_out(count: int, held_out: float) -> int:
 def _cheapest_joints(scenarios: Sequence[McpScenario], tools: set[str]) -> set[int]:
     """The fewest scenarios that join a combination to others, of those that also have a scenario of their own.
 
-    Combinations of `tools` come first. Empty if there is no such combination.
+    Combinations of `tools` come first. Empty if there is no such combination: none whose removal leaves every tool a scenario.
     """
     holders: defaultdict[str, set[int]] = defaultdict(set)
     for index, scenario in enumerate(scenarios):
@@ -83,7 +83,12 @@ def _cheapest_joints(scenarios: Sequence[McpScenario], tools: set[str]) -> set[i
     joints = {
         key: {index for index in holders[key] if len(combinations(scenarios[index])) > 1} for key in sorted(alone)
     }
-    choices = {key: indices for key, indices in joints.items() if indices}
+    uses = Counter(tool for scenario in scenarios for tool in scenario.tools)
+    choices = {
+        key: indices
+        for key, indices in joints.items()
+        if indices and uses.keys() == (uses - Counter(tool for index in indices for tool in scenarios[index].tools)).keys()
+    }
     wanted = {key: indices for key, indices in choices.items() if json.loads(key)[0] in tools} or choices
     return min(wanted.values(), key=len, default=set[int]())
 

@@ -35,13 +35,13 @@ def rollout_of(play: Play) -> Callable[[offbook.TrainableModel, Any], Awaitable[
 
 def parser(description: str | None, steps: int, rate: float = 3e-3) -> argparse.ArgumentParser:
     """The options that all of them have; `steps` and `rate` are the defaults of `--steps` and `--rate`."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--base-model", default="tiny")
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--base-model", default="tiny", help="the model that is trained")
     parser.add_argument("--steps", type=int, default=steps, help="steps in all")
     parser.add_argument("--rate", type=float, default=rate, help="learning rate; for a real model about 1e-5")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="draws and orders the scenarios, and names the model")
     parser.add_argument("--dir", type=Path, default=Path("games"), help="folder for everything it makes")
-    parser.add_argument("--held-out", type=int, help="measure on so many held-out scenarios  [default: all]")
+    parser.add_argument("--held-out", type=int, help="measure on only so many held-out scenarios")
     parser.add_argument("--write", action="store_true", help="write the figures that the gallery shows")
     return parser
 

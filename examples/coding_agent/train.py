@@ -49,12 +49,12 @@ def read(path: Path) -> list[dict[str, str]]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--tiny", action="store_true", help="the bundled policy, on any machine")
-    parser.add_argument("--agent", choices=sorted(AGENTS), default="own")
-    parser.add_argument("--base-model", default="Qwen/Qwen2.5-Coder-7B-Instruct")
-    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--agent", choices=sorted(AGENTS), default="own", help="the program that is trained")
+    parser.add_argument("--base-model", default="Qwen/Qwen2.5-Coder-7B-Instruct", help="without --tiny")
+    parser.add_argument("--steps", type=int, default=6, help="steps in all")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds of one rollout")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="names the model and orders the scenarios")
     parser.add_argument("--dir", type=Path, default=Path("coding-agent"), help="folder for everything it makes")
     main(parser.parse_args())

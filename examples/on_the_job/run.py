@@ -121,8 +121,8 @@ async def train(data: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=0)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--seed", type=int, default=0, help="draws the customers")
     parser.add_argument("--recorded", type=int, default=128, help="customers whose threads are recorded and trained on")
     parser.add_argument("--dir", type=Path, default=Path("desk"), help="folder for everything it makes")
     parser.add_argument("--write", action="store_true", help="write the figures that the gallery shows")

@@ -49,5 +49,5 @@ def main(options: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     arguments = parser(__doc__, steps=25)
-    arguments.add_argument("--opponent", choices=OPPONENTS, default="random")
+    arguments.add_argument("--opponent", choices=OPPONENTS, default="random", help="whom it plays")
     main(arguments.parse_args())

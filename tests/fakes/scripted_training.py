@@ -55,6 +55,8 @@ class ScriptedTraining:
             self.finishes += 1
             self.kept[self.finishes].set()
             return None
+        if request.path == "/api/runs/ended":
+            return Reply(json={})
         if request.path.startswith("/api/models/"):
             name, _, what = request.path.removeprefix("/api/models/").partition("/")
             if what == "log":

@@ -233,6 +233,12 @@ class LogRequest(Wire):
     trajectory_ids: tuple[str, ...] = ()
 
 
+class RunEnd(Wire):
+    """A run that is over, as its trainer says."""
+
+    run: str = Field(min_length=1)
+
+
 class UserState(Wire):
     """The user's own JSON object, stored with the model."""
 

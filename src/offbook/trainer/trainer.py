@@ -147,6 +147,7 @@ class Trainer:
                     stopped = await announced(
                         self._iterate(run, costs), lambda: run.progress.say(interrupted_line(run))
                     )
+                    await (await self.model.api()).end_run(run.id)
                 finally:
                     for line in self._publisher.close():
                         run.progress.say(line)

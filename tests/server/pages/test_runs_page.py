@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import pytest
 from offbook.base.types import TrainResult
 from offbook.base.wire import TrainStatus
 from offbook.commands.main import app
+from offbook.server.views import run_summary
 from offbook.server.views.run_charts import costs_by_step, evaluations_by_split, score
 from offbook.server.views.run_index import LoggedEvaluation
 from offbook.server.views.run_summary import trend
@@ -128,6 +130,27 @@ async def test_a_run_is_active_while_the_process_of_the_directorys_server_lives(
         with viewing(folder) as url:
             page = await asyncio.to_thread(httpx.get, url, trust_env=False)
         assert ("is at http://127.0.0.1:1." in page.text) == (status == "training")
+
+
+async def test_a_run_has_ended_when_its_trainer_says_so_and_is_active_or_stopped_otherwise(
+    gateway: Gateway, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = gateway.services.options.dir
+
+    async def status() -> str:
+        (folder / "server.json").write_text(json.dumps({"pid": os.getpid(), "url": "http://127.0.0.1:1"}))
+        [run] = await asyncio.to_thread(runs_json, folder, capsys)
+        return run["status"]["text"]
+
+    monkeypatch.setattr(run_summary, "ACTIVE_SECONDS", math.inf)
+    await trained(gateway, "run-1", 0, (0.0, 1.0))
+    assert await status() == "active"
+    assert (await gateway.http.post("/api/runs/ended", json={"run": "run-1"})).status_code == 200
+    assert await status() == "ended"
+    await trained(gateway, "run-1", 1, (0.0, 1.0))  # the same run goes on
+    assert await status() == "active"
+    monkeypatch.setattr(run_summary, "ACTIVE_SECONDS", 0.0)
+    assert await status() == "stopped"
 
 
 @pytest.mark.parametrize("log", [True, False], ids=["ended", "before it has ended"])

@@ -36,6 +36,7 @@ from offbook.base.wire import (
     LogRequest,
     ModelState,
     RegisterRequest,
+    RunEnd,
     TracePage,
     TrainStatus,
     TrajectoryPage,
@@ -134,6 +135,10 @@ class Api:
     async def logs(self, name: str) -> list[LogRequest]:
         """Everything logged with the model, oldest first."""
         return self._read(_LOGS.validate_python, await self._ask("GET", f"{_path(name)}/log"))
+
+    async def end_run(self, run: str) -> None:
+        """Tell the server that a run is over."""
+        await self._ask("POST", "/api/runs/ended", RunEnd(run=run))
 
     async def state(self, name: str) -> dict[str, Json]:
         """The user's JSON object stored with the model."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from fastapi import APIRouter, Response
 from fastapi.responses import FileResponse, StreamingResponse
 
-from offbook.base import server_sent_events
+from offbook.base import clock, server_sent_events
 from offbook.base.adapter_folders import adapter_folder
 from offbook.base.config import Name
 from offbook.base.redaction import Redaction, redacted_record
@@ -25,6 +25,7 @@ from offbook.base.wire import (
     LogRequest,
     ModelState,
     RegisterRequest,
+    RunEnd,
     TrainEvent,
     TrainRequest,
     TrainStatus,
@@ -35,6 +36,8 @@ from ..errors import ApiError
 from ..models.checkpoints import state_of, write_text
 from ..models.registration import ALL_LINEAR, check_target_modules
 from ..models.registry import ServedModel
+from ..records.overview import end_note
+from ..records.upstream_threads import save_notes
 from ..services import Services, ServicesDep
 from ..training import exports
 from ..training.feed import TrainFeed
@@ -114,6 +117,13 @@ async def add_log(services: ServicesDep, name: Name, body: LogRequest) -> dict[s
 async def list_logs(services: ServicesDep, name: Name) -> list[LogRequest]:
     """All metrics stored under a model name, oldest first."""
     return await services.store.logs(name)
+
+
+@router.post("/runs/ended")
+async def end_run(services: ServicesDep, body: RunEnd) -> dict[str, str]:
+    """Note that a run is over, which the dashboard shows."""
+    await services.store.write(save_notes, (end_note(body.run), repr(clock.now())))
+    return {}
 
 
 @router.get("/models/{name}/state", responses={200: {"model": UserState}})

@@ -55,6 +55,8 @@ class RunOverview:
     updates: tuple[TrainUpdate, ...]
     evaluations: tuple[LoggedEvaluation, ...]
     newest_reward: float | None
+    ended_at: float | None
+    """When its trainer said that it is over."""
 
     @property
     def run(self) -> str | None:
@@ -66,6 +68,15 @@ class RunOverview:
         """The models of its train requests and of its first and last rollout."""
         names = {update.model for update in self.updates} | {self.first.model, self.last.model}
         return tuple(sorted(names))
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is over: its trainer said so, and no rollout or update began after that. An evaluation is over when it is
+        logged."""
+        if self.is_evaluation:
+            return bool(self.evaluations)
+        began = max((self.last.started_at, *(update.created_at for update in self.updates)))
+        return self.ended_at is not None and self.ended_at >= began
 
     @property
     def rewards(self) -> list[float]:
@@ -170,6 +181,7 @@ class DashboardSource:
                     ),
                     self._evaluations.of_run(row.run),
                     overview.newest_reward(connection, row),
+                    overview.ended_at(connection, row.run),
                 )
                 for row in rows
             ]

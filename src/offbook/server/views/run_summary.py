@@ -16,7 +16,7 @@ from .numbers import DASH, fixed, number, percent, seconds, signed
 from .run_charts import evaluations_by_split, held_out_losses, measure, saved_by_tree, score
 
 ACTIVE_SECONDS = 180.0
-"""A run without a new rollout or update for this long is shown as ended."""
+"""A run that nobody ended, without a new rollout or update for this long, is shown as stopped."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,10 @@ class RunStatus:
 
 
 def status_of(overview: RunOverview, source: DashboardSource) -> RunStatus:
-    """The status of a run. Where no server runs on the directory, no run is active."""
+    """The status of a run. Where no server runs on the directory, no run is active.
+
+    A loop of the user's own does not say when it ends: it is stopped, as a killed trainer is.
+    """
     last = overview.updates[-1] if overview.updates else None
     if source.served:
         training = source.engine.training if source.engine is not None else None
@@ -37,7 +40,7 @@ def status_of(overview: RunOverview, source: DashboardSource) -> RunStatus:
             return RunStatus("active", "●", "training")
         if last is not None and last.state == "queued":
             return RunStatus("active", "○", "queued")
-        if abs(clock.now() - overview.last.ended_at) < ACTIVE_SECONDS:
+        if not overview.ended and abs(clock.now() - overview.last.ended_at) < ACTIVE_SECONDS:
             return RunStatus("active", "●", "active")
     if last is None:
         return RunStatus("quiet", DASH, "evaluation" if overview.is_evaluation else "not trained")
@@ -45,7 +48,7 @@ def status_of(overview: RunOverview, source: DashboardSource) -> RunStatus:
         return RunStatus("failed", "✕", "failed")
     if last.state != "done":
         return RunStatus("failed", "✕", "interrupted")
-    return RunStatus("done", "✓", "ended")
+    return RunStatus("done", "✓", "ended") if overview.ended else RunStatus("quiet", DASH, "stopped")
 
 
 _COMPARED = 5

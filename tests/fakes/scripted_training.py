@@ -35,6 +35,7 @@ class ScriptedTraining:
     without_signal: set[int] = field(default_factory=set[int])
     requests: list[Any] = field(default_factory=list[Any])
     logs: list[Any] = field(default_factory=list[Any])
+    ended: list[str] = field(default_factory=list[str])
     finishes: int = 0  # how often rollouts were finished
     api: ScriptedApi | None = None
 
@@ -56,6 +57,7 @@ class ScriptedTraining:
             self.kept[self.finishes].set()
             return None
         if request.path == "/api/runs/ended":
+            self.ended.append(request.body["run"])
             return Reply(json={})
         if request.path.startswith("/api/models/"):
             name, _, what = request.path.removeprefix("/api/models/").partition("/")

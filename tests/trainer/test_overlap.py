@@ -185,6 +185,7 @@ async def test_a_resumed_run_makes_the_steps_that_are_left(server: ScriptedTrain
     rollouts = Rollouts(server)
     report = await trainer(server, rollouts, 2).atrain(5)
     assert (report.started, report.step, rollouts.trained) == (3, 5, 2 * GROUP)
+    assert server.ended == [report.run], "the dashboard shows that it is over"
 
 
 @pytest.mark.parametrize("most", [0, 1, 2])
@@ -269,7 +270,7 @@ async def test_an_update_that_fails_cancels_the_rollouts_beside_it_and_is_the_er
     rollouts.at_begin = open_and_stay
     with pytest.raises(TrainError, match="NaN in a gradient") as caught:
         await asyncio.wait_for(trainer(server, rollouts).atrain(5), 60)
-    assert (rollouts.ended, len(server.requests)) == (["cancelled"] * GROUP, 1)
+    assert (rollouts.ended, len(server.requests), server.ended) == (["cancelled"] * GROUP, 1, [])
     assert caught.value.__notes__ == ["not trained: 4 finished rollouts; their calls stay on the server"]
     assert nothing_is_left()
 

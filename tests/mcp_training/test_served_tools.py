@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from mcp.server.mcpserver import MCPServer
 
+from offbook import TrainableModel
 from offbook.base.errors import ConfigError
 from offbook_mcp import ServerPool, Target
+from offbook_mcp.scenarios.files import ScenarioSet, save_scenarios
+from offbook_mcp.scenarios.scenario import CheckKind, McpScenario, ReferenceCall
 from offbook_mcp.serving.served_tools import served_tools
+from offbook_mcp.training.scenario_source import scenario_file
+
+MODEL = TrainableModel("office", base_model="tiny")
 
 
 def server(*names: str) -> MCPServer:
@@ -20,21 +28,41 @@ def server(*names: str) -> MCPServer:
 async def test_tools_that_may_write_need_leave() -> None:
     said: list[str] = []
     async with ServerPool(Target.parse(server("list_rooms", "cancel_booking", "frobnicate"))) as pool:
-        assert [tool.name for tool in served_tools(pool.toolset, "tiny", False, said.append).tools] == ["list_rooms"]
-        assert len(served_tools(pool.toolset, "tiny", True, said.append).tools) == 3
+        assert [tool.name for tool in served_tools(pool.toolset, MODEL, False, said.append).tools] == ["list_rooms"]
+        assert len(served_tools(pool.toolset, MODEL, True, said.append).tools) == 3
     assert said == [
         "not used: cancel_booking: it may write; --allow-writes uses it",
         "not used: frobnicate: nothing says that it only reads; if it does, --allow TOOL uses it; if it writes, --allow-writes",
     ]
     async with ServerPool(Target.parse(server("cancel_booking"), allow=("cancel_booking",))) as pool:
-        assert len(served_tools(pool.toolset, "tiny", False, said.append).tools) == 1
+        assert len(served_tools(pool.toolset, MODEL, False, said.append).tools) == 1
     async with ServerPool(Target.parse(server("cancel_booking"))) as pool:
         with pytest.raises(ConfigError, match="no tools: none may be called"):
-            served_tools(pool.toolset, "tiny", False, said.append)
+            served_tools(pool.toolset, MODEL, False, said.append)
 
 
 async def test_more_tools_than_the_base_reads_are_refused_at_the_start() -> None:
     async with ServerPool(Target.parse(server(*(f"get_{number}" for number in range(40))))) as pool:
         with pytest.raises(ConfigError, match=r"tiny-mcp reads at most 16 tools, the target offers 40: .* --only TOOL"):
-            served_tools(pool.toolset, "tiny-mcp", False, print)
-        assert len(served_tools(pool.toolset, "Qwen/Qwen3-4B", False, print).tools) == 40
+            served_tools(pool.toolset, TrainableModel("m", base_model="tiny-mcp"), False, print)
+        assert (
+            len(served_tools(pool.toolset, TrainableModel("m", base_model="Qwen/Qwen3-4B"), False, print).tools) == 40
+        )
+
+
+async def test_tools_that_no_scenario_trained_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OFFBOOK_DIR", str(tmp_path))
+    made = [
+        McpScenario(
+            id=f"s{number}", task=f"{tool} please", difficulty=1, tools=(tool,), check=CheckKind.CALLS, split=split,
+            calls=(ReferenceCall(tool=tool, arguments={}),), server="ab12",
+        )
+        for number, (tool, split) in enumerate([("list_rooms", "train"), ("list_floors", "eval")])
+    ]  # fmt: skip
+    said: list[str] = []
+    async with ServerPool(Target.parse(server("list_rooms", "list_floors", "cancel_booking"))) as pool:
+        served_tools(pool.toolset, MODEL, True, said.append)
+        assert said == [], "without its scenarios nothing is known"
+        save_scenarios(ScenarioSet(tuple(made), "ab12"), scenario_file(MODEL))
+        served_tools(pool.toolset, MODEL, True, said.append)
+    assert said == ["not trained: list_floors, cancel_booking: no scenario has such a call, so expect mistakes"]

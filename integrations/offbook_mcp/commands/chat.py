@@ -72,7 +72,7 @@ async def _talk(
     chars = target.limits.result_chars
     chars = min(chars, defaults_for(model.base_model).result_chars or chars)
     async with ServerPool(target, max_rollouts=2, ahead=0) as pool:
-        toolset = served_tools(pool.toolset, model.base_model, allow_writes, partial(echo, err=True))
+        toolset = served_tools(pool.toolset, model, allow_writes, partial(echo, err=True))
         newest = await model.get_step() if step is None else step
         models: list[tuple[str, TrainableModel]] = [(f"step {newest}", ModelAtStep(model, newest))]
         if compare:

@@ -83,7 +83,7 @@ async def _serve(
     chars = target.limits.result_chars
     chars = min(chars, defaults_for(model.base_model).result_chars or chars)
     async with ServerPool(target, max_rollouts=concurrency) as pool:
-        toolset = served_tools(pool.toolset, model.base_model, allow_writes, partial(echo, err=True))
+        toolset = served_tools(pool.toolset, model, allow_writes, partial(echo, err=True))
         await model.register()
         if await model.get_step() == 0:
             echo(f"{model.name} is untrained: `offbook mcp train` trains it", err=True)

@@ -87,7 +87,8 @@ def _cheapest_joints(scenarios: Sequence[McpScenario], tools: set[str]) -> set[i
     choices = {
         key: indices
         for key, indices in joints.items()
-        if indices and uses.keys() == (uses - Counter(tool for index in indices for tool in scenarios[index].tools)).keys()
+        if indices
+        and uses.keys() == (uses - Counter(tool for index in indices for tool in scenarios[index].tools)).keys()
     }
     wanted = {key: indices for key, indices in choices.items() if json.loads(key)[0] in tools} or choices
     return min(wanted.values(), key=len, default=set[int]())

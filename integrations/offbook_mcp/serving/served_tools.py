@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from offbook import TrainableModel
 from offbook.base.errors import ConfigError
+from offbook.base.text import one_line
 from offbook_mcp.scenarios.explore import withheld, withheld_lines
-from offbook_mcp.tools.toolset import Toolset
+from offbook_mcp.scenarios.files import load_scenarios
+from offbook_mcp.tools.toolset import ModelTool, Toolset
 from offbook_mcp.training.defaults import defaults_for
+from offbook_mcp.training.scenario_source import scenario_file
 
 
-def served_tools(toolset: Toolset, base_model: str, allow_writes: bool, say: Callable[[str], None]) -> Toolset:
-    """The tools without those that training withholds too, which are said.
+def served_tools(toolset: Toolset, model: TrainableModel, allow_writes: bool, say: Callable[[str], None]) -> Toolset:
+    """The tools without those that training withholds too, which are said, as are those that no scenario trained.
 
     Raises ConfigError if none is left, or for more than the base model can read.
     """
@@ -22,10 +26,21 @@ def served_tools(toolset: Toolset, base_model: str, allow_writes: bool, say: Cal
     tools = tuple(tool for tool in toolset.tools if tool.name not in unused)
     if not tools:
         raise ConfigError("no tools: none may be called; permit them with --allow TOOL or --allow-writes")
-    most = defaults_for(base_model).most_tools
+    most = defaults_for(model.base_model).most_tools
     if most is not None and len(tools) > most:
         raise ConfigError(
-            f"{base_model} reads at most {most} tools, the target offers {len(tools)}: choose some with --only TOOL "
+            f"{model.base_model} reads at most {most} tools, the target offers {len(tools)}: choose some with --only TOOL "
             "(repeat it), or take another --base-model"
         )
+    if rest := _untrained(tools, model):
+        say(f"not trained: {', '.join(rest)}: no scenario has such a call, so expect mistakes")
     return replace(toolset, tools=tools)
+
+
+def _untrained(tools: Sequence[ModelTool], model: TrainableModel) -> list[str]:
+    """The tools that no scenario of the model's own file trains. Without that file, nothing is known of them."""
+    file = scenario_file(model)
+    if not file.exists():
+        return []
+    trained = {name for scenario in load_scenarios(file).train for name in scenario.tools}
+    return [one_line(tool.name, 64) for tool in tools if tool.name not in trained]

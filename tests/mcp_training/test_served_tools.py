@@ -52,17 +52,21 @@ async def test_more_tools_than_the_base_reads_are_refused_at_the_start() -> None
 
 async def test_tools_that_no_scenario_trained_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OFFBOOK_DIR", str(tmp_path))
-    made = [
-        McpScenario(
-            id=f"s{number}", task=f"{tool} please", difficulty=1, tools=(tool,), check=CheckKind.CALLS, split=split,
-            calls=(ReferenceCall(tool=tool, arguments={}),), server="ab12",
-        )
-        for number, (tool, split) in enumerate([("list_rooms", "train"), ("list_floors", "eval")])
-    ]  # fmt: skip
+    call = ReferenceCall(tool="list_rooms", arguments={})
+    trained = McpScenario(
+        id="s1",
+        task="rooms please",
+        difficulty=1,
+        tools=(call.tool,),
+        check=CheckKind.CALLS,
+        calls=(call,),
+        server="ab12",
+    )
+    held_out = trained.model_copy(update={"id": "s2", "split": "eval", "tools": ("list_floors",)})
     said: list[str] = []
     async with ServerPool(Target.parse(server("list_rooms", "list_floors", "cancel_booking"))) as pool:
         served_tools(pool.toolset, MODEL, True, said.append)
         assert said == [], "without its scenarios nothing is known"
-        save_scenarios(ScenarioSet(tuple(made), "ab12"), scenario_file(MODEL))
+        save_scenarios(ScenarioSet((trained, held_out), "ab12"), scenario_file(MODEL))
         served_tools(pool.toolset, MODEL, True, said.append)
     assert said == ["not trained: list_floors, cancel_booking: no scenario has such a call, so expect mistakes"]

@@ -52,6 +52,7 @@ async def test_more_tools_than_the_base_reads_are_refused_at_the_start() -> None
 
 async def test_tools_that_no_scenario_trained_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OFFBOOK_DIR", str(tmp_path))
+    model = TrainableModel("rooms", base_model="tiny")
     call = ReferenceCall(tool="list_rooms", arguments={})
     trained = McpScenario(
         id="s1",
@@ -65,8 +66,8 @@ async def test_tools_that_no_scenario_trained_are_named(tmp_path: Path, monkeypa
     held_out = trained.model_copy(update={"id": "s2", "split": "eval", "tools": ("list_floors",)})
     said: list[str] = []
     async with ServerPool(Target.parse(server("list_rooms", "list_floors", "cancel_booking"))) as pool:
-        served_tools(pool.toolset, MODEL, True, said.append)
+        served_tools(pool.toolset, model, True, said.append)
         assert said == [], "without its scenarios nothing is known"
-        save_scenarios(ScenarioSet((trained, held_out), "ab12"), scenario_file(MODEL))
-        served_tools(pool.toolset, MODEL, True, said.append)
+        save_scenarios(ScenarioSet((trained, held_out), "ab12"), scenario_file(model))
+        served_tools(pool.toolset, model, True, said.append)
     assert said == ["not trained: list_floors, cancel_booking: no scenario has such a call, so expect mistakes"]

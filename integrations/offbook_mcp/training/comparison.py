@@ -6,12 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from offbook.base.text import one_line
+from offbook.trainer.held_out_advice import SOLVED
 
 from .training_state import Measured
 
 _BY_TOOL = "success."
-_SOLVED = 0.9
-"""Success before training from which the scenarios leave little to learn."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class Comparison:
                 f"Rollouts failed, so step {self.before.step} was scored on {counts[0]} of the {self.held_out} scenarios and step "
                 f"{self.after.step} on {counts[1]}: the columns do not compare the same ones."
             )
-        if self.before.rates.get("success", 0.0) >= _SOLVED:
+        if self.before.rates.get("success", 0.0) >= SOLVED:
             yield "The model solved most of these before training: harder ones leave more to learn (--scenarios FILE)."
 
 

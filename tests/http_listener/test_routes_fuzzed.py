@@ -55,6 +55,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/api/models": {"name": "default", "base_model": "tiny", "lora": {"r": 4}},
     "/api/models/{name}/fork": {"name": "other", "from_step": 0},
     "/api/models/{name}/adopt": {"model": "other", "step": 1, "after": 0},
+    "/api/runs/ended": {"run": "run-1"},
     "/api/models/{name}/log": {"split": "val", "step": 1, "metrics": {"a": 1.0}, "trajectory_ids": ["t"]},
     "/api/models/{name}/state": {"value": {"a": [1]}},
     "/api/models/{name}/checkpoints/{step}/export": {"format": "peft", "output": "/nowhere/there"},

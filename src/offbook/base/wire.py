@@ -48,6 +48,7 @@ from .types import (
     CallRef,
     CallTrace,
     Json,
+    PlaceName,
     RenderedHistory,
     RolloutException,
     RolloutPlace,
@@ -236,7 +237,7 @@ class LogRequest(Wire):
 class RunEnd(Wire):
     """A run that is over, as its trainer says."""
 
-    run: str = Field(min_length=1)
+    run: PlaceName
 
 
 class UserState(Wire):

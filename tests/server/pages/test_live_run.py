@@ -34,6 +34,7 @@ def unfinished(recorded: Path, tmp_path: Path) -> Path:
     with closing(sqlite3.connect(folder / "records.db")) as records, records:
         records.execute("CREATE TABLE later AS SELECT * FROM trains")
         records.execute("DELETE FROM trains")
+        records.execute("DELETE FROM meta WHERE key LIKE 'ended:%'")
         records.execute(
             "UPDATE trajectories SET ended_at = ? WHERE seq = (SELECT max(seq) FROM trajectories)", (time.time(),)
         )

@@ -70,4 +70,7 @@ async def test_tools_that_no_scenario_trained_are_named(tmp_path: Path, monkeypa
         assert said == [], "without its scenarios nothing is known"
         save_scenarios(ScenarioSet((trained, held_out), "ab12"), scenario_file(model))
         served_tools(pool.toolset, model, True, said.append)
+        scenario_file(model).write_text("no JSON\n")
+        assert len(served_tools(pool.toolset, model, True, said.append).tools) == 3
+    assert said.pop().startswith("which tools were trained is unknown: rooms.jsonl, line 1: not JSON")
     assert said == ["not trained: list_floors, cancel_booking: no scenario has such a call, so expect mistakes"]

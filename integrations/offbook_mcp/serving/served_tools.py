@@ -32,7 +32,12 @@ def served_tools(toolset: Toolset, model: TrainableModel, allow_writes: bool, sa
             f"{model.base_model} reads at most {most} tools, the target offers {len(tools)}: choose some with --only TOOL "
             "(repeat it), or take another --base-model"
         )
-    if rest := _untrained(tools, model):
+    try:
+        rest = _untrained(tools, model)
+    except ConfigError as error:  # a faulty file of scenarios ends no chat
+        rest = []
+        say(f"which tools were trained is unknown: {error}")
+    if rest:
         say(f"not trained: {', '.join(rest)}: no scenario has such a call, so expect mistakes")
     return replace(toolset, tools=tools)
 

@@ -17,6 +17,7 @@ from offbook.base.takeovers import TakeoverState
 from offbook.commands.main import run
 from offbook.llms.options import Price
 from offbook.server.records.upstream_threads import read_note, save_notes
+from offbook.server.takeover import inputs
 from offbook.testing import ScriptedChoice, ScriptedCompletion
 
 from .conftest import Opening, Passing
@@ -224,7 +225,11 @@ async def test_a_person_approves_each_stage(passing: Opening) -> None:
         assert (again.status_code, again.json()["error"]["code"]) == (409, "takeover_active")
 
 
-async def test_calls_unlike_those_that_were_seen_go_to_the_paid_model_and_many_end_it(passing: Opening) -> None:
+@pytest.mark.parametrize("few", [1, 100], ids=["a long shadow", "a shadow too short to know"])
+async def test_calls_unlike_those_that_were_seen_go_to_the_paid_model_and_many_end_it(
+    few: int, passing: Opening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inputs, "FEW", few)
     async with passing(share=0.0) as route:
         route.paid.text = SMALL
         await ask(route, "start", stages=[0, 0.999, 1], max_unknown=0.3)
@@ -232,6 +237,8 @@ async def test_calls_unlike_those_that_were_seen_go_to_the_paid_model_and_many_e
             await said(route, f"t-{number}")
             if (await state(route)).stage == 1:
                 break
+        for number in range(few):
+            await said(route, f"more-{number}")
         route.paid.text = PAID
         assert await said(route, "new") == SMALL
         assert await said(route, "long", messages=[{"role": "user", "content": "x" * 5000}]) == PAID

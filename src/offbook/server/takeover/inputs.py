@@ -37,9 +37,14 @@ class SeenInputs(BaseModel):
         if (text := new_input(body)) is not None:
             self.words.learn(text)
 
+    @property
+    def few(self) -> bool:
+        """Whether too few were seen to call another unlike them."""
+        return self.calls < FEW
+
     def unlike(self, body: Answer, size: int) -> str | None:
         """How a call differs from those that were seen: "new tools", "longer" or "new words"; None if it does not."""
-        if self.calls < FEW:
+        if self.few:
             return None
         if tool_names(body) - self.tools:
             return "new tools"

@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 from offbook.base.takeovers import TakeoverPlan, TakeoverState
+from offbook.server.records.notes import save_notes
 from offbook.server.records.store import Store
 from offbook.server.records.takeover_threads import TakenThread, add_threads, begin_takeover
-from offbook.server.records.upstream_threads import save_notes
 from offbook.server.takeover.stage import needs_of
 from offbook.server.upstream.counts import RouteCounts
 from tests.paths import ROOT

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from offbook.base.takeovers import Decision, Numbers, TakeoverState
-from offbook.server.records.upstream_threads import save_notes
+from offbook.server.records.notes import save_notes
 from offbook.server.upstream.counts import RouteCounts
 from offbook.server.views.numbers import MINUS
 from offbook.server.views.takeover_view import paid_per_call, small_calls

@@ -16,7 +16,7 @@ import pytest
 from offbook.base.takeovers import TakeoverState
 from offbook.commands.main import run
 from offbook.llms.options import Price
-from offbook.server.records.upstream_threads import read_note, save_notes
+from offbook.server.records.notes import read_note, save_notes
 from offbook.server.takeover import inputs
 from offbook.testing import ScriptedChoice, ScriptedCompletion
 

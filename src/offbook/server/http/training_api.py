@@ -36,8 +36,7 @@ from ..errors import ApiError
 from ..models.checkpoints import state_of, write_text
 from ..models.registration import ALL_LINEAR, check_target_modules
 from ..models.registry import ServedModel
-from ..records.overview import end_note
-from ..records.upstream_threads import save_notes
+from ..records.notes import end_note, save_notes
 from ..services import Services, ServicesDep
 from ..training import exports
 from ..training.feed import TrainFeed

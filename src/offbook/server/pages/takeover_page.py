@@ -19,8 +19,8 @@ from offbook.server.views.takeover_view import (
     takeover_status,
 )
 
+from ..records.notes import ROUTE_NOTE, read_note
 from ..records.takeover_threads import threads_by_side
-from ..records.upstream_threads import ROUTE_NOTE, read_note
 from ..upstream.counts import RouteCounts
 from .rendering import Crumb, SourceDep, UnknownPage, page
 

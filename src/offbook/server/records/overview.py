@@ -5,7 +5,6 @@ A run, step or group of None stands for the rollouts without one.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -17,7 +16,6 @@ from offbook.base.wire import LogRequest
 
 from .claims import chunks
 from .tables import calls, logs, outputs, trains, trajectories
-from .upstream_threads import read_note
 
 
 @dataclass(frozen=True)
@@ -154,17 +152,6 @@ def _run_rows(connection: Connection, *chosen: ColumnElement[bool]) -> list[RunR
         .order_by(ends.c.last.desc())
     )
     return [RunRow(*row) for row in connection.execute(query)]
-
-
-def end_note(run: str) -> str:
-    """The key of the note that says when a run was over. A run's name may be longer than a key."""
-    return "ended:" + hashlib.sha256(run.encode()).hexdigest()[:48]
-
-
-def ended_at(connection: Connection, run: str | None) -> float | None:
-    """When a run was over, as its trainer said; None if it did not."""
-    note = read_note(connection, end_note(run)) if run is not None else None
-    return float(note) if note is not None else None
 
 
 def newest_reward(connection: Connection, row: RunRow) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sqlalchemy import Connection, delete, func, insert, select, update
+from sqlalchemy import Connection, delete, func, select
 
 from offbook.base.errors import OffbookError
 from offbook.base.redaction import redacted_record
@@ -13,10 +13,7 @@ from offbook.base.types import CallTrace, RolloutPlace
 from offbook.base.wire import TrajectoryRecord
 
 from .claims import chunks, finish
-from .tables import meta, trajectories, trajectory_models
-
-ROUTE_NOTE, TAKEOVER_NOTE = "route:", "takeover:"
-"""Before a route's name, the keys of the notes of what was counted of it and of its takeover."""
+from .tables import trajectories, trajectory_models
 
 
 class ThreadCall(NamedTuple):
@@ -96,22 +93,3 @@ def _forget(connection: Connection, retention: Retention) -> int:
         connection.execute(delete(trajectory_models).where(trajectory_models.c.seq.in_(chunk)))
         connection.execute(delete(trajectories).where(trajectories.c.seq.in_(chunk)))
     return len(going)
-
-
-def save_notes(connection: Connection, batch: Sequence[tuple[str, str]]) -> list[OffbookError | None]:
-    """Store a text under each key, replacing the one before."""
-    for key, text in dict(batch).items():
-        if not connection.execute(update(meta).where(meta.c.key == key).values(value=text)).rowcount:
-            connection.execute(insert(meta).values(key=key, value=text))
-    return [None] * len(batch)
-
-
-def read_note(connection: Connection, key: str) -> str | None:
-    """The text that `save_notes` stored under a key; None if there is none."""
-    return connection.scalar(select(meta.c.value).where(meta.c.key == key))
-
-
-def notes_under(connection: Connection, prefix: str) -> dict[str, str]:
-    """The texts of all keys that begin with a prefix, by the rest of the key."""
-    rows = connection.execute(select(meta.c.key, meta.c.value).where(meta.c.key.startswith(prefix, autoescape=True)))
-    return {row.key.removeprefix(prefix): row.value for row in rows}

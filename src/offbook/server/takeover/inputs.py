@@ -22,7 +22,8 @@ FEW = 30
 
 
 class SeenInputs(BaseModel):
-    """The calls that the small model was tried on: in shadow, else those of the paid model. No text is kept."""
+    """The calls that the small model was tried on: in shadow, else those of the paid model; after a short
+    shadow also the next ones, up to FEW. No text is kept."""
 
     calls: int = 0
     longest: int = 0

@@ -79,7 +79,7 @@ class SmallModel:
         if not small and number > 0:
             return False
         body: Answer = orjson.loads(call.request)
-        if number == 0 or takeover.seen.few:  # a short shadow
+        if number == 0 or takeover.seen.few:
             takeover.seen.learn(body, len(call.request))
         if failed := failed_results(body):
             for each in failed:

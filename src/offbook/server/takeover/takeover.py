@@ -17,6 +17,7 @@ from offbook.base.takeovers import SHADOW, Decision, Numbers, Status, TakeoverPl
 from offbook.base.types import new_id
 
 from ..errors import ApiError
+from ..records.notes import TAKEOVER_NOTE, read_note, save_notes
 from ..records.store import Store
 from ..records.takeover_threads import (
     TakenThread,
@@ -26,7 +27,6 @@ from ..records.takeover_threads import (
     read_threads,
     score_threads,
 )
-from ..records.upstream_threads import TAKEOVER_NOTE, read_note, save_notes
 from ..upstream.threads import position, trajectory_id
 from .inputs import SeenInputs
 from .stage import Stage, needs_of

@@ -22,8 +22,8 @@ from offbook.llms.provider import installed_prices
 
 from ..calls.sampled_calls import SampledCalls
 from ..errors import ApiError
+from ..records.notes import TAKEOVER_NOTE, notes_under
 from ..records.store import Store
-from ..records.upstream_threads import TAKEOVER_NOTE, notes_under
 from ..takeover.small_answers import SmallAnswer, SmallModel
 from ..takeover.takeover import Takeover
 from .traffic import PassedCall, RecordingPolicy, RouteTraffic

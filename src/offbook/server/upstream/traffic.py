@@ -23,16 +23,9 @@ from offbook.supervised.masking import Masking
 
 from ..calls.sampled_calls import SampledCalls
 from ..dialects.dialect import Dialect
+from ..records.notes import ROUTE_NOTE, read_note, save_notes
 from ..records.store import Store
-from ..records.upstream_threads import (
-    ROUTE_NOTE,
-    Retention,
-    ThreadCall,
-    add_thread_calls,
-    apply_retention,
-    read_note,
-    save_notes,
-)
+from ..records.upstream_threads import Retention, ThreadCall, add_thread_calls, apply_retention
 from .address import UpstreamModel
 from .answers import SHAPE_ERRORS, ReadCall, UsedTokens, read_call, used_tokens, whole_answer
 from .counts import RouteCounts

@@ -16,10 +16,10 @@ from offbook.engine import checkpoint_files
 from offbook.server.directory_lock import address_of_server
 from offbook.server.models.checkpoints import ModelFacts, scan_models
 from offbook.server.records import overview
+from offbook.server.records.notes import ROUTE_NOTE, TAKEOVER_NOTE, ended_at, notes_under
 from offbook.server.records.overview import RolloutRow, RunRow, StepRollouts
 from offbook.server.records.read_only import Readable
 from offbook.server.records.store import recorded_trajectory
-from offbook.server.records.upstream_threads import ROUTE_NOTE, TAKEOVER_NOTE, notes_under
 
 from .run_index import EvaluationIndex, ListedRun, LoggedEvaluation, TrainUpdate, UpdateIndex, under_trainings
 
@@ -181,7 +181,7 @@ class DashboardSource:
                     ),
                     self._evaluations.of_run(row.run),
                     overview.newest_reward(connection, row),
-                    overview.ended_at(connection, row.run),
+                    ended_at(connection, row.run),
                 )
                 for row in rows
             ]

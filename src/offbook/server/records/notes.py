@@ -1,0 +1,45 @@
+"""Notes: short texts that the records keep under a key, of routes, takeovers and ended runs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from sqlalchemy import Connection, insert, select, update
+
+from offbook.base.errors import OffbookError
+
+from .tables import meta
+
+ROUTE_NOTE, TAKEOVER_NOTE = "route:", "takeover:"
+"""Before a route's name, the keys of the notes of what was counted of it and of its takeover."""
+
+
+def save_notes(connection: Connection, batch: Sequence[tuple[str, str]]) -> list[OffbookError | None]:
+    """Store a text under each key, replacing the one before."""
+    for key, text in dict(batch).items():
+        if not connection.execute(update(meta).where(meta.c.key == key).values(value=text)).rowcount:
+            connection.execute(insert(meta).values(key=key, value=text))
+    return [None] * len(batch)
+
+
+def read_note(connection: Connection, key: str) -> str | None:
+    """The text that `save_notes` stored under a key; None if there is none."""
+    return connection.scalar(select(meta.c.value).where(meta.c.key == key))
+
+
+def notes_under(connection: Connection, prefix: str) -> dict[str, str]:
+    """The texts of all keys that begin with a prefix, by the rest of the key."""
+    rows = connection.execute(select(meta.c.key, meta.c.value).where(meta.c.key.startswith(prefix, autoescape=True)))
+    return {row.key.removeprefix(prefix): row.value for row in rows}
+
+
+def end_note(run: str) -> str:
+    """The key of the note that says when a run was over. A run's name may be longer than a key."""
+    return "ended:" + hashlib.sha256(run.encode()).hexdigest()[:48]
+
+
+def ended_at(connection: Connection, run: str | None) -> float | None:
+    """When a run was over, as its trainer said; None if it did not."""
+    note = read_note(connection, end_note(run)) if run is not None else None
+    return float(note) if note is not None else None

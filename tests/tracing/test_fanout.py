@@ -230,3 +230,25 @@ def test_notes_survive_lines_that_are_damaged_and_a_checkpoint_is_read_where_it_
     assert [(note.event.id, note.servers) for note in found.undelivered] == [
         (f"{RUN}/agent/1/step", ()), (f"{RUN}/agent/1/checkpoint", ("http://gpu",)),
     ]  # fmt: skip
+
+
+def test_notes_that_two_processes_share_lose_nothing_and_leave_nothing(tmp_path: Path) -> None:
+    run = DeliveryNotes(tmp_path, RUN, "a sink")
+    for number in (1, 2, 3):
+        run.due(step(number), ())
+    [next_run] = DeliveryNotes.of_sink(tmp_path, "a sink")
+    run.due(step(4), ())
+    for note in next_run.undelivered:
+        next_run.taken(note.event)
+    [found] = DeliveryNotes.of_sink(tmp_path, "a sink")
+    assert [note.event.id for note in found.undelivered] == [f"{RUN}/agent/4/step"]
+    run.taken(step(4))
+    assert run.undelivered == [] and not list(tmp_path.iterdir())
+
+    run.due(step(5), ())
+    run.due(step(6), ())
+    [next_run] = DeliveryNotes.of_sink(tmp_path, "a sink")
+    for note in next_run.undelivered:
+        next_run.taken(note.event)
+    run.taken(step(5))  # it was being delivered all the time
+    assert not list(tmp_path.iterdir())

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
 
 from pydantic import TypeAdapter, ValidationError
 
+from offbook.base.temporary_folders import locked
 from offbook.contracts import EVENT_KINDS, EvaluationFinished, GroupsFinished, TraceEvent, digest
 
 logger = logging.getLogger("offbook")
 
 KINDS: dict[str, TypeAdapter[TraceEvent]] = {kind.__name__: TypeAdapter(kind) for kind in EVENT_KINDS}
 SUFFIX = ".notes.jsonl"
+LOCK_SECONDS = 1.0
+"""How long a change of the notes waits for another process; then it is made without the lock, since a run must not wait."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +37,8 @@ class Undelivered:
 class DeliveryNotes:
     """The notes of one run and sink: a line when an event is due, and one when it was delivered.
 
-    The file is deleted when all events were delivered.
+    The file is deleted when all events were delivered. Several processes may share it: a run, the next run that delivers what
+    the run left, and an export.
     """
 
     def __init__(self, folder: Path, run: str, sink: str) -> None:
@@ -51,26 +58,45 @@ class DeliveryNotes:
 
     @property
     def undelivered(self) -> list[Undelivered]:
-        """The undelivered events, in the order in which they became due."""
-        with self._lock:
+        """The events that nobody has delivered, in the order in which they became due."""
+        with self._alone():
+            if not self._broken and self._file.exists():
+                others = {note.event.id for note in _read(self._file)}
+                self._open = {id: note for id, note in self._open.items() if id in others}
+                self._delete_if_done()
             return list(self._open.values())
 
     def due(self, event: TraceEvent, servers: tuple[str, ...]) -> None:
         """Note an event before it is delivered."""
         bare = replace(event, rollouts=()) if isinstance(event, GroupsFinished | EvaluationFinished) else event
-        with self._lock:
+        kind = type(bare).__name__
+        value = KINDS[kind].dump_python(bare, mode="json")
+        with self._alone():
             self._open[event.id] = Undelivered(bare, servers)
-            kind = type(bare).__name__
-            value = KINDS[kind].dump_python(bare, mode="json")
             self._append({"due": kind, "event": value, "servers": list(servers)})
 
     def taken(self, event: TraceEvent) -> None:
         """Note that the event was delivered."""
-        with self._lock:
+        with self._alone():
             self._open.pop(event.id, None)
-            self._append({"taken": event.id})
-            if not self._open:
-                self._file.unlink(missing_ok=True)
+            if self._file.exists():  # else another process has delivered the rest
+                self._append({"taken": event.id})
+                self._delete_if_done()
+
+    def _delete_if_done(self) -> None:
+        if not self._open and next(_read(self._file), None) is None:
+            self._file.unlink(missing_ok=True)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Hold the notes: no other thread or process changes them meanwhile."""
+        with self._lock:
+            lock = _folder_lock(self._file.parent)
+            try:
+                yield
+            finally:
+                if lock is not None:
+                    os.close(lock)
 
     def _append(self, line: dict[str, object]) -> None:
         try:
@@ -81,6 +107,20 @@ class DeliveryNotes:
             if not self._broken:
                 self._broken = True
                 logger.warning("delivery notes of trace sinks cannot be written to %s: %s", self._file, error)
+
+
+def _folder_lock(folder: Path) -> int | None:
+    """A descriptor that holds the folder's lock; None where it cannot be had."""
+    deadline = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            return locked(folder)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(0.001)
+        except OSError:  # no folder yet, or no locks there
+            return None
 
 
 def _ending(sink: str) -> str:

@@ -150,17 +150,17 @@ def export_run(
     """
     for sink in sinks:
         sink.check()
-    records = asyncio.run(read_records(source, run))
+    left = [DeliveryNotes(notes if notes is not None else notes_folder(), run, sink_name(sink)) for sink in sinks]
+    records = asyncio.run(read_records(source, run))  # after the notes: a run that goes on adds to both
     failed: list[str] = []
-    for sink in sinks:
+    for sink, owed in zip(sinks, left, strict=True):
         faults = _deliver(records, sink, [source] if isinstance(source, Api) else [])
         name = sink_name(sink)
         if faults:
             failed.append(f"{name}: {len(faults)} events were not taken, such as {faults[0]}")
             continue
-        left = DeliveryNotes(notes if notes is not None else notes_folder(), run, name)
-        for note in left.undelivered:
-            left.taken(note.event)
+        for note in owed.undelivered:
+            owed.taken(note.event)
         say(f"{name}: {counted(len(records.rollouts), 'rollout')} of run {run}")
     if failed:
         raise ExportError("; ".join(failed) + ". The same command again delivers the rest")

@@ -123,7 +123,7 @@ def page(kept: dict[str, dict[str, Curve]]) -> str:
         for name, seed, curve in runs
     ]
     head = [
-        "",
+        "way",
         "seed",
         f"rollouts until {REACHED:.0%}",
         "success at the end",

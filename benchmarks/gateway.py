@@ -112,11 +112,13 @@ def added(runs: Runs, to: Runs, *, paired: bool) -> float:
 def report(found: dict[tuple[bool, int, str], Runs]) -> str:
     """Two Markdown tables."""
     lines = [
-        "| | at a time | way | calls/s, median (least to most) | of direct | of direct, with ids | median call ms "
+        "| answer | at a time | way | calls/s, median (least to most) | of direct | of direct, with ids | median call ms "
         "| added to direct, ms | added to direct, with ids, ms |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    spent = ["| | at a time | way | " + " | ".join(f"{name}, CPU ms" for name in found[False, 1, "direct"].cpu) + " |"]
+    spent = [
+        "| answer | at a time | way | " + " | ".join(f"{name}, CPU ms" for name in found[False, 1, "direct"].cpu) + " |"
+    ]
     spent.append("|---|---|---|" + "---|" * len(found[False, 1, "direct"].cpu))
     for (streamed, level, way), runs in found.items():
         others = [found[streamed, level, other] for other in WAYS[:2]]

@@ -106,7 +106,7 @@ async def measure(gateways: dict[str, Gateway], vllms: list[psutil.Process], run
             if run >= 0:
                 turns[name].append(turn)
     lines = [
-        "| | turns on the vLLM of the turn before | vLLMs a group begins on | busiest vLLM to the mean | CPU ms a call |"
+        "| routing | turns on the vLLM of the turn before | vLLMs a group begins on | busiest vLLM to the mean | CPU ms a call |"
     ]
     lines.append("|---|---|---|---|---|")
     lines += [_row(name, kind) for name, kind in turns.items()]

@@ -197,7 +197,7 @@ def report(soak: Soak, command: str) -> str:
         f"{options.seconds:g} s,",
         f"one of them killed with signal 9 every {options.kill_every:g} s or so. Clients, server and scripted vLLMs share the machine.",
         "",
-        "| | measured | goal |",
+        "| what | measured | goal |",
         "|---|---|---|",
         *(f"| {what} | {value} | {goal} |" for what, value, goal in rows),
     ]

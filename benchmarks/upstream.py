@@ -229,7 +229,7 @@ def faults(provider: int, folder: Path) -> list[tuple[str, int, int]]:
 
 
 def report(turns: list[dict[str, tuple[float, float]]], cpu: float, lost: list[tuple[str, int, int]]) -> str:
-    lines = ["| | direct, ms | through the gateway, ms | added, ms: median (range) |", "|---|---|---|---|"]
+    lines = ["| call | direct, ms | through the gateway, ms | added, ms: median (range) |", "|---|---|---|---|"]
     for index, name in enumerate(("p50", "p99")):
         sides = [[turn[way][index] for turn in turns] for way in ("direct", "gateway")]
         added = [theirs - ours for ours, theirs in zip(*sides, strict=True)]

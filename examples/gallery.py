@@ -166,7 +166,7 @@ def lines(values: Sequence[str]) -> str:
 
 def main() -> None:
     SMALL.mkdir(exist_ok=True)
-    learned = ["| | example | what is learned | score | held out, a seed each |", "|---|" + "---|" * 4]
+    learned = ["| curve | example | what is learned | score | held out, a seed each |", "|---|" + "---|" * 4]
     figures = ["| example | 95 % interval of the gain | base | rollouts | minutes |", "|---|" + "---|" * 4]
     for example in EXAMPLES:
         if seeds := figures_of(example):

@@ -1,4 +1,4 @@
-"""What all tests share: the slow tier, a skip that continuous integration does not accept, one server,
+"""What all tests share: the slow tier, a skip that continuous integration does not accept, one server, a browser,
 and litellm kept from the network."""
 
 from __future__ import annotations
@@ -6,10 +6,12 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import shutil
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -19,6 +21,7 @@ import offbook
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the models are tiny, and tests share the cores
 gc.disable()  # while tests are collected: their imports leave nothing to collect, and cost a fifth more with it
+AXE = Path(__file__).parent / "server/pages/node_modules/axe-core/axe.min.js"
 SLOW = pytest.StashKey[Counter[str]]()
 """How many slow tests were left out, by their reason."""
 
@@ -117,3 +120,29 @@ def litellm(require: Callable[[bool, str], None], monkeypatch: pytest.MonkeyPatc
         module: Any = importlib.import_module("litellm")
         module.suppress_debug_info = True
         yield module
+
+
+@pytest.fixture(scope="session")
+def axe(require: Callable[[bool, str], None]) -> str:
+    """The source of axe-core."""
+    if shutil.which("npm") is None:
+        pytest.skip("not available: npm, and then make page-tools")
+    require(AXE.exists(), "make page-tools")
+    return AXE.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def chromium(require: Callable[[bool, str], None]) -> Iterator[Any]:
+    """A browser, Debian's: nothing is downloaded. Only for one module: while Playwright runs, its event loop does, and no
+    other test of the process could run one."""
+    require(find_spec("playwright") is not None, "pip install -r requirements/test.txt")
+    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if path is None and (os.geteuid() != 0 or shutil.which("apt-get") is None):
+        pytest.skip("not available: Chromium")
+    require(path is not None, "apt-get install chromium")
+    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    playwright = importlib.import_module("playwright.sync_api")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=path, args=arguments)
+        yield browser
+        browser.close()

@@ -52,6 +52,19 @@ def test_sentences_are_short() -> None:
     )
 
 
+def test_every_column_of_a_table_has_a_header() -> None:
+    folders = ("docs", "benchmarks", "examples", "website/pages")
+    pages = [*ROOT.glob("*.md"), *(page for folder in folders for page in (ROOT / folder).rglob("*.md"))]
+    pages = [page for page in pages if "node_modules" not in page.parts]
+    nameless = [
+        f"{page.relative_to(ROOT)}: {header}"
+        for page in pages
+        for header in re.findall(r"^(\|.*)\n\|[ :|-]+\|$", page.read_text("utf-8"), re.MULTILINE)
+        if not all(cell.strip() for cell in header[1:].rstrip().removesuffix("|").split("|"))
+    ]
+    assert len(pages) > 80 and not nameless
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_says_first_whom_it_is_for_and_what_it_gives(page: str) -> None:
     title, first = prose(page).split("\n\n")[:2]

@@ -1,11 +1,15 @@
-"""The site: every page has its place, links and images lead somewhere, and nothing is loaded from elsewhere."""
+"""The site: every page has its place, links and images lead somewhere, nothing is loaded from elsewhere, and a browser shows it."""
 
 from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -13,10 +17,22 @@ from markdown_it import MarkdownIt
 
 from offbook.commands.main import OWN
 from tests.paths import ROOT, script
+from tests.server.pages.browsing import LOOKS, faults, opened, overflow
 
 SITE = ROOT / "website"
 CONFIGURATION = (SITE / "mkdocs.yml").read_text("utf-8")
-DIAGRAMS = ("exact", "loop", "processes", "token-tree")
+DIAGRAMS = ("exact", "loop", "machines", "processes", "token-tree")
+MAIN = (
+    "",
+    "quickstart/",
+    "pictures/",
+    "langgraph/",
+    "mcp_training/",
+    "how_much/",
+    "examples/",
+    "learner/",
+    "command_line/",
+)
 
 
 @pytest.fixture(scope="module")
@@ -79,18 +95,61 @@ def test_a_diagram_is_readable_in_light_and_dark_has_words_and_loads_nothing(nam
     assert "<script" not in text
 
 
-@pytest.mark.slow("the site")
-def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(require: Callable[[bool, str], None]) -> None:
+@pytest.fixture(scope="module")
+def built(require: Callable[[bool, str], None]) -> Path:
+    """The site, built strictly."""
     require((SITE / ".venv/bin/zensical").exists(), "make site")
     done = subprocess.run([SITE / "build"], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "No issues found" in done.stdout + done.stderr
-    built = list((SITE / "built").rglob("*.html"))
-    assert len(built) > 60
+    return SITE / "built"
+
+
+@pytest.mark.slow("the site")
+def test_the_site_loads_nothing_from_elsewhere(built: Path) -> None:
+    pages = list(built.rglob("*.html"))
+    assert len(pages) > 60
     loaded = re.compile(r"<(?:script|img|iframe|link)\b[^>]*(?:src|href)=\"?(https?:[^\"\s>]+)")
-    for page in built:
+    for page in pages:
         text = page.read_text("utf-8")
         assert loaded.findall(text) == [], page
         for target in re.findall(r"(?:src|href)=\"?([^\"\s>#?:]+)[\"\s>#?]", text):
-            place = (SITE / "built" / target[1:]) if target.startswith("/") else page.parent / target
+            place = (built / target[1:]) if target.startswith("/") else page.parent / target
             assert place.exists(), f"{page} has {target}, which does not exist"
+
+
+@pytest.fixture(scope="module")
+def site(built: Path) -> Iterator[str]:
+    """The address of the built site."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(built))) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+        thread.join()
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """Serves files without a line for each."""
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.mark.slow("a browser")
+@pytest.mark.parametrize(("scheme", "size"), LOOKS)
+@pytest.mark.parametrize("name", MAIN)
+def test_a_main_page_is_accessible_and_fits(
+    site: str, chromium: Any, axe: str, name: str, scheme: str, size: str
+) -> None:
+    with opened(chromium, site + name, scheme=scheme, size=size) as (page, said):
+        assert faults(page, axe) == []
+        assert overflow(page) == 0
+        assert said == []
+
+
+@pytest.mark.slow("a browser")
+def test_a_diagram_can_be_read_on_a_phone(site: str, chromium: Any) -> None:
+    with opened(chromium, site + "pictures/", size="phone") as (page, _):
+        widths = page.evaluate("() => [...document.querySelectorAll('article img')].map((image) => image.clientWidth)")
+    assert widths == [600] * 5

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterator
-from importlib.util import find_spec
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from filelock import FileLock
@@ -20,7 +17,6 @@ from offbook.server.views.step_groups import group_lines
 from tests.server.pages.recorded_run import RUN, record_run
 from tests.server.pages.viewing import from_records, viewing
 
-AXE = Path(__file__).parent / "node_modules" / "axe-core" / "axe.min.js"
 KEPT = 2
 """Of the recorded run's three steps: those whose tokens are kept."""
 PLANTED = '<script>document.title = "planted"</script>'
@@ -90,29 +86,3 @@ def dashboard(recorded: Path) -> Iterator[str]:
     """The URL of the recorded run's dashboard."""
     with viewing(recorded) as url:
         yield url
-
-
-@pytest.fixture(scope="session")
-def axe(require: Callable[[bool, str], None]) -> str:
-    """The source of axe-core."""
-    if shutil.which("npm") is None:
-        pytest.skip("not available: npm, and then make page-tools")
-    require(AXE.exists(), "make page-tools")
-    return AXE.read_text(encoding="utf-8")
-
-
-@pytest.fixture(scope="module")
-def chromium(require: Callable[[bool, str], None]) -> Iterator[Any]:
-    """A browser, Debian's: nothing is downloaded. Only for one module: while Playwright runs, its event loop does, and no
-    other test of the process could run one."""
-    require(find_spec("playwright") is not None, "pip install -r requirements/test.txt")
-    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if path is None and (os.geteuid() != 0 or shutil.which("apt-get") is None):
-        pytest.skip("not available: Chromium")
-    require(path is not None, "apt-get install chromium")
-    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-    playwright = importlib.import_module("playwright.sync_api")
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=path, args=arguments)
-        yield browser
-        browser.close()

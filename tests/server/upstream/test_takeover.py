@@ -298,6 +298,7 @@ async def test_a_small_model_that_costs_more_is_left(
     monkeypatch.setattr("offbook.server.takeover.stage.COST_CALLS", 5)
     async with passing(share=0.0) as route:
         traffic = route.gateway.traffic
+        assert traffic.upstream is not None
         traffic.upstream = replace(traffic.upstream, price=Price(prompt=2.0, completion=8.0))
         await ask(route, "start", prompt_price=price, completion_price=price)
         for number in range(40):

@@ -43,6 +43,15 @@ def middle(prompt: str, choices: Sequence[str]) -> str:
     return choices[(len(choices) - 1) // 2]
 
 
+def in_order(*order: str) -> Pick:
+    """Always the first of these that is offered."""
+    return lambda prompt, choices: min(choices, key=order.index)
+
+
+ORDERS = (("up", "down", "left", "right"), ("up", "left", "down", "right"), ("up", "left", "right", "down"))
+"""The three kinds of fixed order of four directions: all others are turned or mirrored ones."""
+
+
 def centre_and_corners(prompt: str, choices: Sequence[str]) -> str:
     return min(choices, key=("b2", "a1", "c3", "c1", "a3", "b1", "a2", "c2", "b3").index)
 
@@ -67,7 +76,7 @@ async def main() -> None:
         squares = [{"match": match, "opponent": opponent} for match in matches]
         for name, pick in (("random", at_random), ("a fixed order", centre_and_corners), ("perfect", minimax)):
             print(f"tic_tac_toe against {opponent}, {name}: {await mean(play_squares, squares, pick):.3f}")
-    for name, pick in (("random legal moves", at_random), ("a fixed order", first)):
+    for name, pick in (("random legal moves", at_random), *((" ".join(order), in_order(*order)) for order in ORDERS)):
         print(f"game_2048, {name}: {await mean(play_2048, boards, pick):.3f}")
     both = Player(client_of(at_random), "")
     print(f"codenames, code, random: {fmean([await code(both, both, match) for match in matches]):.3f}")

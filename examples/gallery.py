@@ -52,9 +52,9 @@ EXAMPLES = (
         "supervisor_agent", "seed-*.json", "whom to ask, and which tool; three models", "1 answered, 0.3 right worker"
     ),
     Example("existing_server", "seed-*.json", "which desk answers an e-mail", "the right desk"),
-    Example("observe_and_improve", "seed-*.json", "what a paid model does, then more", "the right answer, greedy"),
+    Example("observe_and_improve", "seed-*.json", "what a paid model does, by imitation", "the right answer, greedy"),
     Example("auto_rl", "seed-*.json", "what a judge likes, from a description", "the judge's, greedy"),
-    Example("mcp_rl", "seed-*.json", "which tool of an MCP server answers", "the right answer"),
+    Example("mcp_rl", "seed-*.json", "which tool of an MCP server answers", "0.2 tool, 0.4 arguments, 0.4 answer"),
     Example(
         "langgraph_email_agent", "seed-*.json", "to search, read, then answer", "0.1 found, 0.3 read, 1 right; greedy"
     ),
@@ -77,16 +77,15 @@ def draw(example: Example, seeds: Sequence[dict[str, Any]]) -> None:
     figure, axes = plt.subplots(figsize=(6, 3), layout="constrained")
     for number, seed in enumerate(seeds):
         axes.plot(range(1, len(seed["rewards"]) + 1), seed["rewards"], color=f"C{number}", label=f"seed {seed['seed']}")
-        ends = [0, len(seed["rewards"])]
+        ends = (
+            [0, len(seed["rewards"])] if "stages" not in seed else [1, seed["stages"].index(seed["chosen_stage"]) + 1]
+        )
         axes.plot(ends, [seed["before"], seed["after"]], "o", color=f"C{number}", markersize=5)
-    for seed in seeds:
-        if "stages" in seed:
-            axes.set_xticks(range(1, len(seed["stages"]) + 1), seed["stages"])
-    axes.set(
-        xlabel="stage" if "stages" in seeds[0] else "iteration",
-        ylabel=example.score,
-        title=f"{example.folder}: rollouts (lines), held out (dots)",
-    )
+    staged = "stages" in seeds[0]
+    if staged:
+        axes.set_xticks(range(1, len(seeds[0]["stages"]) + 1), seeds[0]["stages"])
+    shown = "choosing (lines), other paintings (dots)" if staged else "rollouts (lines), held out (dots)"
+    axes.set(xlabel="stage" if staged else "iteration", ylabel=example.score, title=f"{example.folder}: {shown}")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
     figure.savefig(HERE / example.folder / example.curve, dpi=110, metadata={"Software": None})
@@ -107,8 +106,7 @@ def draw_small(example: Example, seeds: Sequence[dict[str, Any]]) -> str:
 
 def draw_takeover() -> None:
     """The share of the shop's customers whom the small model answers and of right answers, over customers, with what happened."""
-    [path] = (HERE / "on_the_job/results").glob("seed-*.json")
-    told = json.loads(path.read_text())
+    told = json.loads((HERE / "on_the_job/results/seed-0.json").read_text())
     figure, axes = plt.subplots(figsize=(8, 4), layout="constrained")
     threads = [each["threads"] for each in told["rows"]]
     right = [each["right"] for each in told["rows"]]

@@ -24,7 +24,7 @@ PRICE = 2.5  # USD per hour, assumed
 
 @dataclass(frozen=True)
 class GpuForm:
-    """`calls` of a rollout; `read` and `written`: tokens of a call."""
+    """`calls` of a rollout; `read` and `written`: tokens of a call; `runs`: how often `steps` are made at most."""
 
     example: str
     base: str
@@ -34,6 +34,7 @@ class GpuForm:
     calls: float
     read: int
     written: int
+    runs: int = 1
 
     @property
     def command(self) -> str:
@@ -46,7 +47,7 @@ class GpuForm:
         writing = calls * self.written * 2 * parameters / (BANDWIDTH * min(self.rollouts, 64) * 0.5)
         reading = calls * self.read * 2 * parameters / (PEAK * 0.4)
         training = calls * (self.read + self.written) * 8 * parameters / (PEAK * 0.2)
-        return self.steps * (SECONDS_A_STEP + writing + reading + training) / 3600
+        return self.runs * self.steps * (SECONDS_A_STEP + writing + reading + training) / 3600
 
 
 SMALL, MIDDLE, LARGE = (f"Qwen/Qwen2.5-{size}B-Instruct" for size in ("1.5", "3", "7"))
@@ -56,11 +57,12 @@ FORMS = (
     GpuForm("game_2048", MIDDLE, "--size 4", 100, 128, 200, 90, 3),
     GpuForm("codenames", MIDDLE, "--form board", 100, 96, 4, 140, 6),
     GpuForm("temporal_clue", LARGE, "--form clues", 100, 96, 1, 450, 400),
-    GpuForm("supervisor_agent", MIDDLE, "", 50, 64, 3, 300, 40),
+    GpuForm("supervisor_agent", MIDDLE, "", 50, 96, 3, 300, 40),
     GpuForm("customer_service", MIDDLE, "", 50, 64, 5, 450, 40),
     GpuForm("existing_server", SMALL, "--url http://gpu-box:8000", 30, 96, 1, 50, 2),
-    GpuForm("observe_and_improve", MIDDLE, "", 30, 32, 2, 300, 40),
+    GpuForm("observe_and_improve", MIDDLE, "", 30, 32, 2, 300, 40, runs=2),
     GpuForm("auto_rl", SMALL, "", 40, 64, 1, 250, 40),
+    GpuForm("mcp_rl", MIDDLE, "", 50, 96, 2, 300, 40),
     GpuForm("langgraph_email_agent", LARGE, "--kl 0", 50, 64, 5, 900, 80),
 )
 

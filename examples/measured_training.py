@@ -33,32 +33,36 @@ def rollout_of(play: Play) -> Callable[[offbook.TrainableModel, Any], Awaitable[
     return rollout
 
 
-def parser(description: str | None, steps: int, rate: float = 3e-3) -> argparse.ArgumentParser:
-    """The options that all of them have; `steps` and `rate` are the defaults of `--steps` and `--rate`."""
+def parser(description: str | None, steps: int, rate: float = 3e-3, *, local: bool = True) -> argparse.ArgumentParser:
+    """The options that all of them have; `steps` and `rate` are the defaults of `--steps` and `--rate`. `local`: whether
+    the model's server is one of this machine, which has options too."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--base-model", default="tiny", help="the model that is trained")
     parser.add_argument("--steps", type=int, default=steps, help="steps in all")
     parser.add_argument("--rate", type=float, default=rate, help="learning rate; for a real model about 1e-5")
     parser.add_argument("--seed", type=int, default=0, help="draws and orders the scenarios, and names the model")
-    parser.add_argument("--dir", type=Path, default=Path("games"), help="folder for everything it makes")
     parser.add_argument("--held-out", type=int, help="measure on only so many held-out scenarios")
     parser.add_argument("--write", action="store_true", help="write the figures that the gallery shows")
+    if local:
+        parser.add_argument("--dir", type=Path, default=Path("games"), help="folder for everything it makes")
+        parser.add_argument("--load-in-4bit", action="store_true", help="for a real model on a small GPU")
     return parser
 
 
 def model_of(name: str, options: argparse.Namespace) -> offbook.TrainableModel:
-    """The model `name` of the seed, on a server of its own."""
-    return offbook.TrainableModel(
-        f"{name}-{options.seed}", "examples", options.base_model, backend=offbook.LocalBackend(options.dir)
-    )
+    """The model `name` of the seed, on the server of `--dir`."""
+    backend = offbook.LocalBackend(options.dir, load_in_4bit=options.load_in_4bit)
+    return offbook.TrainableModel(f"{name}-{options.seed}", "examples", options.base_model, backend=backend)
 
 
-def falling(options: argparse.Namespace, kl_coef: float, **others: Any) -> Callable[[int], offbook.TrainConfig]:
-    """The options of each step: the learning rate and the KL term fall to zero over the run."""
+def falling(
+    options: argparse.Namespace, falling_kl: float = 0.0, **others: Any
+) -> Callable[[int], offbook.TrainConfig]:
+    """The options of each step: the learning rate and the weight of the KL term fall to zero over the run."""
 
     def config(step: int) -> offbook.TrainConfig:
         left = 1 - (step - 1) / options.steps
-        return offbook.TrainConfig(learning_rate=options.rate * left, kl_coef=kl_coef * left, **others)
+        return offbook.TrainConfig(**{"learning_rate": options.rate * left, "kl_coef": falling_kl * left} | others)
 
     return config
 

@@ -35,8 +35,10 @@ def main(options: argparse.Namespace) -> None:
         started = time.monotonic()
         report = trainer.run()
         minutes = (time.monotonic() - started) / 60
-    if not options.write or report.comparison is None or report.training is None:
+    if not options.write:
         return
+    if report.comparison is None or report.training is None:
+        raise SystemExit("no figures: the run ended before its comparison")
     before, after = report.comparison.candidates
     if before.value is None or after.value is None or after.difference is None:
         raise SystemExit("no figures: the judge scored no held-out input")

@@ -3,10 +3,10 @@
 The scores say whether the codes of different seeds are the same."""
 
 import asyncio
-import json
 from argparse import Namespace
 
 from codenames.train import HERE, arguments, matches, pair, rollout
+from measured_training import write_figures
 
 import offbook
 
@@ -22,7 +22,7 @@ async def main(options: Namespace) -> None:
             table.setdefault(f"spymaster {mine}", {})[f"operative {theirs}"] = evaluation.reward
             print(f"spymaster {mine}, operative {theirs}: {evaluation.reward:.2f}")
     if options.write:
-        (HERE / f"results/{options.form}-cross-play.json").write_text(json.dumps(table, indent=1) + "\n")
+        write_figures(table, HERE / f"results/{options.form}-cross-play.json")
 
 
 if __name__ == "__main__":

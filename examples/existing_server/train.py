@@ -43,7 +43,7 @@ def main(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    arguments = parser(__doc__, steps=15)
+    arguments = parser(__doc__, steps=15, local=False)
     arguments.add_argument("--url", default="http://127.0.0.1:8000", help="of the server")
     arguments.add_argument("--api-key", help="of the server, if it wants one; none: OFFBOOK_API_KEY")
     main(arguments.parse_args())

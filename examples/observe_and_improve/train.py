@@ -27,7 +27,9 @@ def main(options: argparse.Namespace) -> None:
     model, folder = model_of("guide", options), options.dir / f"improve-guide-{options.seed}"
     train, *measured = (scenarios([*PAINTINGS][part]) for part in PARTS)
     held_out, others = (part[: options.held_out] for part in measured)
-    config = offbook.TrainConfig(learning_rate=options.rate, kl_coef=0.1, minibatches=2)
+    config = offbook.TrainConfig(
+        learning_rate=options.rate / 10, minibatches=2
+    )  # at the full rate it undoes the imitation
     sft = offbook.SFTConfig(epochs=6, batch_size=4, learning_rate=options.rate, skip_bad=True)
     with scripted_llm(teacher) as endpoint:
         os.environ["OPENAI_BASE_URL"] = endpoint.url
@@ -41,8 +43,15 @@ def main(options: argparse.Namespace) -> None:
         compared = offbook.compare(guide, others, [*steps, "as-is"], output=folder / "others")
     before, after = compared.of("step:0"), compared.of(best)
     print(f"other paintings: {before.value} before, {after.value} at {best}, gain {after.difference}")
-    if options.write and before.value and after.value and after.difference:
-        figures = {"seed": options.seed, "base": options.base_model, "chosen": best, "rollouts": len(train)}
+    if options.write:
+        if not (report.best and before.value and after.value and after.difference):
+            raise SystemExit("no figures: a stage was not measured, see the report")
+        figures = {
+            "seed": options.seed,
+            "base": options.base_model,
+            "chosen_stage": report.best.stage,
+            "rollouts": len(train),
+        }
         figures |= {"before": before.value.mean, "after": after.value.mean, "gain": asdict(after.difference)}
         figures |= {
             "stages": [point.stage for point in report.curve],

@@ -1,4 +1,4 @@
-"""Answers a shop's customers about their orders, on a model that its firm pays for. It knows nothing of Offbook."""
+"""Answers a shop's customers about their orders, on a model that its firm pays for. It imports nothing of Offbook, and names each thread in a header."""
 
 import json
 from typing import Any

@@ -19,6 +19,7 @@ ROOMS = ("library", "kitchen", "study")
 HOURS = ("eight", "nine", "ten")
 VICTIM = "Boddy"
 PEOPLE = (*GUESTS, VICTIM)
+ANSWERS = len(GUESTS), len(HOURS), len(ROOMS)
 
 
 @dataclass(frozen=True)
@@ -58,16 +59,20 @@ def make_puzzle(seed: int) -> Puzzle:
         others = [holds for text, holds in chosen if text != clue[0]]
         if _is_solved(answers[np.logical_and.reduce([answers >= 0, *others])]):
             chosen.remove(clue)
-    guest, hour = divmod(int(answers[world]), len(HOURS))
     places = tuple(tuple(ROOMS[room] for room in person) for person in worlds[world])
-    return Puzzle(tuple(text for text, _ in chosen), places, GUESTS[guest], places[-1][hour], HOURS[hour])
+    return Puzzle(tuple(text for text, _ in chosen), places, *_names(int(answers[world])))
 
 
-def solutions(clues: tuple[str, ...]) -> set[tuple[str, str]]:
-    """Every (guest, hour) that these clues leave open."""
+def solutions(clues: tuple[str, ...]) -> set[tuple[str, str, str]]:
+    """Every (guest, room, hour) that these clues leave open."""
     answers = _worlds()[1]
     left = np.logical_and.reduce([answers >= 0, *(_all_clues()[clue] for clue in clues)])
-    return {(GUESTS[value // len(HOURS)], HOURS[value % len(HOURS)]) for value in np.unique(answers[left]).tolist()}
+    return {_names(value) for value in np.unique(answers[left]).tolist()}
+
+
+def _names(answer: int) -> tuple[str, str, str]:
+    guest, hour, room = (int(number) for number in np.unravel_index(answer, ANSWERS))
+    return GUESTS[guest], ROOMS[room], HOURS[hour]
 
 
 def _is_solved(answers: NDArray[np.int64]) -> bool:
@@ -76,7 +81,7 @@ def _is_solved(answers: NDArray[np.int64]) -> bool:
 
 @cache
 def _worlds() -> tuple[NDArray[np.int8], NDArray[np.int64]]:
-    """All worlds [W, person, hour] as numbers of rooms, and each one's answer: guest x hours + hour; -1 without exactly
+    """All worlds [W, person, hour] as numbers of rooms, and each one's answer, its place in ANSWERS; -1 without exactly
     one."""
     size = len(PEOPLE) * len(HOURS)
     rooms = np.array(list(itertools.product(range(len(ROOMS)), repeat=size)), np.int8)
@@ -84,7 +89,9 @@ def _worlds() -> tuple[NDArray[np.int8], NDArray[np.int64]]:
     with_victim = worlds[:, :-1] == worlds[:, -1:]
     alone = with_victim & (with_victim.sum(1, keepdims=True) == 1)
     flat = alone.reshape(len(worlds), -1)
-    return worlds, np.where(flat.sum(1) == 1, flat.argmax(1), -1)
+    guest, hour = np.divmod(flat.argmax(1), len(HOURS))
+    room = worlds[np.arange(len(worlds)), -1, hour]
+    return worlds, np.where(flat.sum(1) == 1, np.ravel_multi_index((guest, hour, room), ANSWERS), -1)
 
 
 @cache

@@ -11,7 +11,7 @@ import json
 import random
 from pathlib import Path
 
-from measured_training import model_of, parser, rollout_of
+from measured_training import falling, model_of, parser, rollout_of, write_figures
 from openai import AsyncOpenAI
 from textarena_env import Match
 from tic_tac_toe.agent import board_of, choose, free, place
@@ -60,17 +60,14 @@ async def main(options: argparse.Namespace) -> None:
     if options.write and begun and results.exists():
         curve = [point for point in json.loads(results.read_text())["curve"] if point["step"] < begun]
 
-    def config(step: int) -> offbook.TrainConfig:
-        """The rate falls to zero: at a constant one, two copies of a player chase each other's last change."""
-        rate = options.rate * (1 - (step - 1) / options.steps)
-        return offbook.TrainConfig(learning_rate=rate, kl_coef=options.kl, minibatches=2)
-
+    # The rate falls to zero: at a constant one, two copies of a player chase each other's last change.
+    config = falling(options, kl_coef=options.kl, minibatches=2)
     for step in range(begun, options.steps + 1):
         if step % EVERY == 0:
             curve.append({"step": step} | await rates(model, options.held_out))
             print(json.dumps(curve[-1]), flush=True)
             if options.write:
-                results.write_text(json.dumps({"seed": options.seed, "curve": curve}, indent=1) + "\n")
+                write_figures({"seed": options.seed, "curve": curve}, results)
         if step == options.steps:
             break
         client, openings = model.openai_client(), range(OPENINGS * step, OPENINGS * (step + 1))

@@ -46,6 +46,17 @@ def test_the_notebooks_are_those_of_the_sources(monkeypatch: pytest.MonkeyPatch)
     assert not stale, "run `python notebooks.py` in examples/"
 
 
+def test_with_a_repository_they_install_from_it_and_open_in_colab(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    import notebooks
+
+    assert all("'../..[{extras}]'" in text and "colab-badge" not in text for text in notebooks.notebooks().values())
+    monkeypatch.setattr(notebooks, "REPOSITORY", "https://github.com/them/offbook")
+    for name, text in notebooks.notebooks().items():
+        assert "'offbook[{extras}] @ git+https://github.com/them/offbook'" in text
+        assert f"https://colab.research.google.com/github/them/offbook/blob/main/examples/notebooks/{name})" in text
+
+
 @pytest.mark.slow("whole trainings")
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_notebook_runs(name: str, tmp_path: Path, litellm: Any) -> None:

@@ -46,19 +46,14 @@ def main(options: argparse.Namespace) -> None:
     if options.write:
         if not (report.best and before.value and after.value and after.difference):
             raise SystemExit("no figures: a stage was not measured, see the report")
-        figures = {
-            "seed": options.seed,
-            "base": options.base_model,
-            "chosen_stage": report.best.stage,
-            "rollouts": len(train),
-        }
-        figures |= {"before": before.value.mean, "after": after.value.mean, "gain": asdict(after.difference)}
-        figures |= {
-            "stages": [point.stage for point in report.curve],
-            "rewards": [point.mean for point in report.curve],
-        }
-        figures |= {"minutes": round(sum(report.seconds.values()) / 60, 1)}
-        write_figures(figures, HERE / f"results/seed-{options.seed}.json")
+        figures = {"seed": options.seed, "base": options.base_model, "chosen": best, "chosen_stage": report.best.stage}
+        figures |= {"rollouts": len(train), "before": before.value.mean, "after": after.value.mean}
+        figures |= {"gain": asdict(after.difference), "stages": [point.stage for point in report.curve]}
+        figures |= {"rewards": [point.mean for point in report.curve]}
+        write_figures(
+            figures | {"minutes": round(sum(report.seconds.values()) / 60, 1)},
+            HERE / f"results/seed-{options.seed}.json",
+        )
 
 
 if __name__ == "__main__":

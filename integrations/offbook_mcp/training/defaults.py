@@ -53,7 +53,10 @@ def default_config(
     fixed = TrainConfig.parse(**(chosen if rate is None else chosen | {"learning_rate": rate}))
     if base_model not in TINY_RATES:
         return fixed
-    return partial(_tiny_config, fixed, TINY_RATES[base_model] if rate is None else rate, steps)
+    usual = TINY_RATES[base_model] * (
+        1.0 if min_reward is None else 0.75
+    )  # as in benchmarks/results/sample_efficiency.md
+    return partial(_tiny_config, fixed, usual if rate is None else rate, steps)
 
 
 def _tiny_config(fixed: TrainConfig, rate: float, steps: int, step: int) -> TrainConfig:

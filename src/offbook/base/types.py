@@ -501,7 +501,10 @@ class TrainResult(Frozen):
     step: int
     applied: bool
     reason: Literal["trained", "no_signal", "evaluated"] = "trained"
-    no_signal: Literal["equal_rewards", "none_good", "no_advantage", "same_as_teacher", "zero_gradient"] | None = None
+    no_signal: (
+        Literal["equal_rewards", "none_good", "all_or_none_good", "no_advantage", "same_as_teacher", "zero_gradient"]
+        | None
+    ) = None
     why: str = ""  # explanation of `no_signal`
     metrics: dict[str, float] = Field(default_factory=dict)
     checkpoint: str | None = None  # folder on the server's machine

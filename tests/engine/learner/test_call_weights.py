@@ -228,7 +228,7 @@ def test_a_trajectory_with_every_call_excluded_stays_in_the_mean_and_is_warned_a
 
 
 def test_train_on_that_leaves_every_call_out_is_an_error_that_says_so(lab: Lab) -> None:
-    with pytest.raises(TrainError, match=r"4 calls that train_on= left out.*let train_on= keep calls") as error:
+    with pytest.raises(TrainError, match=r"4 calls with the weight 0.*let train_on= keep calls") as error:
         lab.train(pair(a=0.0, b=0.0, c=0.0, d=0.0))
     assert error.value.reason == "bad_job"
 

@@ -235,11 +235,20 @@ def test_rollouts_below_min_reward_and_solved_groups_are_left_out_and_replayed_o
     assert {name: result.metrics[name] for name in wanted} == wanted
 
 
+def test_earlier_rollouts_alone_make_no_step(lab: Lab) -> None:
+    uncalled = (JobTrajectory("good", 1.0, ()), rewarded("bad", 0.0, 12))
+    again = (rewarded("earlier", 1.0, 24, replayed=True),)
+    config = SUPERVISED.model_copy(update={"min_reward": 1.0})
+    result = lab.learner.train(command(lab.root, [uncalled, again], 0, config))
+    assert (result.applied, result.no_signal) == (False, "no_advantage")
+    assert result.why == "none of the 1 rollouts with an advantage called this model"
+
+
 @pytest.mark.parametrize(
     ("rewards", "kind", "why"),
     [
         ((0.5, None), "none_good", "no rollout has a reward of at least 1, so there is none to imitate"),
-        ((1.0, 1.5), "equal_rewards", "in each group all rollouts have a reward of at least 1, or none has"),
+        ((1.0, 1.5), "all_or_none_good", "in each group all rollouts have a reward of at least 1, or none has"),
     ],
 )
 def test_a_job_with_nothing_to_imitate_says_why(

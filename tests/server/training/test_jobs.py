@@ -56,9 +56,10 @@ def built(
     calls: tuple[Call, ...],
     reward: float | None = 1.0,
     exception: RolloutException | None = None,
+    config: TrainConfig = TrainConfig(),
     **fields: Any,
 ):
-    request = TrainRequest(id="r", model="m", groups=(GroupRecord(trajectory_ids=("t",)),))
+    request = TrainRequest(id="r", model="m", groups=(GroupRecord(trajectory_ids=("t",)),), config=config)
     record = TrajectoryRecord(id="t", model="m", reward=reward, exception=exception, started_at=1, ended_at=2, **fields)
     return build_job(request, {"t": record}, {"t": calls}).groups[0][0]
 
@@ -186,6 +187,26 @@ def test_the_weights_and_marks_of_a_record_are_those_of_its_samples() -> None:
         ("out", 1, 0.0, False),
     ]
     assert kept.left_out == 1  # gone
+
+
+def test_what_the_app_threw_away_is_not_imitated_unless_its_weight_says_so() -> None:
+    calls = (call("kept"), call("retried"), call("wanted"))
+    good = TrainConfig(loss="cross_entropy", min_reward=1.0)
+    kept = built(calls, weights={"wanted": 1.0}, unused=("retried", "wanted"), config=good)
+    assert [(s.call_id, s.weight) for s in kept.samples] == [("kept", 1.0), ("retried", 0.0), ("wanted", 1.0)]
+
+
+def test_a_model_that_nobody_called_is_not_trained_on_earlier_rollouts_alone() -> None:
+    good = TrainConfig(loss="cross_entropy", min_reward=1.0)
+    groups = (GroupRecord(trajectory_ids=("t",)),)
+    request = TrainRequest(id="r", model="m", groups=groups, config=good, replayed=("early",))
+    records = {
+        name: TrajectoryRecord(id=name, model="m", reward=1.0, started_at=1, ended_at=2) for name in ("t", "early")
+    }
+    with pytest.raises(ApiError, match="'t': their calls went to planner") as caught:
+        build_job(request, records, {"t": (call(model="planner"),), "early": (call(),)})
+    assert caught.value.code == "no_calls"
+    assert len(build_job(request, records, {"t": (call(),), "early": (call(),)}).groups) == 2
 
 
 def test_call_rewards_stand_in_the_order_of_their_calls_also_of_those_that_are_not_trained() -> None:

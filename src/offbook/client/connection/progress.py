@@ -26,6 +26,10 @@ NO_SIGNAL = {
         "no rollout had the reward that is imitated",
         "Lower min_reward, take easier scenarios, or begin with a loss that learns from all rewards",
     ),
+    "all_or_none_good": (
+        "in each group all rollouts had the reward that is imitated, or none had",
+        "If all are good, raise min_reward or stop; if a group has none, take easier scenarios",
+    ),
     "no_advantage": (
         "no call that could be trained was of a rollout above or below its group's mean",
         "Look for calls that are never trained: at temperature 0, left out by train_on=, or not made at all",

@@ -21,7 +21,7 @@ from .update.step import StepTotals
 class NoSignal:
     """The kind of `TrainResult.no_signal`, and an explanation."""
 
-    kind: Literal["equal_rewards", "none_good", "no_advantage", "same_as_teacher", "zero_gradient"]
+    kind: Literal["equal_rewards", "none_good", "all_or_none_good", "no_advantage", "same_as_teacher", "zero_gradient"]
     why: str
 
     def result(self, command: TrainCommand, metrics: dict[str, float], warnings: Sequence[str]) -> TrainResult:
@@ -49,7 +49,7 @@ def no_selection(selection: Selection, min_reward: float | None) -> NoSignal:
     scored = [t.reward for t in own if t.reward is not None]
     if any(reaches(reward, min_reward) for reward in scored):
         return NoSignal(
-            "equal_rewards", f"in each group all rollouts have a reward of at least {min_reward:g}, or none has"
+            "all_or_none_good", f"in each group all rollouts have a reward of at least {min_reward:g}, or none has"
         )
     return none_good(min_reward)
 

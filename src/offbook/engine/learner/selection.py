@@ -56,9 +56,13 @@ class Selector:
         _warn_of_small_groups(job, warn)
         groups, skipped = self._rendered(job, advantages, step)
         chosen = job.config.imitates_the_good
-        own = advantages.values[: sum(not group[0].replayed for group in job.groups)]
-        nothing_new = chosen and not any(value for group in own for value in group)
-        if nothing_new or (advantages.trained_groups == 0 and (advantages.equal or advantages.too_few)):
+        if chosen:
+            own = [each for each in zip(groups, advantages.values, strict=True) if not each[0][0].replayed]
+            good = [rollout for group, values in own for rollout, value in zip(group, values, strict=True) if value]
+            usable = any(sample.weight for rollout in good for sample in rollout.samples)
+            if not good or (len(own) < len(groups) and not usable):  # earlier rollouts alone make no step
+                return Selection(groups, advantages, uncalled=len(good))
+        if advantages.trained_groups == 0 and (advantages.equal or advantages.too_few):
             return Selection(groups, advantages)
         if job.config.supervised:
             batch = make_batch(groups, advantages, supervised=True)
@@ -178,7 +182,7 @@ def _warn_of_skipped(skipped: Sequence[str], warn: Warn) -> None:
 _NAMED = 3
 """Skipped messages that a warning names."""
 _LEFT_OUT = {
-    "excluded": "calls that train_on= left out",
+    "excluded": "calls with the weight 0",
     "greedy": "calls at temperature 0",
     "not_trained": "calls cancelled, failed, late, with an image or without a sampled token",
 }

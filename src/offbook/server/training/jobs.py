@@ -134,8 +134,11 @@ def build_job(
         )
     supervised, chosen = request.config.supervised, request.config.imitates_the_good
     to_model = None if supervised and not chosen else request.sampled_by or request.model
-    built = {id: _trajectory(to_model, records[id], calls.get(id, ())) for id in ids}
-    scored = [t for t in built.values() if (t.reward is not None or supervised) and not t.failed]
+    built = {id: _trajectory(to_model, records[id], calls.get(id, ()), imitated=chosen) for id in ids}
+    replayed = set(request.replayed)
+    scored = [
+        t for t in built.values() if t.id not in replayed and (t.reward is not None or supervised) and not t.failed
+    ]
     empty = [
         trajectory
         for trajectory in scored
@@ -162,7 +165,7 @@ def _why_empty(empty: Sequence[JobTrajectory], request: TrainRequest, calls: Map
             f"train_on= excluded every call: all {excluded} calls that could be trained have weight 0; set a weight above 0 for "
             "those to train on"
         )
-    elif others and not supervised:
+    elif others and (not supervised or request.config.imitates_the_good):
         why = f"their calls went to {', '.join(others)}, and only calls to {model!r} train it"
     elif any(call.beyond_text for trajectory_id in ids for call in calls.get(trajectory_id, ())):
         why = "their calls have images, sounds or files in their messages, and the learner computes text alone"
@@ -177,10 +180,10 @@ def _why_empty(empty: Sequence[JobTrajectory], request: TrainRequest, calls: Map
     return f"Trajectories with {reward}nothing to train on: {_some(ids)}: {why}"
 
 
-def _trajectory(model: str | None, record: TrajectoryRecord, calls: Sequence[Call]) -> JobTrajectory:
+def _trajectory(model: str | None, record: TrajectoryRecord, calls: Sequence[Call], *, imitated: bool) -> JobTrajectory:
     """A trajectory with a sample for each usable completion of `model`; None: of any model.
 
-    `left_out` counts its other calls to `model`.
+    `left_out` counts its other calls to `model`. `imitated`: what the app threw away has the weight 0.
     """
     to_model = [call for call in calls if model is None or call.model == model]
     unused = frozenset(record.unused)
@@ -188,7 +191,7 @@ def _trajectory(model: str | None, record: TrajectoryRecord, calls: Sequence[Cal
     samples = [
         replace(
             _sample(call, output),
-            weight=record.weights.get(call.id, 1.0),
+            weight=record.weights.get(call.id, 0.0 if imitated and call.id in unused else 1.0),
             unused=call.id in unused,
             earned_before=earned[call.id],
         )

@@ -137,7 +137,7 @@ def draw_self_play() -> None:
             place.plot(steps, rates, color=f"C{number}", label=f"seed {told['seed']}")
             place.set(xlabel="step of self-play", title=f"{outcome}s, {opponent} player", ylim=(0, 1))
             place.spines[["top", "right"]].set_visible(False)
-    axes[0].set_ylabel("share of 100 matches")
+    axes[0].set_ylabel("share of 300 matches")
     axes[2].legend(frameon=False)
     figure.savefig(HERE / "tic_tac_toe/self-play.png", dpi=110, metadata={"Software": None})
     plt.close(figure)

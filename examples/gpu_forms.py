@@ -57,6 +57,7 @@ FORMS = (
     GpuForm("game_2048", MIDDLE, "--size 4", 100, 128, 200, 90, 3),
     GpuForm("codenames", MIDDLE, "--form board", 100, 96, 4, 140, 6),
     GpuForm("temporal_clue", LARGE, "--form clues", 100, 96, 1, 450, 400),
+    GpuForm("any_game", MIDDLE, "--game Nim-v0", 100, 128, 4, 500, 60),
     GpuForm("supervisor_agent", MIDDLE, "", 50, 96, 3, 300, 40),
     GpuForm("customer_service", MIDDLE, "", 50, 64, 5, 450, 40),
     GpuForm("existing_server", SMALL, "--url http://gpu-box:8000", 30, 96, 1, 50, 2),

@@ -20,7 +20,7 @@ from tic_tac_toe.train import OPPONENTS, play
 import offbook
 
 HERE = Path(__file__).parent
-OPENINGS, MATCHES, EVERY, HELD_OUT = 6, 8, 20, 100
+OPENINGS, MATCHES, EVERY, HELD_OUT = 6, 8, 20, 300
 
 
 async def match_of_itself(client: AsyncOpenAI, model: str, opening: int) -> list[offbook.Trajectory]:

@@ -1,9 +1,10 @@
-"""Draw each example's curve, and write the table of docs/examples.md with its pictures, from the figures in `results/`:
+"""Draw each example's curve, and write the tables of docs/examples.md and of each README, from the figures in `results/`:
 `python gallery.py`, in the folder `examples`. A training writes its figures with `--write`."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,6 +105,25 @@ def draw_small(example: Example, seeds: Sequence[dict[str, Any]]) -> str:
     return name
 
 
+def write_seeds(example: Example, seeds: Sequence[dict[str, Any]]) -> None:
+    """The seeds' figures, in the example's README below its curve."""
+    table = [
+        f"The base is `{seeds[0]['base']}`, a bundled policy of 3.3 million parameters. Score: {example.score}.",
+        "",
+    ]
+    table += ["| seed | before | after | 95 % interval of the gain | rollouts | minutes |", "|---|" + "---|" * 5]
+    for seed in seeds:
+        gain = f"{seed['gain']['low']:.2f} to {seed['gain']['high']:.2f}"
+        means = f"{seed['before']:.2f} | {seed['after']:.2f}"
+        table.append(f"| {seed['seed']} | {means} | {gain} | {seed['rollouts']:,} | {seed['minutes']:.1f} |")
+    block = "\n".join(["\n<!-- seeds: python gallery.py -->", *table, "<!-- end of seeds -->\n"])
+    readme = HERE / example.folder / "README.md"
+    curve = rf"(!\[[^\]]*\]\({re.escape(example.curve)}\)\n)(\n<!-- seeds.*?end of seeds -->\n)?"
+    text, found = re.subn(curve, lambda match: match[1] + block, readme.read_text(), count=1, flags=re.DOTALL)
+    assert found, f"{readme} does not show {example.curve}"
+    readme.write_text(text)
+
+
 def draw_takeover() -> None:
     """The share of the shop's customers whom the small model answers and of right answers, over customers, with what happened."""
     told = json.loads((HERE / "on_the_job/results/seed-0.json").read_text())
@@ -169,6 +189,7 @@ def main() -> None:
     for example in EXAMPLES:
         if seeds := figures_of(example):
             draw(example, seeds)
+            write_seeds(example, seeds)
             first, second = rows(example, seeds)
             learned.append(first)
             figures.append(second)

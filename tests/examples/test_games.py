@@ -62,7 +62,13 @@ async def test_players_without_a_model_score_as_the_games_allow() -> None:
 
 @pytest.mark.slow("whole trainings")
 def test_a_step_of_each_without_a_notebook_is_trained(tmp_path: Path) -> None:
-    modules = ("supervisor_agent.train", "customer_service.train", "observe_and_improve.train", "tic_tac_toe.self_play", "any_game.train")
+    modules = (
+        "supervisor_agent.train",
+        "customer_service.train",
+        "observe_and_improve.train",
+        "tic_tac_toe.self_play",
+        "any_game.train",
+    )
     trained = train_a_step(modules, tmp_path, *MEASURED)
     models = ("self-play", "planner", "warehouse", "office", "customer-service", "guide")
     assert trained == {f"{model}-0" for model in models}

@@ -53,10 +53,9 @@ def default_config(
     fixed = TrainConfig.parse(**(chosen if rate is None else chosen | {"learning_rate": rate}))
     if base_model not in TINY_RATES:
         return fixed
-    usual = TINY_RATES[base_model] * (
-        1.0 if min_reward is None else 0.75
-    )  # as in benchmarks/results/sample_efficiency.md
-    return partial(_tiny_config, fixed, usual if rate is None else rate, steps)
+    if rate is None:
+        rate = TINY_RATES[base_model] * (1.0 if min_reward is None else 0.75)  # benchmarks/results/sample_efficiency.md
+    return partial(_tiny_config, fixed, rate, steps)
 
 
 def _tiny_config(fixed: TrainConfig, rate: float, steps: int, step: int) -> TrainConfig:

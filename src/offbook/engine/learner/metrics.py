@@ -14,7 +14,7 @@
 | calls/total | calls of the request with sampled tokens, recorded or rendered; one for each choice of a call |
 | calls/trained, greedy, not_trained | of trajectories with an advantage: trained; left out because of T = 0; because cancelled, failed, late, with an image or without a sampled token |
 | calls/excluded, weighted | of trajectories with an advantage: left out by weight 0 (train_on=, or thrown away by the app and so not imitated); trained with a weight other than 1 |
-| calls/unused | of trajectories with an advantage: the app threw the output away (a retry, a node that ran again); marked, trained like any other |
+| calls/unused | of trajectories with an advantage: the app threw the output away (a retry, a node that ran again); marked, and trained like any other unless good rollouts are imitated |
 | calls/tool_call_rate, parse_failure_rate | share of all calls with a parsed tool call; that looked like one and were none |
 | calls/constrained_share, rendered_share | share of trained calls without usable recorded logprobs; rendered from messages |
 | calls/cut_off_rate | share of all calls whose answer ended at a limit of tokens |

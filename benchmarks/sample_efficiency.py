@@ -269,10 +269,10 @@ def area(curve: dict[str, Any], end: int | None = None) -> float:
     >>> area({"rollouts": [0, 10, 20], "held_out": [0.0, 0.5, 0.5]}, 10)
     0.25
     """
-    end = curve["rollouts"][-1] if end is None else end
-    rollouts = [*(number for number in curve["rollouts"] if number < end), end]
+    last = curve["rollouts"][-1] if end is None else end
+    rollouts = [*(number for number in curve["rollouts"] if number < last), last]
     points = pairwise(zip(rollouts, np.interp(rollouts, curve["rollouts"], curve["held_out"]), strict=True))
-    return float(sum((b - a) * (y + z) / 2 for (a, y), (b, z) in points) / end)
+    return float(sum((b - a) * (y + z) / 2 for (a, y), (b, z) in points) / last)
 
 
 def ratio(values: dict[str, float], baseline: dict[str, float]) -> Interval:

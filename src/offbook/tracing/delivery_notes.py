@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -88,7 +88,7 @@ class DeliveryNotes:
             self._file.unlink(missing_ok=True)
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _alone(self) -> Generator[None]:
         """Hold the notes: no other thread or process changes them meanwhile."""
         with self._lock:
             lock = _folder_lock(self._file.parent)

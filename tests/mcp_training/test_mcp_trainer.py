@@ -147,14 +147,14 @@ def test_a_learning_rate_of_ones_own_falls_like_the_default() -> None:
         default_config("tiny-mcp", 20, -1.0)
 
 
-def test_imitation_has_the_bases_rates() -> None:
+def test_imitation_has_three_quarters_of_a_bundled_bases_rate() -> None:
     schedule, fixed = (
         default_config("tiny-mcp", 20, min_reward=0.9),
         default_config("Qwen/Qwen2.5-0.5B", 20, min_reward=1),
     )
     assert callable(schedule) and not callable(fixed)
     assert [(schedule(step).min_reward, schedule(step).kl_coef) for step in (1, 20)] == [(0.9, 0.0)] * 2
-    assert schedule(11).learning_rate == pytest.approx(1e-3)
+    assert schedule(11).learning_rate == pytest.approx(7.5e-4)
     assert (fixed.loss, fixed.learning_rate, fixed.minibatches) == ("cross_entropy", 1e-4, 8)
 
 

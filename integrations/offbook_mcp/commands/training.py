@@ -61,7 +61,8 @@ MaxTools = Annotated[
 ]
 Trace = Annotated[str | None, typer.Option(help="trace sinks, such as langfuse,wandb")]
 Rate = Annotated[
-    float | None, typer.Option(help="learning rate of AdamW  [default: 1e-5; for tiny-mcp 2e-3, falling to 0]")
+    float | None,
+    typer.Option(help="learning rate of AdamW  [default: 1e-5; falling: from 2e-3 for tiny-mcp, 3.3e-3 for tiny]"),
 ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from offbook.base.errors import TrainError
 from offbook.base.rounding import reaches
@@ -57,10 +58,9 @@ class Selector:
         groups, skipped = self._rendered(job, advantages, step)
         chosen = job.config.imitates_the_good
         if chosen:
-            own = [each for each in zip(groups, advantages.values, strict=True) if not each[0][0].replayed]
-            good = [rollout for group, values in own for rollout, value in zip(group, values, strict=True) if value]
+            good = _good(groups, advantages)
             usable = any(sample.weight for rollout in good for sample in rollout.samples)
-            if not good or (len(own) < len(groups) and not usable):  # earlier rollouts alone make no step
+            if not good or (groups[-1][0].replayed and not usable):  # earlier rollouts alone make no step
                 return Selection(groups, advantages, uncalled=len(good))
         if advantages.trained_groups == 0 and (advantages.equal or advantages.too_few):
             return Selection(groups, advantages)
@@ -177,6 +177,12 @@ def _warn_of_skipped(skipped: Sequence[str], warn: Warn) -> None:
     if skipped:
         more = f"; and {len(skipped) - _NAMED} more" if len(skipped) > _NAMED else ""
         warn(f"{len(skipped)} messages were skipped: {'; '.join(skipped[:_NAMED])}{more}")
+
+
+def _good(groups: Groups, advantages: Advantages) -> list[JobTrajectory]:
+    """The job's own rollouts that are imitated: earlier ones, which follow them, are not among these."""
+    pairs = zip(chain(*groups), chain(*advantages.values), strict=True)
+    return [rollout for rollout, value in pairs if value and not rollout.replayed]
 
 
 _NAMED = 3

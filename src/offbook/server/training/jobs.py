@@ -135,15 +135,9 @@ def build_job(
     supervised, chosen = request.config.supervised, request.config.imitates_the_good
     to_model = None if supervised and not chosen else request.sampled_by or request.model
     built = {id: _trajectory(to_model, records[id], calls.get(id, ()), imitated=chosen) for id in ids}
-    replayed = set(request.replayed)
-    scored = [
-        t for t in built.values() if t.id not in replayed and (t.reward is not None or supervised) and not t.failed
-    ]
-    empty = [
-        trajectory
-        for trajectory in scored
-        if not trajectory.histories and not any(sample.weight for sample in trajectory.samples)
-    ]
+    own = [built[id] for id in ids if id not in request.replayed]
+    scored = [t for t in own if (t.reward is not None or supervised) and not t.failed]
+    empty = [t for t in scored if not t.histories and not any(sample.weight for sample in t.samples)]
     if empty and len(empty) == len(scored):  # if only some are empty, the learner counts them and warns
         raise ApiError(400, _why_empty(empty, request, calls), "groups", "no_calls")
     groups = tuple(tuple(built[trajectory_id] for trajectory_id in group.trajectory_ids) for group in request.groups)

@@ -17,21 +17,22 @@ def main(options: argparse.Namespace) -> None:
     Match(options.game, 0, options.players)  # a wrong name or number of players fails before anything starts
 
     async def rollout(model: offbook.TrainableModel, scenario: dict[str, int]) -> offbook.Trajectory:
-        """A match. One seat is the newest step's, the others are the base's; only the first is trained."""
+        """A match. The first seat is the newest step's, the others are the base's; only the first is trained: it has a move
+        in every match, also where the base loses by an illegal one."""
         client, match = model.openai_client(), Match(options.game, scenario["match"], options.players)
-        seat, sides = scenario["match"] % options.players, [offbook.Trajectory() for _ in range(options.players)]
+        sides = [offbook.Trajectory() for _ in range(options.players)]
         while not match.over:
             side = sides[match.player]
             side.messages_and_choices.append({"role": "user", "content": "\n\n".join(match.messages())})
             answer = await client.chat.completions.create(
-                model=model.inference_name(None if match.player == seat else 0),
+                model=model.name if match.player == 0 else model.inference_name(step=0),
                 messages=side.messages(),
                 max_completion_tokens=options.tokens,
             )
             side.messages_and_choices.append(answer.choices[0])
             match.play(answer.choices[0].message.content or "")
-        sides[seat].reward = match.rewards[seat]
-        return sides[seat]
+        sides[0].reward = match.rewards[0]
+        return sides[0]
 
     def matches(first: int, count: int) -> list[dict[str, Any]]:
         return [{"match": first + match} for match in range(count)]

@@ -42,7 +42,8 @@ def train_a_step(
 ) -> set[str]:
     """Run these modules or scripts of `examples` as Python does, with `--steps 1` of 8 rollouts and one epoch of examples.
     Returns the models in `folder` with a step."""
-    words = ["--steps", "1", "--dir", str(folder), *options]
+    place = [] if "--url" in options else ["--dir", str(folder)]  # a server elsewhere has its own
+    words = ["--steps", "1", *place, *options]
     done = subprocess.run(
         [sys.executable, "-c", _RUN, " ".join(modules), *words],
         cwd=examples,

@@ -27,9 +27,8 @@ def main(options: argparse.Namespace) -> None:
     model, folder = model_of("guide", options), options.dir / f"improve-guide-{options.seed}"
     train, *measured = (scenarios([*PAINTINGS][part]) for part in PARTS)
     held_out, others = (part[: options.held_out] for part in measured)
-    config = offbook.TrainConfig(
-        learning_rate=options.rate / 10, minibatches=2
-    )  # at the full rate it undoes the imitation
+    # A tenth of the rate, and no KL to the base: the full rate with it undoes the imitation.
+    config = offbook.TrainConfig(learning_rate=options.rate / 10, minibatches=2)
     sft = offbook.SFTConfig(epochs=6, batch_size=4, learning_rate=options.rate, skip_bad=True)
     with scripted_llm(teacher) as endpoint:
         os.environ["OPENAI_BASE_URL"] = endpoint.url

@@ -36,6 +36,16 @@ def test_scenarios_load_from_jsonl_and_csv(tmp_path: Path) -> None:
     assert rows[0].id == "1"
 
 
+def test_scenarios_load_from_a_json_array(tmp_path: Path) -> None:
+    rows = load_scenarios(written(tmp_path, "a.json", '[\n {"prompt": "a", "answer": 1},\n {"id": "x"}\n]'))
+    assert (rows[0].prompt, rows[1].id) == ("a", "x")
+    assert faults(written(tmp_path, "b.json", '[{"id": "x"}, 3, {"id": "x"}]')) == [
+        " row 1: an object is needed, got int",
+        " row 2: the same scenario (id 'x') as in row 0",
+    ]
+    assert faults(written(tmp_path, "c.jsonl", '[{"id": "x"}]'))[0].endswith("one array goes into a file named .json")
+
+
 def test_a_jsonl_file_with_faults_names_each_with_its_line(tmp_path: Path) -> None:
     lines = [
         '{"id": "a"}',
@@ -115,7 +125,7 @@ def test_of_many_faults_the_first_are_shown_and_the_others_counted(tmp_path: Pat
 
 def test_what_is_no_scenario_file_is_named(tmp_path: Path) -> None:
     for name, message in [
-        ("a.txt", r"\.jsonl, \.csv"),
+        ("a.txt", r"\.jsonl, \.json, \.csv"),
         ("none.csv", "cannot be read: No such file"),
         ("none:train", "nor the folder of"),
     ]:

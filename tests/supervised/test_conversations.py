@@ -249,6 +249,36 @@ def test_of_many_faults_the_first_are_named_and_the_others_counted(tmp_path: Pat
     assert (read.skipped, len(read.faults), read.faults[-1]) == (41, 21, "and 21 more")
 
 
+def test_a_json_array_is_read_like_lines(tmp_path: Path) -> None:
+    rows = [{"messages": [ASK, SAY]}, {"messages": [ASK]}, {"messages": [ASK, SAY]}]
+    read = read_conversations(file_of(tmp_path, json.dumps(rows, indent=1), "data.json"), skip_bad=True)
+    assert [item.source for item in read.conversations] == ["data.json, row 0", "data.json, row 2"]
+    assert list(read.faults) == ["data.json, row 1: messages: there is no assistant message"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        (
+            "label",
+            False,
+            "label: false marks an answer that must not be imitated",
+        ),  # KTO: kto_en_demo.json of LLaMA-Factory
+        (
+            "rejected",
+            {"from": "gpt", "value": "No."},
+            "rejected: a pair of answers is no conversation",
+        ),  # its dpo_en_demo.json
+        ("images", ["1.jpg"], r"images: only text is trained \(got \['1.jpg'\]\)"),  # its mllm_demo.json
+    ],
+)
+def test_a_row_that_must_not_be_imitated_as_text_is_refused(field: str, value: object, message: str) -> None:
+    row = {"messages": [ASK, SAY], "label": True, "images": []}
+    assert read_conversations([row]).conversations
+    with pytest.raises(ConfigError, match=message):
+        read_conversations([row | {field: value}])
+
+
 @pytest.mark.parametrize("skip_bad", [False, True])
 def test_a_file_without_a_conversation_is_refused(tmp_path: Path, skip_bad: bool) -> None:
     whole = json.dumps({"messages": [ASK, SAY]})
@@ -257,8 +287,17 @@ def test_a_file_without_a_conversation_is_refused(tmp_path: Path, skip_bad: bool
         ("\n \n", "b.jsonl", "it holds no conversation that can be trained"),
         (json.dumps({"messages": [ASK]}), "c.jsonl", "there is no assistant message"),
         (whole.encode("utf-16"), "d.jsonl", "is UTF-16; save it as UTF-8"),
-        (f"[\n{whole}\n]", "e.jsonl", "is one JSON array: write an object a line, as `jq -c '.[]' e.jsonl` does"),
-        (whole, "f.json", "a .jsonl file is needed"),
+        (
+            f"[\n{whole}\n]",
+            "e.jsonl",
+            "begins with '[': an object a line is needed; one array goes into a file named .json",
+        ),
+        (whole, "f.json", "a JSON array of objects is needed, got dict"),
+        (f"{whole}\n{whole}", "g.json", "; a file with an object a line ends in .jsonl"),
+        ("[NaN]", "h.json", "JSON has no NaN"),
+        ("[" * 100_000, "i.json", "nested too deeply"),
+        (b"[\xe9]", "j.json", "not UTF-8: byte 0xe9 at 1"),
+        (whole, "k.txt", "a file that ends in .jsonl or .json is needed"),
     ]
     for content, name, message in cases:
         with pytest.raises(ConfigError, match="(?s)" + ".*".join(map(_escaped, message.split("`")))):

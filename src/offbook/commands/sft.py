@@ -30,7 +30,9 @@ NO_WORDS = ("betas",)
 
 @with_options(SFTConfig, without=NO_WORDS)
 def sft(
-    data: Annotated[Path, typer.Argument(help="JSONL file of conversations, in the format of OpenAI's fine-tuning")],
+    data: Annotated[
+        Path, typer.Argument(help="JSONL or JSON file of conversations, in the format of OpenAI's fine-tuning")
+    ],
     base_model: Annotated[
         str, typer.Option("--base-model", "--base", help="base: tiny, tiny-mcp, a folder, or a Hugging Face name")
     ],

@@ -1,4 +1,4 @@
-"""Rows of JSONL and CSV files, before they are scenarios or conversations, and the values that may stand in them."""
+"""Rows of JSONL, JSON and CSV files, before they are scenarios or conversations, and the values that may stand in them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from offbook.base.types import Json
 from offbook.base.user_values import json_value
 
 Place: TypeAlias = int
-"""The line where a row begins (from 1), or its index in a dataset (from 0)."""
+"""The line where a row begins (from 1), or its index in an array or dataset (from 0)."""
 
 
 BOM = b"\xef\xbb\xbf"
@@ -56,12 +56,13 @@ def _text(text: str, where: str) -> str:
 
 def jsonl_rows(file: Path) -> Iterator[FileRow]:
     """Read one JSON object per line. Empty lines are skipped. Only a newline ends a line: text may hold any other character."""
-    for number, line in enumerate(_content(file).split(b"\n"), 1):
+    content = _content(file)
+    if content[:64].lstrip().startswith(b"["):
+        raise ConfigError(f"{file} begins with '[': an object a line is needed; one array goes into a file named .json")
+    for number, line in enumerate(content.split(b"\n"), 1):
         if line.strip():
             try:
-                found = json.loads(
-                    line.decode(), object_pairs_hook=_object, parse_constant=_no_constant, parse_float=_float
-                )
+                parsed = _parsed(line)
             except UnicodeDecodeError as error:
                 yield FileRow(number, fault=f"not UTF-8: byte {line[error.start]:#04x} at {error.start}")
             except RecursionError:
@@ -71,7 +72,24 @@ def jsonl_rows(file: Path) -> Iterator[FileRow]:
             except ValueError as error:
                 yield FileRow(number, fault=f"not JSON: {error}")
             else:
-                yield row_of(number, found, "key")
+                yield row_of(number, parsed, "key")
+
+
+def json_rows(file: Path) -> Iterator[FileRow]:
+    """The objects of a file that is one JSON array, with their index. Raises ConfigError for any other file."""
+    try:
+        rows = _parsed(_content(file))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file}: not UTF-8: byte {error.object[error.start]:#04x} at {error.start}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{file}: nested too deeply") from error
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from error
+    except ValueError as error:
+        raise ConfigError(f"{file}: not JSON: {error}; a file with an object a line ends in .jsonl") from error
+    if not isinstance(rows, list):
+        raise ConfigError(f"{file}: a JSON array of objects is needed, got {type(rows).__name__}")
+    yield from (row_of(index, row, "key") for index, row in enumerate(cast(list[object], rows)))
 
 
 def csv_rows(file: Path) -> Iterator[FileRow]:
@@ -104,6 +122,11 @@ def _content(file: Path) -> bytes:
     if other is not None:
         raise ConfigError(f"{file} is {other}; save it as UTF-8")
     return content
+
+
+def _parsed(content: bytes) -> object:
+    """Raises UnicodeDecodeError, RecursionError, ConfigError for a value that JSON has not, ValueError for what is no JSON."""
+    return json.loads(content.decode(), object_pairs_hook=_object, parse_constant=_no_constant, parse_float=_float)
 
 
 def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:

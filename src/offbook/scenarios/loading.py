@@ -1,4 +1,4 @@
-"""Scenario files: JSONL, CSV and saved Hugging Face datasets, checked row by row."""
+"""Scenario files: JSONL, JSON, CSV and saved Hugging Face datasets, checked row by row."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from offbook.base.json_files import read_json
 from offbook.base.types import Json, Scenario
 from offbook.client.rollouts.dataset import unpadded_row
 
-from .file_rows import FileRow, Place, csv_rows, jsonl_rows, row_of
+from .file_rows import FileRow, Place, csv_rows, json_rows, jsonl_rows, row_of
 from .identity import scenario_id
 
-READERS: dict[str, Callable[[Path], Iterator[FileRow]]] = {".jsonl": jsonl_rows, ".csv": csv_rows}
+READERS: dict[str, Callable[[Path], Iterator[FileRow]]] = {".jsonl": jsonl_rows, ".json": json_rows, ".csv": csv_rows}
 ONE, SEVERAL = "dataset_info.json", "dataset_dict.json"
 """The files by which a saved Dataset and a saved DatasetDict are known."""
 SHOWN_FAULTS = 20
 
 
 def load_scenarios(path: str | Path) -> list[Scenario]:
-    """The scenarios of a `.jsonl` or `.csv` file, or of a folder that `save_to_disk` of Hugging Face's datasets wrote
-    (`folder:train` names a split). Raises ConfigError that lists each fault with its line, or row from 0."""
+    """The scenarios of a `.jsonl`, `.json` or `.csv` file, or of a folder that `save_to_disk` of Hugging Face's datasets
+    wrote (`folder:train` names a split). Raises ConfigError that lists each fault with its line, or row from 0."""
     found = dataset_folder(Path(path))
     if found is not None:
         folder, split = found
@@ -37,7 +37,8 @@ def load_scenarios(path: str | Path) -> list[Scenario]:
             "dataset"
         )
     try:
-        return _checked(reader(file), str(path), "line", ":")
+        word, joint = ("row", ": row ") if reader is json_rows else ("line", ":")
+        return _checked(reader(file), str(path), word, joint)
     except OSError as error:
         raise ConfigError(f"scenarios: {file} cannot be read: {error.strerror or error}") from error
 
@@ -114,7 +115,7 @@ def _one_dataset(folder: Path, split: str | None) -> Path:
         raise ConfigError(
             f"scenarios: {folder} is a folder without {ONE} or {SEVERAL}, so it is not a dataset that save_to_disk "
             "wrote: name a "
-            ".jsonl or .csv file, or save it with `datasets.load_dataset(...).save_to_disk(folder)`"
+            ".jsonl, .json or .csv file, or save it with `datasets.load_dataset(...).save_to_disk(folder)`"
         )
     if split is not None:
         raise ConfigError(f"scenarios: {folder} holds one dataset without splits: leave out ':{split}'")

@@ -45,6 +45,7 @@ class _Fields(BaseModel):
 
 def read_row(row: Mapping[str, Json]) -> ChatRow:
     """Read a row. Raises ConfigError that names the field, without the place of the row."""
+    _check_imitable(row)
     listed, read = _messages_of(row)
     messages = _with_tool_calls([message.copy() if isinstance(message, dict) else message for message in listed])
     weights = _weights(messages)
@@ -196,6 +197,19 @@ def _fault(error: ValidationError) -> str:
 
 
 # ---- checks
+
+
+def _check_imitable(row: Mapping[str, Json]) -> None:
+    """Refuse preferences (DPO's pairs, KTO's `label`), and rows about more than text (as LLaMA-Factory writes them)."""
+    if "rejected" in row:
+        raise ConfigError(
+            "rejected: a pair of answers is no conversation; write the chosen one as the last of `messages`"
+        )
+    if row.get("label") is False:
+        raise ConfigError("label: false marks an answer that must not be imitated; leave the row out")
+    for name in ("images", "videos", "audios"):
+        if row.get(name):
+            raise ConfigError(f"{name}: only text is trained (got {one_line(repr(row[name]))})")
 
 
 def _check_parts(messages: Sequence[Message]) -> None:

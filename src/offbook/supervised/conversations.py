@@ -1,4 +1,4 @@
-"""Reads training examples: JSONL files, lists of conversations and Hugging Face data sets."""
+"""Reads training examples: JSONL and JSON files, lists of conversations and Hugging Face data sets."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from offbook.base.errors import ConfigError
 from offbook.base.types import Json, Message, Tool
 from offbook.base.user_values import as_list
 from offbook.client.rollouts.dataset import UnpaddedRows, unpadded
-from offbook.scenarios.file_rows import FileRow, jsonl_rows, row_of
+from offbook.scenarios.file_rows import FileRow, json_rows, jsonl_rows, row_of
 
 from .chat_rows import read_row
 from .masking import Masking, TextFilter
 
 Rows: TypeAlias = Iterable[Mapping[str, Json] | list[Message]]
 """Rows of a data set, or lists of messages."""
+READERS = {".jsonl": (jsonl_rows, "line"), ".json": (json_rows, "row")}
+"""By the ending of a file: its reader, and the word for a place in it."""
 SHOWN_FAULTS = 20
 
 
@@ -47,7 +49,7 @@ class ConversationSet:
 def read_conversations(
     what: str | Path | Rows, *, skip_bad: bool = False, filter: TextFilter | None = None
 ) -> ConversationSet:
-    """Read a `.jsonl` file, a list of dicts, or a `datasets.Dataset`, one conversation a row.
+    """Read a `.jsonl` or `.json` file, a list of dicts, or a `datasets.Dataset`, one conversation a row.
 
     `filter` replaces each text that may be trained; by default secrets that Offbook knows are masked, unless the environment
     variable OFFBOOK_REDACT is 0. Raises ConfigError that names each faulty row and field. With `skip_bad` such rows are left
@@ -83,16 +85,14 @@ def _rows(what: str | Path | Rows) -> Iterator[tuple[FileRow, str]]:
     """The rows with their sources."""
     if isinstance(what, str | Path):
         file = Path(what)
-        if file.suffix.lower() != ".jsonl":
-            raise ConfigError(f"{file}: a .jsonl file is needed, an object a line, or rows: datasets.load_dataset(...)")
+        reader, word = READERS.get(file.suffix.lower(), (None, ""))
+        if reader is None:
+            raise ConfigError(
+                f"{file}: a file that ends in {' or '.join(READERS)} is needed, or rows: datasets.load_dataset(...)"
+            )
         try:
-            with file.open("rb") as opened:
-                if opened.read(64).lstrip().startswith(b"["):
-                    raise ConfigError(
-                        f"{file} is one JSON array: write an object a line, as `jq -c '.[]' {file.name}` does"
-                    )
-            for row in jsonl_rows(file):
-                yield row, f"{file.name}, line {row.place}"
+            for row in reader(file):
+                yield row, f"{file.name}, {word} {row.place}"
         except OSError as error:
             raise ConfigError(f"{file} cannot be read: {error.strerror or error}") from error
         return

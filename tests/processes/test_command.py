@@ -62,6 +62,35 @@ def test_its_calls_its_reward_and_its_output_are_the_trajectory(server: Scripted
     assert call.outputs[0].token_ids
 
 
+OWN_MODELS = """
+def post(variable, path, body, method="POST"):
+    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+    data = json.dumps(body).encode() if body else None
+    request = urllib.request.Request(os.environ[variable] + path, data, headers, method=method)
+    return json.load(urllib.request.urlopen(request))
+hi = [{"role": "user", "content": "hi"}]
+parts = [{"role": "user", "parts": [{"text": "hi"}]}]
+post("OPENAI_BASE_URL", "/chat/completions", {"model": "gpt-4o-mini", "messages": hi})
+post("OPENAI_API_BASE", "/responses", {"model": "openai/o4-mini", "input": "hi"})
+post("ANTHROPIC_BASE_URL", "/v1/messages", {"model": "claude-sonnet-4-5", "max_tokens": 9, "messages": hi})
+post("GOOGLE_GEMINI_BASE_URL", "/v1beta/models/gemini-2.5-flash:generateContent", {"contents": parts})
+post("GEMINI_API_BASE", "/models/gemini-2.5-pro:generateContent", {"contents": parts})
+post("OPENAI_BASE_URL", "/completions", {"model": "davinci-002", "prompt": "hi"})
+print(post("OPENAI_BASE_URL", "/models/gpt-4o-mini", None, "GET")["id"])
+print(post("GOOGLE_GEMINI_BASE_URL", "/v1beta/models/gemini-2.5-flash", None, "GET")["name"])
+reward(1)
+"""
+
+
+def test_a_program_that_names_models_of_its_own_is_answered_in_every_api(server: ScriptedServer) -> None:
+    with at_temperature(0.0):
+        trajectory = rolled(server, OWN_MODELS)
+    assert (trajectory.exception, trajectory.reward) == (None, 1.0)
+    assert trajectory.logs == ["stdout of the program:\ngpt-4o-mini\nmodels/gemini-2.5-flash\n"]
+    calls = server.calls(trajectory.id)
+    assert [(call.model, call.sampling.temperature) for call in calls] == [("agent", 0.0)] * 6
+
+
 @pytest.mark.parametrize("text", ['say "it\'s"\ntwo\tlines', "${HOME} $(id) {prompt} né 猫 \u202e", "-p", ""])
 def test_a_scenario_arrives_as_it_is_by_argument_stdin_variable_and_file(server: ScriptedServer, text: str) -> None:
     code = (
@@ -215,7 +244,7 @@ def test_variables_files_and_proxies_lead_each_client_to_the_server(
     trajectory = rolled(server, code)
     assert trajectory.reward == 1.0
     seen = json.loads(trajectory.logs[0].split("\n", 1)[1])
-    env, root = seen["env"], f"{server.url}/t/{trajectory.id}"
+    env, root = seen["env"], f"{server.url}/m/agent/t/{trajectory.id}"
     assert (env["OPENAI_BASE_URL"], env["ANTHROPIC_BASE_URL"], env["GOOGLE_GEMINI_BASE_URL"]) == (
         f"{root}/v1",
         root,

@@ -79,7 +79,7 @@ async def _wrapped(api: Api, named: str | None, prefix: list[str], words: list[s
     if not count:
         echo(
             f"offbook: the program must send its calls to {gateway.root}/v1 ($OPENAI_BASE_URL) or to {gateway.root} "
-            f"($ANTHROPIC_BASE_URL), for the model {model} ($OFFBOOK_MODEL)",
+            f"($ANTHROPIC_BASE_URL); {model} answers them, whatever model it names",
             err=True,
         )
     if ending.timed_out:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from offbook.base.http_access import trajectory_key
 from offbook.base.redaction import is_secret_name
@@ -66,9 +66,10 @@ class ProgramGateway:
 
     @property
     def root(self) -> str:
-        """The URL of the trajectory, below which the routes of every API stand."""
+        """The URL of the trajectory, below which the routes of every API stand. Its model answers whatever the program asks for:
+        most programs name a model of their own."""
         at = "" if self.temperature is None else f"/at/{self.temperature}"
-        return f"{self.url}/t/{self.trajectory}{at}"
+        return f"{self.url}/m/{quote(self.model, safe='/@')}/t/{self.trajectory}{at}"
 
 
 def gateway_variables(gateway: ProgramGateway, files: Path, inherited: Mapping[str, str]) -> dict[str, str]:

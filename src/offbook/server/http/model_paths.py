@@ -13,11 +13,12 @@ from ..dialects.messages import Messages
 from ..dialects.responses import Responses
 from ..errors import ApiError
 
-_WHERE = r"(?:/m/(?P<model>[^/]+(?:/(?!v1|t/)[^/]+)?))?(?:/t/(?P<trajectory>[^/]+)(?:/at/(?P<temperature>[^/]+))?)?(?:/v1(?=/v1))?"
+_MODEL = r"(?:/m/(?P<model>[^/]+(?:/(?!v1(?:alpha|beta)?/|t/)[^/]+)?))"
+_WHERE = _MODEL + r"?(?:/t/(?P<trajectory>[^/]+)(?:/at/(?P<temperature>[^/]+))?)?(?:/v1(?=/v1))?"
 """Before a path: the model that answers, whatever the client asks for, the trajectory that the calls belong to, and the
 temperature at which they are sampled, whatever the client asks for. A second version is that of a base URL to which the client
 adds another."""
-_BELOW = re.compile(r"(?:/m/[^/]+(?:/(?!v1|t/)[^/]+)?)?/t/(?P<trajectory>[^/]+)/")
+_PLACE = re.compile(_MODEL + "?(?:/t/(?P<trajectory>[^/]+)(?P<at>/at/[^/]+)?)?(?=/)")
 _ROUTE = re.compile("/r/[^/]+(?=/)")
 CHATS = re.compile(_WHERE + "/v1/chat/completions/?")
 DIALECTS: tuple[tuple[re.Pattern[str], Dialect], ...] = (
@@ -53,8 +54,20 @@ def found_path(path: str) -> tuple[re.Match[str], Dialect | None] | None:
 
 def trajectory_of(path: str) -> str | None:
     """The trajectory below which a path is; None for every other path."""
-    match = _BELOW.match(path)
+    match = _PLACE.match(path)
     return None if match is None else match["trajectory"]
+
+
+def model_of(path: str) -> str | None:
+    """The model below which a path is, which answers whatever name the client has; None for every other path."""
+    match = _PLACE.match(path)
+    return None if match is None else match["model"]
+
+
+def without_temperature(path: str) -> str:
+    """A path without the temperature, which has no effect on what samples nothing."""
+    match = _PLACE.match(path)
+    return path if match is None or match["at"] is None else path[: match.start("at")] + path[match.end("at") :]
 
 
 def refusal_body(path: str, error: ApiError) -> dict[str, Json]:

@@ -24,12 +24,9 @@ from ..dialects.responses import SEALED
 from ..dialects.stored_responses import stored_input, stored_response
 from ..errors import ApiError, refusal_of
 from ..services import Services, ServicesDep
-from .model_paths import found_path
+from .model_paths import found_path, model_of, without_temperature
 
 router = APIRouter()
-
-_AT = re.compile("(/t/[^/]+)/at/[^/]+(?=/)")
-"""Before the path of something that samples nothing: the temperature has no effect."""
 
 
 class ModelCalls:
@@ -91,9 +88,7 @@ def _readable(request: Request, services: Services) -> SampledCalls:
 
 
 def _without_temperature(scope: Scope) -> Scope:
-    if scope["type"] != "http" or (match := _AT.match(scope["path"])) is None:
-        return scope
-    return {**scope, "path": match[1] + scope["path"][match.end() :]}
+    return {**scope, "path": without_temperature(scope["path"])} if scope["type"] == "http" else scope
 
 
 def _temperature(text: str) -> float:
@@ -122,9 +117,9 @@ async def list_models(services: ServicesDep) -> ModelCards:
 @router.get("/v1/models/{name:path}")
 @router.get("/t/{trajectory_id}/v1/models/{name:path}")
 @router.get("/m/{model:path}/v1/models/{name:path}", include_in_schema=False)
-async def one_model(name: str, services: ServicesDep) -> ModelCard:
-    """One model name. 404 if calls cannot use it."""
-    services.models.registry.resolve(name)
+async def one_model(name: str, request: Request, services: ServicesDep) -> ModelCard:
+    """One model name. 404 if calls cannot use it; below a model calls can use any name."""
+    services.models.registry.resolve(model_of(request.scope["path"]) or name)
     return ModelCard(id=name)
 
 
@@ -139,9 +134,9 @@ async def list_google_models(services: ServicesDep) -> GeminiModels:
 @router.get("/v1beta/models/{name:path}")
 @router.get("/t/{trajectory_id}/v1beta/models/{name:path}")
 @router.get("/m/{model:path}/v1beta/models/{name:path}", include_in_schema=False)
-async def one_google_model(name: str, services: ServicesDep) -> GeminiModel:
-    """One model name, in Google's form. 404 if calls cannot use it."""
-    services.models.registry.resolve(name)
+async def one_google_model(name: str, request: Request, services: ServicesDep) -> GeminiModel:
+    """One model name, in Google's form. 404 as in `one_model`."""
+    services.models.registry.resolve(model_of(request.scope["path"]) or name)
     return GeminiModel.named(name)
 
 

@@ -15,8 +15,10 @@ from offbook.openai_dialect.tool_arguments import arguments_object, arguments_te
 
 from ..calls.sampled_calls import TrajectoryCalls
 from ..errors import ApiError, bad_request
+from .client_tools import client_tool, refused
 from .dialect import DialectRequest, Translation
 from .messages_fields import (
+    NO_THREADS,
     REFUSED,
     WITHOUT_EFFECT,
     Document,
@@ -76,7 +78,8 @@ class Messages:
 def _read(body: dict[str, Json]) -> MessagesRequest:
     for name, reason in REFUSED.items():
         if body.get(name):
-            raise ApiError(400, f"{name} is not supported: {reason}", name, "unsupported_field")
+            code = NO_THREADS if name == "thread" else "unsupported_field"
+            raise ApiError(400, f"{name} is not supported: {reason}", name, code)
     known = {name: value for name, value in body.items() if name not in WITHOUT_EFFECT and name not in REFUSED}
     try:
         return MessagesRequest.model_validate(known)
@@ -118,17 +121,17 @@ def _tools(asked: MessagesRequest) -> dict[str, Json]:
 
 
 def _tool(tool: Tool) -> Answer:
-    if tool.input_schema is None:
-        raise ApiError(
-            400,
-            f"tools: {tool.type or tool.name!r} runs on Anthropic's servers: offer a tool with an input_schema instead",
-            "tools",
-            "unsupported_tool",
-        )
+    description, schema = tool.description, tool.input_schema
+    if schema is None:
+        if (own := client_tool(tool.type or "", tool.model_extra or {})) is None:
+            raise ApiError(400, f"tools: {refused(tool.type or tool.name)}", "tools", "unsupported_tool")
+        description, schema = own
+    if not tool.name:
+        raise ApiError(400, "tools.name: field required", "tools", "invalid_value")
     function: Answer = {"name": tool.name}  # templates write the fields in this order
-    if tool.description:
-        function["description"] = tool.description
-    function["parameters"] = tool.input_schema
+    if description:
+        function["description"] = description
+    function["parameters"] = schema
     if tool.strict:
         function["strict"] = True
     return {"type": "function", "function": function}
@@ -389,4 +392,7 @@ def _counts(usage: Answer) -> Answer:
 
 def _error(error: ApiError) -> Answer:
     kind = _ERRORS.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": str(error)}}
+    said: Answer = {"type": kind, "message": str(error)}
+    if error.code == NO_THREADS:
+        said["details"] = {"error_code": NO_THREADS, "unsupported": [error.param]}
+    return {"type": "error", "error": said}

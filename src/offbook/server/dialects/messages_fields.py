@@ -94,9 +94,11 @@ class Turn(_Part):
 
 
 class Tool(_Part):
-    """A tool. Those without `input_schema` run on Anthropic's servers."""
+    """A tool. Those without `input_schema` are Anthropic's own, with options of their own; sets of them have no name."""
 
-    name: str = Field(min_length=1)
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+
+    name: str = ""
     type: str | None = None
     description: str | None = None
     input_schema: dict[str, Json] | None = None
@@ -170,5 +172,8 @@ WITHOUT_EFFECT = frozenset(
 """Fields that concern Anthropic's own service."""
 REFUSED = {
     "container": "nothing is executed here; offer a tool instead",
+    "thread": "no conversation is kept here; send all of its messages",
     "mcp_servers": "the endpoint calls no tools; let the client connect to the MCP server",
 }
+NO_THREADS = "thread_unsupported_request"
+"""Anthropic's code for a refused `thread`: its SDK's tool runner then sends all messages itself."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from collections.abc import Callable
@@ -58,17 +59,72 @@ def test_strangers_are_left_and_the_first_learner_comes_after_them(
     listening: tuple[int, Callable[[], Connection]],
 ) -> None:
     port, wait = listening
-    silent = None
-    while silent is None:
-        try:
-            silent = socket.create_connection((HOST, port))
-        except ConnectionRefusedError:
-            continue
-    with silent, socket.create_connection((HOST, port)) as rude:
+    with reach(port), reach(port) as rude:
         rude.sendall(b"GET / HTTP/1.1\r\n\r\n")
         first = team_sockets.connected(f"{HOST}:{port}")
     first.send_bytes(b"hello")
     assert wait().recv_bytes() == b"hello"
+
+
+def test_strangers_that_send_a_byte_at_a_time_delay_nobody(
+    listening: tuple[int, Callable[[], Connection]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(team_sockets, "PROOF_SECONDS", 60)
+    port, wait = listening
+    slow = [drip(port) for _ in range(3)]
+    assert [peer.recv(1) for peer, _ in slow] == [b"\0"] * 3, "each is challenged, and none waits for another"
+    first = team_sockets.connected(f"{HOST}:{port}")
+    first.send_bytes(b"hello")
+    assert wait().recv_bytes() == b"hello"
+    assert all(sender.is_alive() for _, sender in slow)
+    for peer, _ in slow:
+        peer.close()
+
+
+def test_a_stranger_has_one_deadline_for_its_whole_proof(listening: tuple[int, Callable[[], Connection]]) -> None:
+    port, _ = listening
+    peer, sender = drip(port)
+    sender.join(20)
+    assert not sender.is_alive(), "a byte at a time kept the connection open"
+    peer.close()
+
+
+def reach(port: int) -> socket.socket:
+    """A connection to what listens there, or is about to."""
+    while True:
+        try:
+            return socket.create_connection((HOST, port), 20)
+        except ConnectionRefusedError:
+            continue
+
+
+def drip(port: int) -> tuple[socket.socket, threading.Thread]:
+    """A peer that announces an answer and sends it a byte at a time, until either side hangs up."""
+    peer = reach(port)
+    peer.sendall(b"\0\0\0\xff")
+
+    def send() -> None:
+        with contextlib.suppress(OSError):
+            while not threading.Event().wait(0.2):
+                peer.sendall(b"x")
+
+    sender = threading.Thread(target=send, daemon=True)
+    sender.start()
+    return peer, sender
+
+
+def test_one_more_stranger_than_can_prove_at_once_ends_the_oldest(
+    listening: tuple[int, Callable[[], Connection]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(team_sockets, "MOST_PROOFS", 1)
+    monkeypatch.setattr(team_sockets, "PROOF_SECONDS", 60)
+    port, wait = listening
+    with contextlib.closing(drip(port)[0]) as oldest:
+        first = team_sockets.connected(f"{HOST}:{port}")
+        wait()
+        while oldest.recv(100):  # its challenge, and then the end
+            pass
+    first.close()
 
 
 def test_another_key_is_an_error_that_names_the_address(

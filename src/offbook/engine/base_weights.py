@@ -42,7 +42,7 @@ def check_weights(folder: Path, *, any_quantization: bool = False) -> None:
     loads files of every quantization. Raises ConfigError, which names the file or the weights, and OSError or ValueError
     if transformers does not know the architecture."""
     shapes = _read_headers(folder)
-    config = AutoConfig.from_pretrained(folder)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     quantization = _quantization(config)
     if quantization not in (None, *_LOADABLE) and not any_quantization:
         raise ConfigError(
@@ -63,6 +63,7 @@ def check_weights(folder: Path, *, any_quantization: bool = False) -> None:
             device_map={"": "meta"},
             output_loading_info=True,
             ignore_mismatched_sizes=True,
+            trust_remote_code=False,
         )
     finally:
         logging.set_verbosity(verbosity)

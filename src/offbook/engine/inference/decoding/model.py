@@ -227,10 +227,12 @@ def load_model(folder: Path, *, device: str, dtype: str, max_model_len: int | No
         raise ConfigError(f"--dtype {dtype!r} is not supported: use auto, float32, bfloat16 or float16")
     try:
         check_weights(folder)
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        config = AutoConfig.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         limit = int(config.get_text_config().max_position_embeddings)
-        model = architecture_of(config).from_pretrained(folder, dtype=precision, attn_implementation=NAME)
+        model = architecture_of(config).from_pretrained(
+            folder, dtype=precision, attn_implementation=NAME, trust_remote_code=False
+        )
     except ConfigError:
         raise
     except (OSError, ValueError) as error:

@@ -124,6 +124,7 @@ def arguments(options: argparse.Namespace, place: Place) -> list[str]:
         "enable-auto-tool-choice": True,
         "reasoning-parser": reasoning,
         "disable-uvicorn-access-log": True,
+        "trust-remote-code": False,
     }
     values |= {"uds": str(options.uds)} if options.uds else {"host": options.host, "port": options.port}
     if reasoning == OPTIONAL_THOUGHTS:

@@ -30,13 +30,15 @@ def load_base(
     others. Raises ConfigError, OSError."""
     if four_bit:
         _check_four_bit(device, dtype)
-    _check_logits(AutoConfig.from_pretrained(base))
+    _check_logits(AutoConfig.from_pretrained(base, trust_remote_code=False))
     check_weights(base)
     attention.register()
     kind = _attention_name(base, loader)
     try:
         if loader == "unsloth":
-            longest = int(AutoConfig.from_pretrained(base).get_text_config().max_position_embeddings)
+            longest = int(
+                AutoConfig.from_pretrained(base, trust_remote_code=False).get_text_config().max_position_embeddings
+            )
             model = unsloth_loader.load(base, device, dtype, kind, longest, four_bit=four_bit)
         elif sharded:
             model = _with_transformers(base, "cpu", dtype, kind, four_bit=False)
@@ -60,7 +62,7 @@ def load_base(
 
 def tree_refused(base: Path) -> str | None:
     """Why the architecture cannot train on trees, according to its configuration; None: nothing there forbids it."""
-    whole = AutoConfig.from_pretrained(base)
+    whole = AutoConfig.from_pretrained(base, trust_remote_code=False)
     if _eager_only(whole):
         return f"the attention of {whole.model_type} has parts that only transformers' `eager` computes"
     config = whole.get_text_config()
@@ -88,7 +90,7 @@ def _eager_only(config: PreTrainedConfig) -> bool:
 
 def _attention_name(base: Path, loader: Loader) -> str:
     """The attention implementation to load the base with."""
-    whole = AutoConfig.from_pretrained(base)
+    whole = AutoConfig.from_pretrained(base, trust_remote_code=False)
     if _eager_only(whole):
         return "eager"
     config = whole.get_text_config()
@@ -149,11 +151,13 @@ def _transformed(config: PreTrainedConfig, what: str) -> ConfigError:
 
 
 def _with_transformers(base: Path, device: str, dtype: torch.dtype, kind: str, *, four_bit: bool) -> PreTrainedModel:
-    architecture = architecture_of(AutoConfig.from_pretrained(base))
+    architecture = architecture_of(AutoConfig.from_pretrained(base, trust_remote_code=False))
     if not four_bit:
         # Load directly onto the GPU: via host memory, a 7B base would need 15 GB of it.
         place = {"device_map": {"": device}} if device.startswith("cuda") else {}
-        model: PreTrainedModel = architecture.from_pretrained(base, dtype=dtype, attn_implementation=kind, **place)
+        model: PreTrainedModel = architecture.from_pretrained(
+            base, dtype=dtype, attn_implementation=kind, trust_remote_code=False, **place
+        )
         model.to(torch.device(device))  # pyright: ignore[reportArgumentType]  # a decorator hides the signature
         return model
     packed = BitsAndBytesConfig(
@@ -163,7 +167,12 @@ def _with_transformers(base: Path, device: str, dtype: torch.dtype, kind: str, *
         bnb_4bit_compute_dtype=dtype,
     )
     model = architecture.from_pretrained(
-        base, dtype=dtype, attn_implementation=kind, quantization_config=packed, device_map={"": device}
+        base,
+        dtype=dtype,
+        attn_implementation=kind,
+        quantization_config=packed,
+        device_map={"": device},
+        trust_remote_code=False,
     )
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):

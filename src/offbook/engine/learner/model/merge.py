@@ -27,13 +27,15 @@ def merge(base: Path, adapter: Path, output: Path, dtype: torch.dtype) -> Path:
     if output.exists():
         raise ConfigError(f"output: {output} exists already; name a new folder")
     check_weights(base)
-    architecture = architecture_of(AutoConfig.from_pretrained(base))
-    model = PeftModel.from_pretrained(architecture.from_pretrained(base, dtype=dtype), str(adapter))
+    architecture = architecture_of(AutoConfig.from_pretrained(base, trust_remote_code=False))
+    model = PeftModel.from_pretrained(
+        architecture.from_pretrained(base, dtype=dtype, trust_remote_code=False), str(adapter)
+    )
     merged = model.merge_and_unload()  # pyright: ignore[reportCallIssue]  # PEFT types it as a Tensor
     scratch = output.with_name(f".{output.name}.part-{os.getpid()}")
     try:
         merged.save_pretrained(scratch)
-        AutoTokenizer.from_pretrained(base).save_pretrained(scratch)
+        AutoTokenizer.from_pretrained(base, trust_remote_code=False).save_pretrained(scratch)
         os.rename(scratch, output)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)  # already renamed, or half written and of no use

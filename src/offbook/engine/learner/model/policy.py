@@ -116,7 +116,7 @@ class Policy:
             kernels = fused_kernels.fuse(model, sharded=sharded) if fuses else "torch"
 
         def tokenizer() -> PreTrainedTokenizerBase:
-            return AutoTokenizer.from_pretrained(base)
+            return AutoTokenizer.from_pretrained(base, trust_remote_code=False)
 
         wrapped = _with_adapter(model, lora, chosen)
         return cls(wrapped, tokenizer, loaders.tree_refused(base), lora, chosen, kernels, sharded=sharded)

@@ -112,6 +112,7 @@ def load(
         use_exact_model_name=True,
         fix_tokenizer=False,
         offload_embedding=False,
+        trust_remote_code=False,
     )
     for module in (model, getattr(model, model.base_model_prefix)):
         module._unsloth_allow_packed_overlength = True  # rows have any length; position_ids place the tokens

@@ -8,6 +8,10 @@ _KEPT = {"\n", "\t", "\u200c", "\u200d"}  # the last two join emoji and letters
 _ESCAPED = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 
+_ASCII = dict(zip("▁▂▃▄▅▆▇█✓✔✕✗●○↻·−–—’“”⟨⟩", '_.-:=+*#++xx*oo.---\'""<>', strict=True)) | {"…": "..."}  # noqa: RUF001
+"""What stands for the characters of our own tables and messages where an encoding has none."""
+
+
 def counted(count: int, noun: str) -> str:
     """A count and a noun whose plural ends in `s`.
 
@@ -26,6 +30,21 @@ def printable(text: str) -> str:
     return "".join(_escaped(char) for char in text)
 
 
+def encodable(text: str, encoding: str | None) -> str:
+    r"""The text as an encoding can express it: other characters become similar ones of ASCII, or escapes.
+
+    >>> encodable("✓ Zoë Ł", "latin-1")
+    '+ Zoë \\u0141'
+    """
+    encoding = encoding or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        fits = {char: char.encode(encoding, "ignore") != b"" for char in set(text)}
+        return "".join(char if fits[char] else _ASCII.get(char, _escape(char)) for char in text)
+    return text
+
+
 def one_line(text: str, limit: int = 200) -> str:
     """Like `printable`, on one line of at most `limit` characters."""
     line = printable(" ".join(text[: 4 * limit].split()))
@@ -35,4 +54,8 @@ def one_line(text: str, limit: int = 200) -> str:
 def _escaped(char: str) -> str:
     if char in _KEPT or unicodedata.category(char) not in _ESCAPED:
         return char
+    return _escape(char)
+
+
+def _escape(char: str) -> str:
     return char.encode("unicode_escape").decode("ascii")

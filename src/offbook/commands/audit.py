@@ -51,11 +51,11 @@ def audit(
         raise ConfigError("name a step, such as agent@3, or pass --thread or --trajectory")
     if step is not None:
         shown = asyncio.run(_step_audit(server_needed(url, dir), step))
-        echo(shown.model_dump_json(indent=1) if json else "\n".join(step_lines(shown)))
+        echo(shown.model_dump_json(indent=1, ensure_ascii=True) if json else "\n".join(step_lines(shown)))
         return
     audits = asyncio.run(server_needed(url, dir).audit(_request(thread, trajectory, route)))
     for one in audits:
-        echo(one.model_dump_json() if json else "\n".join(trajectory_lines(one)))
+        echo(one.model_dump_json(ensure_ascii=True) if json else "\n".join(trajectory_lines(one)))
 
 
 def forget(
@@ -79,7 +79,7 @@ def forget(
         raise ConfigError("name what to delete: --thread or --trajectory")
     removal = asyncio.run(server_needed(url, dir).remove(_request(thread, trajectory, route)))
     if json:
-        echo(removal.model_dump_json(indent=1))
+        echo(removal.model_dump_json(indent=1, ensure_ascii=True))
         return
     echo(
         f"deleted: {counted(removal.records, 'rollout')} with {counted(removal.calls, 'sampled call')}, and their parts of "

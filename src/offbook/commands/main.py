@@ -4,6 +4,7 @@ Exit codes: 0 done, 1 failed, 2 wrong input, 130 interrupted."""
 
 from __future__ import annotations
 
+import io
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from typer.core import TyperCommand
 
 from offbook import __version__, plugins
 from offbook.base.errors import ConfigError, OffbookError
-from offbook.base.terminal import echo
+from offbook.base.terminal import echo, end_output
 
 from .lazy_import import imported
 
@@ -146,7 +147,13 @@ def main() -> None:
     """The console script."""
     if sys.argv[1:2] and sys.argv[1] not in OWN:  # only these words need the list of all installed packages
         add_plugged_commands()
-    sys.exit(run(sys.argv[1:]))
+    for stream in (sys.stdout, sys.stderr):  # for the texts of help and of the user's own code
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    code = run(sys.argv[1:])
+    if lost := end_output():
+        echo(f"offbook: output could not be written: {lost}", err=True)
+    sys.exit(code or int(lost is not None))
 
 
 def run(words: Sequence[str]) -> int:

@@ -103,7 +103,7 @@ async def _runs(source: DashboardSource, console: Console, *, as_json: bool) -> 
     listed = await source.listed()
     lines = await lines_of(listed[:_RUNS], source)
     if as_json:
-        console.print_json(json_format.dumps([asdict(line) for line in lines]))
+        console.print_json(json_format.dumps([asdict(line) for line in lines]), ensure_ascii=True)
         return
     if not lines:
         console.print(f"No rollout has finished in {source.folder} yet.", markup=False)

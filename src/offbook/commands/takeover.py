@@ -62,7 +62,7 @@ def status(url: Server = None, dir: Dir = None, route: Route = None, json: Json 
     """Show the stage, its numbers, and every decision."""
     state = asyncio.run(_api(url, dir).takeover_state(route))
     if json:
-        echo(state.model_dump_json(indent=1))
+        echo(state.model_dump_json(indent=1, ensure_ascii=True))
     else:
         _show(state)
 

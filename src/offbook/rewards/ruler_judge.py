@@ -176,7 +176,7 @@ class Ruler:
         schema = ReasonedVerdict if self._reasoning else Verdict
         answer = await self.llm.ask(prompt.messages, schema, purpose="judge", check=complete(prompt.ids))
         if self._debug:
-            Terminal(stderr=True).print_json(data=answer.value.model_dump())
+            Terminal(stderr=True).print_json(data=answer.value.model_dump(), ensure_ascii=True)
         by_id = {score.id: score for score in answer.value.scores}
         by_identity = {name: by_id[own] for name, own in zip(distinct, prompt.ids, strict=True)}
         scores = [by_identity[transcript.identity] for transcript in transcripts]

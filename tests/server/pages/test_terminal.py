@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import io
 import json
+import os
 import re
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +17,7 @@ import pytest
 import sqlalchemy as sa
 
 from offbook.base.errors import ConfigError, StoreError
-from offbook.base.terminal import echo
+from offbook.base.terminal import Terminal, echo
 from offbook.base.types import new_id
 from offbook.commands import main as cli
 from offbook.commands.main import app
@@ -102,10 +106,10 @@ def other_ways(code: str) -> set[str]:
 
 
 def test_every_console_is_the_one_that_escapes_foreign_text() -> None:
-    """The engine's processes write their logs with print, and `compat` prints as ART does."""
+    """The engine's processes write their logs with print."""
     assert other_ways("say = print\nConsole()\ntyper.echo(1)") == {"print:1", "Console(:2", "typer.echo:3"}
     files = [file for folder in ("src", "integrations") for file in (ROOT / folder).rglob("*.py")]
-    foreign = [file for file in files if not {"engine", "compat"} & set(file.parts) and file.name != "terminal.py"]
+    foreign = [file for file in files if "engine" not in file.parts and file.name != "terminal.py"]
     own = {file.name: ways for file in foreign if (ways := other_ways(file.read_text("utf-8")))}
     assert len(foreign) > 300 and not own, "use Terminal or echo of offbook.base.terminal instead"
 
@@ -114,6 +118,80 @@ def test_echo_escapes_control_and_format_characters(capsys: pytest.CaptureFixtur
     echo("a\x1b[2J\x9b\u202e\n", nl=False)
     echo("b\x07", err=True)
     assert capsys.readouterr() == ("a\\x1b[2J\\x9b\\u202e\n", "b\\x07\n")
+
+
+LISTS = (
+    ["runs"],
+    ["runs", "--json"],
+    ["show", "run-ł"],
+    ["show", "rollout-✓"],
+    ["show", "rollout-é"],
+    ["usage", "--json"],
+)
+
+
+@pytest.fixture
+async def foreign_letters(gateway: Gateway, tmp_path: Path) -> Path:
+    """The directory of a server with letters of several alphabets in everything that people name."""
+    place = {"run": "run-ł", "split": "train", "scenario": "Zoë 人", "step": 0}
+    error = {"type": "Fehler", "message": "nö ✓ 人 😀", "traceback": "nö ✓ 人 😀"}
+    await finish(
+        gateway, record("rollout-✓", 0.5, place=place), record("rollout-é", None, exception=error, place=place)
+    )
+    return tmp_path
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "latin-1", "cp437", "utf-8"])
+async def test_a_list_is_printed_in_every_encoding(
+    encoding: str, foreign_letters: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for words in LISTS:
+        written = io.BytesIO()
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding))
+        assert await asyncio.to_thread(main, [*words, "--dir", str(foreign_letters)]) == 0, words
+        shown = written.getvalue().decode(encoding)
+        assert "run-" in shown or "rollout" in shown or words[0] == "usage", words
+        if "--json" in words:
+            json.loads(shown)
+        if words == ["runs", "--json"]:
+            assert json.loads(shown)[0]["run"] == "run-ł"
+
+
+async def test_the_command_prints_to_ascii_and_to_readers_that_go_away(foreign_letters: Path) -> None:
+    def offbook(redirected: str, *words: str) -> tuple[int, str, str]:
+        line = f"set -o pipefail; {sys.executable} -m offbook {' '.join(words)} {redirected}"
+        environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+        done = subprocess.run(["bash", "-c", line], env=environment, capture_output=True, timeout=240, check=False)
+        return done.returncode, done.stdout.decode("ascii"), done.stderr.decode("ascii")
+
+    where = ("--dir", str(foreign_letters))
+    listed, gone, closed, full = await asyncio.gather(
+        asyncio.to_thread(offbook, "", "runs", *where),
+        asyncio.to_thread(offbook, "| sleep 0", "show", "rollout-✓", *where),
+        asyncio.to_thread(offbook, ">&-", "runs", *where),
+        asyncio.to_thread(offbook, ">/dev/full", "runs", *where),
+    )
+    assert listed[0] == 0 and "run-\\u0142" in listed[1] and not listed[2]
+    assert gone == closed == (0, "", "")
+    assert full[:2] == (1, "") and "output could not be written: [Errno 28] No space left on device" in full[2]
+
+
+def test_a_run_goes_on_whatever_its_stdout_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    closed = io.TextIOWrapper(io.BytesIO(), "ascii")
+    closed.close()
+    monkeypatch.setattr("offbook.base.terminal._unwritten", [])
+    with os.fdopen(writing, "wb", 0) as unread:
+        for stream in (io.TextIOWrapper(unread, "ascii", write_through=True), closed, None):
+            monkeypatch.setattr(sys, "stdout", stream)
+            Terminal().print("step 1 ✓")
+            echo("step 1 ✓")
+    assert [line for line in caplog.messages if "output could not be written" in line] == [
+        "output could not be written: I/O operation on closed file."
+    ]
 
 
 async def test_an_unknown_name_names_the_nearest(folder: Path) -> None:

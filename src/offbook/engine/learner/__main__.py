@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, TextIO
 from pydantic import ValidationError
 
 from offbook.base.errors import ConfigError, OffbookError
+from offbook.base.terminal import echo
 
 from ..precision import device_name
 from ..protocol import COMMANDS, Command, Failed, StopCommand
@@ -51,14 +52,12 @@ def read_commands(stream: TextIO) -> Iterator[Command]:
             try:
                 command = COMMANDS.validate_json(line)
             except ValidationError as error:
-                print(
-                    f"The learner got a line that is no command: {line[:200]!r}: {error}", file=sys.stderr, flush=True
-                )
+                echo(f"The learner got a line that is no command: {line[:200]!r}: {error}", err=True)
                 os._exit(2)
             queue.put(command)
             if isinstance(command, StopCommand):
                 return
-        print("The learner ends: its parent is gone", file=sys.stderr, flush=True)
+        echo("The learner ends: its parent is gone", err=True)
         os._exit(PARENT_DIED)
 
     threading.Thread(target=read, name="commands", daemon=True).start()

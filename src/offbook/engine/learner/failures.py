@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import re
-import sys
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from safetensors import SafetensorError
 
 from offbook.base.errors import ConfigError, EngineError, NotFiniteError, StoreError, TrainError
+from offbook.base.terminal import echo
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed")
@@ -47,7 +47,7 @@ def describe_failure(error: Exception, place: Path, memory: Memory = Memory()) -
         )
     if isinstance(error, EngineError | StoreError):
         return "failed", str(error)
-    traceback.print_exception(error, file=sys.stderr)
+    echo("".join(traceback.format_exception(error)), err=True, nl=False)
     return "failed", f"{type(error).__name__}: {error} (traceback in the learner's log)"
 
 

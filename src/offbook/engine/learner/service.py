@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib.metadata
-import sys
 import threading
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from offbook.base.config import LoraOptions
 from offbook.base.errors import ConfigError
+from offbook.base.terminal import echo
 from offbook.base.types import TrainResult
 
 from ..precision import dtype_of
@@ -104,9 +104,9 @@ class Service:
             "chat_template": _chat_template(policy),
             **({"left_out": f"{', '.join(policy.left_out)} (no adapter there)"} if policy.left_out else {}),
         }
-        print("The learner: " + "; ".join(f"{name} {value}" for name, value in facts.items()), file=sys.stderr)
+        echo("The learner: " + "; ".join(f"{name} {value}" for name, value in facts.items()), err=True)
         if not probe.ok:
-            print(f"The token tree is off for this model, plain rows are used: {probe.reason}", file=sys.stderr)
+            echo(f"The token tree is off for this model, plain rows are used: {probe.reason}", err=True)
         if self._host is not None:
             self._host.leave()
         _release_memory()  # what the probe took: the sampler starts beside this process
@@ -124,7 +124,7 @@ class Service:
                 _release_memory()
             self.emit(event)
             if self._ends:
-                print(f"The learner ends: {self._ends}", file=sys.stderr)
+                echo(f"The learner ends: {self._ends}", err=True)
                 return
 
     def answer(self, command: TrainCommand | MergeCommand | ScoreCommand) -> Event:
@@ -135,7 +135,7 @@ class Service:
             if isinstance(command, TrainCommand):
                 with self._on_device():
                     result = self.learner.train(command)
-                print(step_line(result, self._policy.tree_refused), file=sys.stderr)
+                echo(step_line(result, self._policy.tree_refused), err=True)
                 return Trained(request_id=command.request_id, result=result)
             if isinstance(command, ScoreCommand):
                 with self._on_device():

@@ -37,6 +37,7 @@ from torch import Tensor
 
 from offbook.base.die_with_parent import die_with_parent
 from offbook.base.errors import ConfigError, OffbookError, TrainError
+from offbook.base.terminal import echo
 
 from ..protocol import LEARNER_MODULE
 from .rows.cost import ModelShape
@@ -252,7 +253,7 @@ class Team:
             if self._telling.acquire(blocking=False):
                 cause = self._cause()
                 assert cause is not None and self.failed is not None
-                print(f"The learner ends: {cause.message}", file=sys.stderr, flush=True)
+                echo(f"The learner ends: {cause.message}", err=True)
                 self.failed(cause.reason, cause.message)
                 os._exit(TEAM_BROKEN)
 
@@ -373,5 +374,5 @@ def _how(code: int) -> str:
 def _end(rank: int, size: int, how: str) -> NoReturn:
     """End this process, and with it the team: what learner `rank` should have computed is missing."""
     _ENDING.acquire()
-    print(f"The learner ends: learner {rank + 1} of {size} {how}", file=sys.stderr, flush=True)
+    echo(f"The learner ends: learner {rank + 1} of {size} {how}", err=True)
     os._exit(TEAM_BROKEN)

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
+from offbook.base.terminal import echo
+
 
 @dataclass
 class MCPTool:
@@ -134,13 +136,13 @@ class GeneratedScenarioCollection:
     def preview(self, n: int = 5, max_task_length: int = 120) -> None:
         """Print the first `n` tasks."""
         for number, each in enumerate(self.scenarios[:n], 1):
-            print(f"{number}. {each.preview(max_task_length)!r} (difficulty {each.difficulty}/5)")
+            echo(f"{number}. {each.preview(max_task_length)!r} (difficulty {each.difficulty}/5)")
 
     def print_difficulty_distribution(self) -> None:
         """Print how many there are of each difficulty."""
         counts = self.get_difficulty_distribution()
         for difficulty in range(1, 6):
-            print(f"{difficulty}/5: {counts[difficulty]:3}  {'█' * min(counts[difficulty], 30)}")
+            echo(f"{difficulty}/5: {counts[difficulty]:3}  {'█' * min(counts[difficulty], 30)}")
 
     def get_summary(self) -> dict[str, Any]:
         """Number, difficulties, and averages of difficulty and length of the tasks."""

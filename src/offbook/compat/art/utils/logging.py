@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
+from offbook.base.terminal import echo
+
 
 def info(msg: object) -> None:
     """Print a line with the mark INFO."""
-    print(f"INFO  {msg}")
+    echo(f"INFO  {msg}")
 
 
 def step(msg: object) -> None:
     """Print a line with the mark STEP."""
-    print(f"STEP  {msg}")
+    echo(f"STEP  {msg}")
 
 
 def ok(msg: object) -> None:
     """Print a line with the mark OK."""
-    print(f"OK    {msg}")
+    echo(f"OK    {msg}")
 
 
 def warn(msg: object) -> None:
     """Print a line with the mark WARN."""
-    print(f"WARN  {msg}")
+    echo(f"WARN  {msg}")
 
 
 def err(msg: object) -> None:
     """Print a line with the mark ERR."""
-    print(f"ERR   {msg}")
+    echo(f"ERR   {msg}")
 
 
 def dim(msg: object) -> None:
     """Print a line without a mark."""
-    print(msg)
+    echo(str(msg))

@@ -274,6 +274,48 @@ def test_a_program_gets_no_key_of_the_trainer_but_those_named_for_it(
     assert (seen["SEARCH_API_KEY"], seen["TOOL_HOME"]) == ("the program's", "/tools")
 
 
+HELD_BACK = {
+    "DATABASE_URL": "postgres://shop:hunter2@db/shop",
+    "GITHUB_PAT": "of a form that nobody knows",
+    "MYSQL_PWD": "hunter2",
+    "PIP_INDEX_URL": "https://__token__:hunter2@index.example/simple",
+    "GIT_REMOTE": "https://ghp_0123456789abcdefghij@github.com/shop/app",
+    "STORAGE": "DefaultEndpointsProtocol=https;AccountName=shop;AccountKey=aHVudGVyMg==;EndpointSuffix=core.windows.net",
+    "ODBC": "Driver={SQL};Server=db;Uid=shop;Pwd=hunter2;",
+    "DOCKER_AUTH_CONFIG": '{"auths": {"registry.example": {"auth": "c2hvcDpodW50ZXIy"}}}',
+    "HOOK": "https://hooks.example/run?api_key=hunter2",
+    "SIGNING": "-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----",
+}
+PASSED = {
+    "SEARCH_URL": "https://search.example/v1?q=password+reset",
+    "OLDPWD": "/home/shop",
+    "SSH_ASKPASS": "/usr/bin/askpass",
+    "MAX_TOKENS": "4096",
+    "GIT_AUTHOR_NAME": "Zoë",
+    "LS_COLORS": "rs=0:di=01;34:ln=01;36",
+    "DATABASE_HOST": "postgres://db/shop",
+}
+
+
+def test_values_that_look_like_keys_are_held_back_and_their_names_told_once(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, value in (HELD_BACK | PASSED).items():
+        monkeypatch.setenv(name, value)
+    code = AGENT + "call('x'); reward(1); print(json.dumps(dict(os.environ)))"
+    agent = Command([sys.executable, "-S", "-c", code], env={"HOOK": "the program's"})
+    model = TrainableModel("agent", base_model="tiny", backend=RemoteBackend(server.url))
+    for _ in range(2):
+        trajectory = asyncio.run(agent(model, "hello"))
+        seen = json.loads(trajectory.logs[0].split("\n", 1)[1])
+        assert not seen.keys() & HELD_BACK.keys() - {"HOOK"} and seen.items() >= PASSED.items()
+        assert seen["HOOK"] == "the program's"
+    [line] = [line for line in caplog.messages if "look like secrets" in line]
+    assert all(name in line for name in HELD_BACK if name != "HOOK") and "HOOK" not in line
+    assert not [value for value in HELD_BACK.values() if value in line] and "hunter2" not in line
+    assert "OPENAI_API_KEY" not in line, "the program has one of its own"
+
+
 @pytest.mark.parametrize(
     ("command", "options", "said"),
     [

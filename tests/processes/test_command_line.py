@@ -62,6 +62,25 @@ def test_wrap_runs_a_program_with_its_own_streams_and_says_what_was_recorded(
 
 
 @pytest.mark.slow("a second start of the command line")
+def test_wrap_holds_secrets_back_and_passes_those_that_it_is_told_to(
+    server: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", "postgres://shop:hunter2@db/shop")
+    monkeypatch.setenv("GITHUB_PAT", "ghp_0123456789abcdefghij")
+    show = (
+        sys.executable,
+        "-S",
+        "-c",
+        "import os; print(*map(os.environ.get, ('DATABASE_URL', 'GITHUB_PAT', 'MODE')))",
+    )
+    done = wrap(server, "--env", "GITHUB_PAT", "--env", "MODE=a=b", "--", *show, folder=tmp_path)
+    assert done.stdout == "None ghp_0123456789abcdefghij a=b\n"
+    [line] = [line for line in done.stderr.splitlines() if "look like secrets" in line]
+    assert "DATABASE_URL" in line and "--env" in line and "GITHUB_PAT" not in line and "hunter2" not in done.stderr
+    unset = wrap(server, "--env", "NO_SUCH", "--", "true", folder=tmp_path)
+    assert unset.returncode == 2 and "--env: 'NO_SUCH' is not set here" in unset.stderr
+
+
 def test_wrap_says_where_calls_must_go_when_none_came_and_stops_a_program(
     server: ScriptedServer, tmp_path: Path
 ) -> None:

@@ -24,7 +24,10 @@ RECORD_FIELDS = ("metadata", "metrics", "logs", "exception", "tool_runs", "outsi
 """Fields of a trajectory, of its record and of a group's that are texts of the app, and never trained."""
 SHORTEST = 8
 """Shorter values, such as `none` or `EMPTY`, are not treated as secrets: replacing them would garble ordinary text."""
-_NAMES = re.compile(r"(API_?KEY|_KEY|TOKEN|SECRET|PASSWORD|AUTHORIZATION|CREDENTIALS?)$", re.IGNORECASE)
+_NAMES = re.compile(
+    r"(API_?KEYS?|_KEY|TOKEN|SECRETS?|PASSWORD|PASSWD|PASSPHRASE|_PASS|_PAT|_PWD|AUTHORIZATION|COOKIE|CREDENTIALS?)$",
+    re.IGNORECASE,
+)
 _SECRET_FIELD = re.compile(
     r"(api_?key|access_?token|refresh_?token|client_?secret|password|authorization)$", re.IGNORECASE
 )
@@ -54,6 +57,12 @@ _PATTERNS = [
 ]
 _PATTERNS.append(("://", re.compile(r"://[^\s/:@]*:[^\s/@]+@"), f"://{MARK}@"))
 """The start, the pattern and what replaces it. A pattern that begins with plain text is searched for as fast as that text."""
+_ASSIGNED = re.compile(
+    r"(?<![a-z])(password|passwd|pwd|passphrase|account_?key|shared_?access_?(key|signature)|api_?key|access_?token"
+    r"|auth_?token|auth|client_?secret|secret)[\"']?\s{0,3}[:=]\s{0,3}[\"']?[^\s\"';&,{\[]{4}",
+    re.IGNORECASE,
+)
+"""A secret by its name inside a value: connection strings as Azure, ODBC and libpq write them, query strings, JSON."""
 LOGGERS = ("LiteLLM", "httpx", "httpcore.connection", "httpcore.http11", "httpcore.http2", "openai._base_client")
 """Loggers of libraries that log URLs, headers or bodies."""
 
@@ -63,6 +72,15 @@ _secrets: set[str] = set()
 def is_secret_name(name: str) -> bool:
     """Whether an environment variable, header or parameter of this name holds a secret."""
     return _NAMES.search(name.replace("-", "_")) is not None
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Whether an environment variable holds a secret, by its name or by the form of its value.
+
+    >>> is_secret("DATABASE_URL", "postgres://shop:hunter2@db/shop"), is_secret("DATABASE_URL", "postgres://db/shop")
+    (True, False)
+    """
+    return is_secret_name(name) or bool(keys_in(value)) or _ASSIGNED.search(value) is not None
 
 
 def protect(values: Iterable[str]) -> None:

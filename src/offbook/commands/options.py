@@ -46,6 +46,10 @@ Ray = Annotated[
 
 Server = Annotated[str | None, typer.Option(help="URL of a running server  [default: the one on this machine]")]
 Dir = Annotated[Path | None, typer.Option(help="directory of the server  [default: ./.offbook]")]
+Env = Annotated[
+    list[str],
+    typer.Option(help="variable for the program, which gets none that looks like a secret: NAME or NAME=value"),
+]
 StoreUrl = Annotated[str | None, typer.Option(help="SQLAlchemy URL of the records, if they are not in --dir")]
 SftEpochs = Annotated[int, typer.Option(min=1, help="passes over the good runs")]
 SftRate = Annotated[float, typer.Option(help="learning rate of the imitation")]

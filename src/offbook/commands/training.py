@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -14,6 +15,7 @@ from offbook.base.errors import ConfigError
 from offbook.base.terminal import echo
 from offbook.client.model import TrainableModel
 from offbook.processes.command import Command, CommandOptions
+from offbook.processes.environment import passed_variables
 from offbook.scenarios.loading import load_scenarios
 from offbook.tracing.jsonl import JsonlSink
 from offbook.tracing.sink_registry import named_sinks, resolve_sinks
@@ -27,6 +29,7 @@ from offbook.trainer.trainable_target import TrainableTarget, load_target
 from .generated_options import with_options
 from .options import (
     BaseModel,
+    Env,
     JudgeBase,
     JudgeModel,
     MinReward,
@@ -77,6 +80,7 @@ def train(
     target: TargetOrCommand = None,
     command: CommandLine = None,
     inside: Inside = None,
+    env: Env = [],  # noqa: B006
     eval: Annotated[Path | None, typer.Option(help="scenarios to evaluate on before and after training")] = None,
     learning_rate: Annotated[float, typer.Option(help="learning rate of AdamW")] = TrainConfig().learning_rate,
     loss: Annotated[
@@ -103,7 +107,7 @@ def train(
       offbook train my_app:agent --scenarios tasks.jsonl --eval held_out.jsonl --steps 30
       offbook train --command 'node agent.js {prompt}' --scenarios tasks.jsonl --model agent --base-model tiny
     """
-    trainable = target_or_command(target, command, inside, options)
+    trainable = target_or_command(target, command, inside, env, options)
     chosen = {"learning_rate": learning_rate, "loss": loss if min_reward is None else "cross_entropy"}
     chosen |= {"min_reward": min_reward, "minibatches": minibatches, "overlap": overlap, "seed": options["seed"]}
     config = TrainConfig.parse(**chosen)
@@ -122,6 +126,7 @@ def evaluate(
     target: TargetOrCommand = None,
     command: CommandLine = None,
     inside: Inside = None,
+    env: Env = [],  # noqa: B006
     judge: JudgeModel = None,
     judge_api_base: JudgeBase = None,
     rubric: RubricFile = None,
@@ -143,7 +148,7 @@ def evaluate(
     Example:
       offbook eval my_app:agent --scenarios held_out.jsonl --fail-below 0.8
     """
-    trainable = target_or_command(target, command, inside, options)
+    trainable = target_or_command(target, command, inside, env, options)
     options |= judge_option(judge, judge_api_base, rubric) | model_option(model, base_model) | sinks_option(None, trace)
     if results is not None and (results.is_dir() or not results.absolute().parent.is_dir()):
         raise ConfigError(f"--results: {results} cannot be written: name a file in an existing folder")
@@ -162,15 +167,16 @@ def evaluate(
 
 
 def target_or_command(
-    target: str | None, command: str | None, inside: str | None, options: dict[str, Any]
+    target: str | None, command: str | None, inside: str | None, env: list[str], options: dict[str, Any]
 ) -> Callable[[], TrainableTarget]:
     """What loads the app, or makes the Command of `--command`; its options are taken out of `options`. Raises ConfigError."""
     own = {item.name: options.pop(item.name) for item in fields(CommandOptions) if item.name in options}
     own |= {} if inside is None else {"inside": inside}
+    own |= {"env": passed_variables(env, os.environ)} if env else {}
     if command is None and target is None:
         raise ConfigError("nothing to run: name MODULE:NAME, or a program with --command 'node agent.js {prompt}'")
     if command is None:
-        if changed := [name for name, value in own.items() if value != getattr(CommandOptions(), name)]:
+        if changed := [name for name, value in own.items() if value != getattr(CommandOptions(), name, None)]:
             named = ", ".join(f"--{'in' if name == 'inside' else name}" for name in changed)
             raise ConfigError(f"{named}: only valid with --command")
         return lambda: load_target(str(target))

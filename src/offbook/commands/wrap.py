@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -19,10 +20,17 @@ from offbook.client.rollouts.capture import recorded_calls
 from offbook.client.rollouts.records import rollout_records
 from offbook.client.running_server import server_at
 from offbook.processes.command import filled, words_of
-from offbook.processes.environment import ProgramGateway, gateway_variables, program_environment, write_env_file
+from offbook.processes.environment import (
+    ProgramGateway,
+    gateway_variables,
+    held_back_line,
+    passed_variables,
+    program_environment,
+    write_env_file,
+)
 from offbook.processes.program import Ending, run_program
 
-from .options import Dir, Server
+from .options import Dir, Env, Server
 
 Words = Annotated[list[str], typer.Argument(help="the program and its arguments, after --", metavar="-- PROGRAM ...")]
 
@@ -38,6 +46,7 @@ def wrap(
     inside: Annotated[
         str | None, typer.Option("--in", help="prefix that runs the program in a sandbox, such as 'docker run ...'")
     ] = None,
+    env: Env = [],  # noqa: B006
     url: Server = None,
     dir: Dir = None,
 ) -> None:
@@ -57,24 +66,33 @@ def wrap(
             "no server is running here to record the calls: start one with `offbook serve`, or name one with --url"
         )
     prefix = words_of(inside, "--in") if inside is not None else []
-    raise typer.Exit(asyncio.run(_wrapped(api, model, prefix, words, timeout)))
+    program = _Program(prefix, words, passed_variables(env, os.environ), timeout)
+    raise typer.Exit(asyncio.run(_wrapped(api, model, program)))
 
 
-async def _wrapped(api: Api, named: str | None, prefix: list[str], words: list[str], timeout: float | None) -> int:
+@dataclass(frozen=True)
+class _Program:
+    prefix: list[str]
+    words: list[str]
+    passed: dict[str, str] = field(repr=False)
+    timeout: float | None
+
+
+async def _wrapped(api: Api, named: str | None, program: _Program) -> int:
     """Run the program and say what was recorded. Returns its exit code; 124 if it was stopped, 128 + n for signal n."""
     model = await _model(api, named)
     trajectory = Trajectory(captured=True)
     gateway = ProgramGateway(api.url, trajectory.id, model, api.key)
     try:
-        ending = await _run(gateway, prefix, words, timeout)
+        ending = await _run(gateway, program)
     except BaseException as error:
         trajectory.exception = as_rollout_exception(error)
         await asyncio.shield(_finished(api, trajectory, model))
         raise
     if ending.timed_out:
-        trajectory.exception = as_rollout_exception(RolloutError(f"stopped after --timeout {timeout}"))
+        trajectory.exception = as_rollout_exception(RolloutError(f"stopped after --timeout {program.timeout}"))
     count = await _finished(api, trajectory, model)
-    outcome = f"stopped after {timeout} s" if ending.timed_out else str(ending)
+    outcome = f"stopped after {program.timeout} s" if ending.timed_out else str(ending)
     echo(f"offbook: {outcome}; recorded {counted(count, 'call')} of {model} in trajectory {trajectory.id}", err=True)
     if not count:
         echo(
@@ -87,14 +105,16 @@ async def _wrapped(api: Api, named: str | None, prefix: list[str], words: list[s
     return ending.code if ending.code >= 0 else 128 - ending.code
 
 
-async def _run(gateway: ProgramGateway, prefix: list[str], words: list[str], timeout: float | None) -> Ending:
+async def _run(gateway: ProgramGateway, program: _Program) -> Ending:
     with TemporaryFolder("wrap") as files:
-        added = gateway_variables(gateway, files, os.environ)
+        added = gateway_variables(gateway, files, os.environ) | program.passed
+        if line := held_back_line(added, os.environ, "name those that it needs with --env"):
+            echo(f"offbook: {line}", err=True)
         env_file = write_env_file(files, added)
         places = {"folder": str(Path.cwd()), "files": str(files), "env_file": str(env_file)}
-        argv = [*(filled(word, places, "--in") for word in prefix), *words]
+        argv = [*(filled(word, places, "--in") for word in program.prefix), *program.words]
         environment = program_environment(added, os.environ)
-        return await run_program(argv, env=environment, stdin=None, timeout=timeout, captured=False)
+        return await run_program(argv, env=environment, stdin=None, timeout=program.timeout, captured=False)
 
 
 async def _finished(api: Api, trajectory: Trajectory, model: str) -> int:

@@ -35,6 +35,7 @@ from .environment import (
     REWARD_FILE,
     ProgramGateway,
     gateway_variables,
+    held_back_line,
     program_environment,
     scenario_variables,
     write_env_file,
@@ -117,8 +118,8 @@ class Command:
     `{folder}`, `{files}` (the folder of the configuration and the reward file) and `{env_file}`. All processes that the
     program started are stopped when it ends, at `timeout`, and when the trainer ends. The rollout fails if the program
     makes no call, leaves no reward or is stopped. Without `inside` there is no sandbox: the program may do whatever the
-    trainer's user may. It does not inherit variables that look like secrets, such as `OFFBOOK_API_KEY` or `HF_TOKEN`:
-    pass those that it needs with `env`.
+    trainer's user may. It does not inherit variables that look like secrets by their names or values, such as `HF_TOKEN`
+    or a `DATABASE_URL` with a password: pass those that it needs with `env`.
     """
 
     @takes(CommandArguments, "Command")
@@ -127,6 +128,7 @@ class Command:
         self._argv = words_of(options.command, "command")
         self._inside = words_of(options.inside, "inside") if options.inside is not None else []
         self._grader = words_of(options.grader, "grader") if options.grader is not None else []
+        self._named_held_back = False
         if options.timeout is not None and options.timeout <= 0:
             raise ConfigError(f"timeout: seconds above 0 are needed, got {options.timeout!r}")
 
@@ -208,6 +210,7 @@ class Command:
             **_sampling_variables(),
             **(self.options.env or {}),
         }
+        self._name_held_back(added)
         env_file = write_env_file(files, added)
         places = {"folder": str(folder), "files": str(files), "env_file": str(env_file)}
         argv = [
@@ -239,6 +242,13 @@ class Command:
         if ending.timed_out:
             raise RolloutError(f"grader: {graders[0]} was stopped after timeout={self.options.timeout} s")
         return _reward(self.options.reward, ending, graded, "the grader")
+
+    def _name_held_back(self, added: Mapping[str, str]) -> None:
+        """Say once which variables the program does not get."""
+        line = held_back_line(added, os.environ, "name those that it needs with env= or --env")
+        if line is not None and not self._named_held_back:
+            self._named_held_back = True
+            logger.warning("%s", line)
 
 
 def words_of(command: object, option: str) -> list[str]:

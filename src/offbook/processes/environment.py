@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
+from offbook.base.errors import ConfigError
 from offbook.base.http_access import trajectory_key
-from offbook.base.redaction import is_secret_name
+from offbook.base.redaction import is_secret
+from offbook.base.text import one_line
 
 REWARD_FILE = "OFFBOOK_REWARD_FILE"
 SCENARIO = "OFFBOOK_SCENARIO"
@@ -122,12 +124,35 @@ def _configuration(gateway: ProgramGateway, files: Path) -> dict[str, str]:
 
 
 def program_environment(added: Mapping[str, str], inherited: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a program: `inherited`, without variables with names of secrets and without what would lead a
+    """The environment of a program: `inherited`, without variables that look like secrets and without what would lead a
     client past the gateway, and `added`."""
-    own = {
-        name: value for name, value in inherited.items() if name not in AROUND_THE_GATEWAY and not is_secret_name(name)
-    }
-    return own | dict(added)
+    held = {*AROUND_THE_GATEWAY, *held_back(inherited)}
+    return {name: value for name, value in inherited.items() if name not in held} | dict(added)
+
+
+def held_back(inherited: Mapping[str, str]) -> list[str]:
+    """The names of the variables that look like secrets, by their names or by their values."""
+    return sorted(name for name, value in inherited.items() if is_secret(name, value))
+
+
+def held_back_line(added: Mapping[str, str], inherited: Mapping[str, str], remedy: str) -> str | None:
+    """Which variables a program does not get, and what to do: names, never values. None if it gets all."""
+    names = [name for name in held_back(inherited) if name not in {*added, *AROUND_THE_GATEWAY}]
+    shown = ", ".join(one_line(name) for name in names)
+    return f"variables that look like secrets are not passed to the program: {shown}; {remedy}" if names else None
+
+
+def passed_variables(texts: Sequence[str], inherited: Mapping[str, str]) -> dict[str, str]:
+    """The variables of `--env`, each a NAME or NAME=value. Raises ConfigError for one that is not set."""
+    passed: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not name or (not equals and name not in inherited):
+            raise ConfigError(
+                f"--env: {one_line(name)!r} is not set here; name a variable that is, or write NAME=value"
+            )
+        passed[name] = value if equals else inherited[name]
+    return passed
 
 
 def scenario_variables(scenario: str, files: Path) -> dict[str, str]:

@@ -97,7 +97,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine.checkpoint_files": {"base"},
     "engine.token_file": {"base", "engine.checkpoint_files"},
     "engine.token_tree": {"base", "engine.protocol"},
-    "engine": {"base", *SHARED_ENGINE, "engine.inference"},
+    "engine": {"base", *SHARED_ENGINE, "engine.inference", "openai_dialect"},
     "engine.import_check": {"base", f"{LEARNER}.model"},
     "engine.inference": ENGINE | {"openai_dialect"},
     f"{LEARNER}.targets": ENGINE | {"engine.inference"},

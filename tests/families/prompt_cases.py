@@ -24,6 +24,17 @@ def call(arguments: str = '{"id": "4821"}', **fields: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": None, "tool_calls": calls, **fields}
 
 
+def both(*ids: str) -> list[dict[str, Any]]:
+    """Two calls side by side, and results for the named ones in this order."""
+    calls = [call(f'{{"id": "{number}"}}')["tool_calls"][0] | {"id": name} for name, number in TWICE.items()]
+    results = [{"role": "tool", "content": f"{TWICE.get(name)} is at {name}", "tool_call_id": name} for name in ids]
+    return [USER, {"role": "assistant", "content": None, "tool_calls": calls}, *results]
+
+
+TWICE = {"aaaaaaaaa": "4821", "bbbbbbbbb": "5913"}
+"""Ids of two calls, and what they look up."""
+
+
 def system(text: str, role: str = "system") -> dict[str, Any]:
     return {"role": role, "content": text}
 
@@ -50,5 +61,6 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "late system": [system("Be brief."), USER, ANSWER, system("Be kind."), AGAIN],
     "name": [USER | {"name": "ann"}, ANSWER | {"name": "desk"}, AGAIN | {"name": "bob"}],
     "names of assistants": [USER, ANSWER | {"name": "desk"}, AGAIN, ANSWER | {"name": "lead"}, USER],
+    "results in order of arrival": both("bbbbbbbbb", "aaaaaaaaa"),
     "name of a tool": [USER, call(), RESULT | {"name": "find_order"}],
 }

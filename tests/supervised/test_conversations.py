@@ -63,6 +63,7 @@ def test_a_file_as_openai_takes_it_is_read(tmp_path: Path) -> None:
     assert weighted.messages == (SYSTEM, ASK, SAY, ASK, SAY)
     assert (weighted.weights, weighted.tools, weighted.source) == ({2: 0.0, 4: 1.0}, None, "data.jsonl, line 1")
     assert (with_results.tools, with_results.weights) == ((TOOL,), {})
+    assert with_results.messages[2:4] == (result(), result("c2"))  # in the order of the calls
     assert ends_in_call.messages[-1] == calls(call())
     assert (read.skipped, read.faults, read.redacted, read.unread) == (0, (), 0, ())
 
@@ -155,6 +156,10 @@ def test_a_hugging_face_data_set_is_read_without_arrows_padding() -> None:
         ({"messages": [ASK, result(), SAY]}, "messages.1: a result of a tool, but no call of the assistant"),
         ({"messages": [ASK, calls(call()), result("c9")]}, "messages.2.tool_call_id: 'c9' is none of the calls"),
         ({"messages": [ASK, calls(call()), result(None)]}, "messages.2.tool_call_id: None is none of the calls"),
+        (
+            {"messages": [ASK, calls(call(), call(call_id="c2")), result(), result()]},
+            "messages.3.tool_call_id: call 'c1' has a result already",
+        ),
         (
             {"messages": [ASK, calls(call(), call(call_id="c2")), result(), SAY]},
             "messages.3: the assistant speaks before call 'c2' of the assistant has a result",

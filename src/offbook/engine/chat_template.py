@@ -21,6 +21,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from offbook.base.errors import ConfigError
 from offbook.base.types import Json, Message, Tool
+from offbook.openai_dialect.tool_results import in_order_of_calls
 
 from .inference.chat.requests import shortened
 
@@ -96,7 +97,11 @@ class ChatTemplate:
         template = self._template(offered)
         style = self._style(template)
         plain = [_plain(message, f"messages.{index}") for index, message in enumerate(messages)]
-        text = self._apply(template, _mapped(plain, style), offered, options)
+        try:
+            ordered = in_order_of_calls(plain, answered=bool(options.get("add_generation_prompt")))
+        except ConfigError as error:
+            raise PromptError(str(error)) from error
+        text = self._apply(template, _mapped(ordered, style), offered, options)
         self._check(plain, style, text, offered)
         return text
 

@@ -18,6 +18,7 @@ from offbook.base.errors import ConfigError
 from offbook.base.text import one_line
 from offbook.base.types import Json, Message, Tool
 from offbook.openai_dialect.chat_fields import ChatMessage, ChatTool
+from offbook.openai_dialect.tool_results import in_order_of_calls
 
 FIELDS = frozenset({"messages", "tools", "functions", "parallel_tool_calls"})
 """The fields of a row in OpenAI's format. The other formats have their own instead of `messages`."""
@@ -68,7 +69,8 @@ def read_row(row: Mapping[str, Json]) -> ChatRow:
         )
     tools: list[Tool] = fields["tools"] or []
     _check_trained(messages, trained, {tool["function"]["name"] for tool in tools})
-    _check_results(messages)
+    messages = in_order_of_calls(messages)
+    _check_calls(messages)
     if fields["parallel_tool_calls"] is False:
         _check_single(messages, trained)
     kept = tuple(
@@ -248,39 +250,13 @@ def _check_trained(messages: Sequence[Message], trained: set[int], offered: set[
                 )
 
 
-def _check_results(messages: Sequence[Message]) -> None:
-    """Check the arguments of calls, and that each result follows its call, and each call but the last has a result."""
-    waiting: list[str | None] = []
+def _check_calls(messages: Sequence[Message]) -> None:
+    """Check the arguments of each call."""
     for index, message in enumerate(messages):
-        where = f"messages.{index}"
-        if message["role"] == "tool":
-            call_id: str | None = message.get("tool_call_id")
-            if not waiting:
-                raise ConfigError(f"{where}: a result of a tool, but no call of the assistant before it waits for one")
-            if call_id not in waiting:
-                ids = ", ".join(map(repr, waiting))
-                raise ConfigError(
-                    f"{where}.tool_call_id: {call_id!r} is none of the calls that wait for a result: {ids}"
-                )
-            waiting.remove(call_id)
-            continue
-        if waiting:
-            raise ConfigError(
-                f"{where}: the {message['role']} speaks before call {waiting[0]!r} of the assistant has a result"
-                if waiting[0] is not None
-                else f"{where}: the {message['role']} speaks before each call of the assistant has a result"
+        for place, call in enumerate(cast(list[Json], message.get("tool_calls") or [])):
+            _check_arguments(
+                call["function"].get("arguments"), f"messages.{index}.tool_calls.{place}.function.arguments"
             )
-        calls: list[Json] = message.get("tool_calls") or []
-        if calls and message["role"] != "assistant":
-            raise ConfigError(f"{where}.tool_calls: only the assistant calls tools, this one is {message['role']!r}")
-        waiting = [call.get("id") for call in calls]
-        named = [name for name in waiting if name is not None]
-        if len(set(named)) < len(named):
-            raise ConfigError(
-                f"{where}.tool_calls: the id {next(n for n in named if named.count(n) > 1)!r} appears twice"
-            )
-        for place, call in enumerate(calls):
-            _check_arguments(call["function"].get("arguments"), f"{where}.tool_calls.{place}.function.arguments")
 
 
 def _check_arguments(arguments: Json, where: str) -> None:

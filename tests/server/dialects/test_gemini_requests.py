@@ -115,6 +115,25 @@ def test_a_result_names_its_call_by_id_if_it_can() -> None:
     assert (second["tool_call_id"], first["tool_call_id"]) == ("two", "one")
 
 
+def test_equal_calls_without_ids_are_told_apart() -> None:
+    """LangChain's client drops the ids of calls, and the record knows equal ones by their arguments alone."""
+    said = TrajectoryCalls()
+    said.add(
+        {
+            "role": "assistant",
+            "tool_calls": [{"id": name, "function": {"name": "f", "arguments": '{"n":1}'}} for name in ("one", "two")],
+        }
+    )
+    contents = (
+        turn("model", call("f", n=1), call("f", n=1)),
+        turn("user", result("f", result="1"), result("f", result="2")),
+    )
+    assistant, *tools = chat(*contents, said=said)["messages"]
+    ids = [item["id"] for item in assistant["tool_calls"]]
+    assert len(set(ids)) == 2 and [item["tool_call_id"] for item in tools] == ids
+    assert [item["function"]["arguments"] for item in assistant["tool_calls"]] == 2 * ['{"n":1}']
+
+
 def test_arguments_that_are_no_json_object_come_back_as_they_were_sampled() -> None:
     (message,) = messages(turn("model", call("f", __raw_arguments='{"n": 1')))
     assert message["tool_calls"][0]["function"]["arguments"] == '{"n": 1'

@@ -131,6 +131,15 @@ def test_images_of_results_follow_all_results(server: ScriptedServer) -> None:
     assert [part["type"] for part in sent[2]["content"]] == ["image_url"] * 2
 
 
+def test_tool_calls_in_consecutive_turns_of_the_assistant_are_one_message(server: ScriptedServer) -> None:
+    calls = [{"type": "tool_use", "id": name, "name": "look_up", "input": {}} for name in ("a", "b")]
+    results: list[Any] = [{"type": "tool_result", "tool_use_id": name, "content": name} for name in ("b", "a")]
+    turns: list[Any] = [{"role": "assistant", "content": [call]} for call in calls]
+    said(client(server, "joined"), [*TASK, *turns, {"role": "user", "content": results}], stream=False)
+    _, both, *_ = server.sampler.received[-1]["messages"]
+    assert [call["id"] for call in both["tool_calls"]] == ["a", "b"]
+
+
 def test_thoughts_come_back_as_they_were_sampled(server: ScriptedServer) -> None:
     thought = {"type": "thinking", "thinking": " Box 7?\n", "signature": "call-x"}
     turns = [*TASK, {"role": "assistant", "content": [thought, {"type": "text", "text": "A"}]}, *TASK]

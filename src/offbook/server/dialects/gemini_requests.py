@@ -121,6 +121,8 @@ class _Conversation:
         named = call.id or signed or None
         restored = self._said.restore(named, call.name, args) or self._said.restore(None, call.name, args)
         call_id, arguments = restored or (named or f"call-{self._calls}", arguments_text(args))
+        if any(call_id == waiting for _, waiting in self._open):  # equal calls of clients that drop ids
+            call_id = f"call-{self._calls}"
         call_id = call.id or call_id
         self._open.append((call.name, call_id))
         return {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": arguments}}

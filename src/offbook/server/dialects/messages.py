@@ -150,7 +150,7 @@ def _messages(asked: MessagesRequest, said: TrajectoryCalls) -> list[Message]:
     system = [Text(type="text", text=asked.system)] if isinstance(asked.system, str) else asked.system or []
     texts = [block.text for block in system if block.text and not block.text.startswith(BILLING)]
     messages: list[Message] = [{"role": "system", "content": "\n\n".join(texts)}] if texts else []
-    for number, turn in enumerate(asked.messages):
+    for number, turn in _joined(asked.messages):
         if isinstance(turn.content, str):
             messages.append({"role": turn.role, "content": turn.content})
         elif turn.role == "assistant":
@@ -158,6 +158,25 @@ def _messages(asked: MessagesRequest, said: TrajectoryCalls) -> list[Message]:
         else:
             messages += _user(turn, f"messages.{number}")
     return messages
+
+
+def _joined(turns: Sequence[Turn]) -> list[tuple[int, Turn]]:
+    """The turns with their numbers. A turn after one with tool calls of the same assistant is part of it, as in Anthropic's API:
+    their results follow both."""
+    joined: list[tuple[int, Turn]] = []
+    for number, turn in enumerate(turns):
+        last = joined[-1][1] if joined else turn
+        if (
+            turn.role == "assistant" == last.role
+            and not isinstance(turn.content, str)
+            and any(isinstance(block, ToolUseBlock) for block in last.content)
+            and joined
+        ):
+            together = turn.model_copy(update={"content": [*last.content, *turn.content]})
+            joined[-1] = joined[-1][0], together
+        else:
+            joined.append((number, turn))
+    return joined
 
 
 def _goes_on(last: Turn) -> bool:

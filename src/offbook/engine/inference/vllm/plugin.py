@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from offbook.base.errors import ConfigError
+from offbook.openai_dialect.tool_results import in_order_of_calls
 
 from ...protocol import FLAT_LOGPROBS, UNKNOWN_LOGPROB
 
@@ -80,7 +81,8 @@ def register() -> None:
 
 
 def wrap_render_messages(original: Function) -> Function:
-    """Replace `HfRenderer.render_messages_async` for messages of text. Those with images stay vLLM's, unchecked."""
+    """Replace `HfRenderer.render_messages_async` for messages of text. Those with images are rendered by vLLM, with results
+    of tools in order."""
     templates: WeakKeyDictionary[Any, ChatTemplate] = WeakKeyDictionary()
 
     @wraps(original)
@@ -96,7 +98,11 @@ def wrap_render_messages(original: Function) -> Function:
         listed = [_listed(message) for message in messages]
         options: dict[str, Any] = params.get_apply_chat_template_kwargs()
         if has_non_text_content(listed) or options.pop("tokenize", False):
-            return await original(self, listed, params)
+            try:
+                ordered = in_order_of_calls(listed, answered=bool(options.get("add_generation_prompt")))
+            except ConfigError as error:
+                raise VLLMValidationError(str(error), parameter="messages") from error
+            return await original(self, ordered, params)
         tools, source = options.pop("tools", None), options.pop("chat_template", None)
         del options["return_dict"]
 
@@ -120,9 +126,15 @@ def wrap_render_messages(original: Function) -> Function:
 
 
 def _listed(message: dict[str, Any]) -> dict[str, Any]:
-    """A message whose content is a text or a list; pydantic makes some lists one-shot iterators."""
-    content = message.get("content")
-    return {**message, "content": content if content is None or isinstance(content, str) else list(content)}
+    """A message with lists; pydantic makes some of them one-shot iterators."""
+    return {
+        **message,
+        **{
+            name: list(value)
+            for name in ("content", "tool_calls")
+            if not isinstance(value := message.get(name), str | None)
+        },
+    }
 
 
 def wrap_gather_logprobs(original: Function) -> Function:

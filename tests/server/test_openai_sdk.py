@@ -76,10 +76,22 @@ async def test_a_tool_that_is_not_allowed_is_not_shown_to_the_policy(client: Asy
     assert narrowed == await prompt(tools=TOOLS[:1]) != await prompt(tools=TOOLS)
 
 
-async def test_an_effort_that_the_model_does_not_know_is_refused_by_name(client: AsyncOpenAI) -> None:
-    with pytest.raises(BadRequestError, match="chat template has no variable for effort") as caught:
-        await client.chat.completions.create(model="tiny", messages=HELLO, reasoning_effort="low")
-    assert caught.value.param == "reasoning_effort"
+async def test_thinking_options_do_not_stop_a_program_on_a_base_that_does_not_think(client: AsyncOpenAI) -> None:
+    async def prompt(**extra: Any) -> list[int]:
+        asked = {"return_token_ids": True, **extra}
+        answer = await client.chat.completions.create(model="tiny", messages=HELLO, max_tokens=1, extra_body=asked)
+        return answer.model_dump()["prompt_token_ids"]
+
+    options: Any = {
+        "reasoning_effort": "low",
+        "reasoning": {"effort": "high", "exclude": True},
+        "thinking": {"type": "enabled", "budget_tokens": 99},
+        "enable_thinking": True,
+        "thinking_budget": 99,
+        "thinking_token_budget": 99,
+        "chat_template_kwargs": {"enable_thinking": False},
+    }
+    assert await prompt(**options) == await prompt(reasoning_effort="a provider's own word") == await prompt()
 
 
 async def test_16_stop_strings_end_an_answer(client: AsyncOpenAI) -> None:

@@ -81,11 +81,6 @@ class ChatTemplate:
         self._templates = {"": templates} if isinstance(templates, str) else cast(dict[str, str], templates)
         self._styles: dict[str, _Style] = {}
 
-    @cached_property
-    def variables(self) -> frozenset[str]:
-        """All words of the templates, among them the names of their variables."""
-        return frozenset(re.findall(r"\w+", "\n".join(self._templates.values())))
-
     def render(
         self, messages: Sequence[Message], tools: Sequence[Tool] | None = None, options: Options = NO_OPTIONS
     ) -> str:

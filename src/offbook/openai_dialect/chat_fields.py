@@ -213,6 +213,10 @@ class ChatFields(SampledFields, _Conversation):
     mm_processor_kwargs: Object | None = None
     media_io_kwargs: Object | None = None
     reasoning_effort: str | None = None
+    reasoning: Object | None = None
+    thinking: Object | bool | None = None
+    enable_thinking: bool | None = None
+    thinking_budget: int | None = None
     priority: int | None = None
     request_id: str | None = None
     cache_salt: str | None = None

@@ -83,7 +83,9 @@ def run(options: ServerOptions) -> int:
             _pull_newest(options.dir, options.mirror)
         engine = choose(options.engine, options.model, trains=not options.inference_only)  # before downloading a base
         base = find(options.model)
-        engine = engine.for_base(base.model_type(), plain_answers=base.answers_plainly())
+        engine = engine.for_base(
+            base.model_type(), plain_answers=base.answers_plainly(), template=base.template_words()
+        )
         key = key_for(options.host, options.api_key, options.dir)
         protect_environment()
         protect([*([key.text] if key else []), *options.viewer_keys])

@@ -639,7 +639,7 @@ async def test_all_known_fields_of_openai_and_vllm_are_accepted(gateway: Gateway
     assert (await gateway.chat(T1, **fields)).status_code == 200
     sent = gateway.sampler.received[0]
     assert sent["stream_options"] == {"include_usage": True}
-    assert sent["chat_template_kwargs"] == {"enable_thinking": False}
+    assert sent["chat_template_kwargs"] == {"enable_thinking": False, "thinking": False, "reasoning_effort": "low"}
     assert (sent["parallel_tool_calls"], sent["ignore_eos"], sent["temperature"]) == (False, True, 1.0)
 
 

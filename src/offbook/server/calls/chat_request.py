@@ -46,6 +46,7 @@ from ...engine.protocol import FLAT_LOGPROBS
 from ..errors import ApiError, bad_request, shortened
 from ..sampler.answer_limits import AnswerLimits
 from ..sampler.sampler import Quirks
+from .thinking import in_template
 
 LENGTHS = frozenset({"max_tokens", "max_completion_tokens"})
 _MAX_KEY = 300
@@ -234,6 +235,7 @@ class ChatRequest:
         guided = {name: sent.pop(old) for old, name in GUIDED.items() if sent.get(old) is not None}
         if guided:
             sent["structured_outputs"] = {**(sent.get("structured_outputs") or {}), **guided}
+        sent = in_template(sent, self.quirks.template, budgets=self.quirks.thinking_budgets)
         if self.quirks.no_seed:
             sent.pop("seed", None)
         if self.fields.stream_options is not None:

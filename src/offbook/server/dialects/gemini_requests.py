@@ -255,14 +255,17 @@ def _format(config: GeminiConfig) -> Json:
 
 
 def _thinking(config: GeminiThinking | None) -> dict[str, Json]:
-    """A budget of 0 turns thoughts off, as far as the base's template can. Other budgets and levels have no effect."""
+    """A budget of 0 turns thoughts off, and a level is an effort, as far as the base's template can. Other budgets have no
+    effect."""
     if config is None:
         return {}
     settings: dict[str, Json] = {}
     if config.include_thoughts is False:
         settings["include_reasoning"] = False
     if config.thinking_budget == 0:
-        settings["chat_template_kwargs"] = {"enable_thinking": False}
+        settings["enable_thinking"] = False
+    if config.thinking_level is not None:
+        settings["reasoning_effort"] = config.thinking_level.lower()
     return settings
 
 

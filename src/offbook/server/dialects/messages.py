@@ -60,7 +60,9 @@ class Messages:
             raise ApiError(400, "model: name one", "model", "invalid_value")
         chat: dict[str, Json] = {"model": model, "messages": _messages(asked, request.said), **_tools(asked)}
         if asked.thinking is not None:
-            chat["chat_template_kwargs"] = {"enable_thinking": asked.thinking.type != "disabled"}
+            chat["thinking"] = {"type": asked.thinking.type}
+        if asked.output_config is not None and asked.output_config.effort is not None:
+            chat["reasoning_effort"] = asked.output_config.effort
         if _goes_on(asked.messages[-1]):
             chat |= {"continue_final_message": True, "add_generation_prompt": False}
         if request.path.get("count"):

@@ -117,7 +117,7 @@ class ToolChoice(_Part):
 class ThinkingOption(_Part):
     """Whether the model thinks. Its budget is not kept."""
 
-    type: Literal["enabled", "disabled", "adaptive"]
+    type: str
 
 
 class OutputFormat(_Part):
@@ -128,8 +128,9 @@ class OutputFormat(_Part):
 
 
 class OutputConfig(_Part):
-    """The form of the answer."""
+    """The form of the answer, and how much the model thinks."""
 
+    effort: str | None = None
     format: OutputFormat | None = None
 
 

@@ -60,15 +60,25 @@ class BaseModelPath:
 
     def answers_plainly(self) -> bool:
         """Whether the chat templates are here and none mentions thoughts: no reasoning parser reads the model's answers."""
+        templates = self._templates()
+        return bool(templates) and not _THOUGHTS.search(templates)
+
+    def template_words(self) -> frozenset[str] | None:
+        """All words of the chat templates, among them the names of their variables; None if the templates are not here."""
+        templates = self._templates()
+        return frozenset(re.findall(r"\w+", templates)) if templates else None
+
+    def _templates(self) -> str:
+        """The chat templates, one after the other; empty if they cannot be read, or there is none."""
         files = (*self.path.glob("*.jinja"), *self.path.glob("additional_chat_templates/*.jinja"))
         try:
             texts = [file.read_text("utf-8") for file in files]
             template = read_json(self.path / "tokenizer_config.json").get("chat_template")
         except (OSError, ValueError, AttributeError):
-            return False
+            return ""
         if template is not None:
-            texts.append(json.dumps(template))
-        return bool(texts) and not _THOUGHTS.search("\n".join(texts))
+            texts.append(json.dumps(template).replace("\\n", "\n"))
+        return "\n".join(texts)
 
 
 def reference(name: str) -> str:

@@ -33,7 +33,7 @@ from .transport import SERVED_NAME
 
 logger = logging.getLogger(__name__)
 
-_VLLM_QUIRKS = Quirks(grammar_for_strict_tools=True, flat_logprobs=True, stream_blocks=True)
+_VLLM_QUIRKS = Quirks(grammar_for_strict_tools=True, flat_logprobs=True, stream_blocks=True, thinking_budgets=True)
 NO_FLOAT16 = frozenset({"gemma2", "gemma3", "gemma3_text", "glm4"})
 """Architectures that vLLM 0.32 refuses in float16, in which they overflow: `_FLOAT16_NOT_SUPPORTED_MODELS` of its config/model.py."""
 MAX_STALENESS = 62
@@ -107,9 +107,10 @@ class EngineChoice:
             return calls.asleep(keep_weights=self.sharing.layout == "free_cache")
         return nullcontext()
 
-    def for_base(self, model_type: str, *, plain_answers: bool) -> EngineChoice:
+    def for_base(self, model_type: str, *, plain_answers: bool, template: frozenset[str] | None = None) -> EngineChoice:
         """The choice for a base model of this architecture, as its config.json names it, whose answers are read without a
-        reasoning parser, or (False) perhaps with one. Raises ConfigError if the engine refuses it in this precision."""
+        reasoning parser, or (False) perhaps with one, and whose chat templates have these words. Raises ConfigError if the
+        engine refuses it in this precision."""
         if (
             self.name == "vllm"
             and not self.options.vllm_url
@@ -121,7 +122,7 @@ class EngineChoice:
                 "is what a GPU of compute capability below 8.0 computes in: use --dtype float32, a newer GPU, or another --model"
             )
         blocks = self.quirks.stream_blocks and plain_answers
-        return replace(self, quirks=replace(self.quirks, stream_blocks=blocks))
+        return replace(self, quirks=replace(self.quirks, stream_blocks=blocks, template=template))
 
     def _dtype(self) -> str:
         """The sampler's precision."""

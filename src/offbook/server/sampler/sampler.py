@@ -28,6 +28,10 @@ class Quirks:
     """vLLM streams several tokens in a chunk if asked (`stream_interval`), and the base's answers need no reasoning parser."""
     flat_logprobs: bool = False
     """vLLM returns logprobs as a flat list with our plugin; without it, it ignores the request field."""
+    thinking_budgets: bool = False
+    """vLLM ends a thought after `thinking_token_budget` tokens."""
+    template: frozenset[str] | None = None
+    """The words of the base's chat templates, among them their variables; None: they are not known."""
 
 
 SamplerState = Literal["starting", "ok", "failed", "stopped"]

@@ -24,6 +24,7 @@ _WITHOUT_EFFECT = frozenset(
         "prediction",
         "prompt_cache_key",
         "prompt_cache_retention",
+        "reasoning_effort",
         "safety_identifier",
         "service_tier",
         "store",
@@ -35,7 +36,7 @@ _WITHOUT_EFFECT = frozenset(
         "spaces_between_special_tokens",
     ]
 )
-"""Fields that are accepted and ignored, because they do not affect sampling."""
+"""Fields that are accepted and ignored, because they do not affect sampling, or stand in `chat_template_kwargs` too."""
 _MOST_LOGPROBS = 20
 _VALUE_SHOWN = 100  # characters of a value in an error message
 
@@ -142,7 +143,6 @@ class ChatCompletionRequest(SamplingRequest):
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     response_format: AnswerFormat | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     structured_outputs: StructuredOutputs | None = None
 
     @property

@@ -111,7 +111,7 @@ class ChatRenderer:
         variables = request.chat_template_kwargs or {}
         if reserved := _RESERVED & variables.keys():
             raise DialectError(f"chat_template_kwargs may not set {sorted(reserved)}", param="chat_template_kwargs")
-        options |= self._effort(request) | variables
+        options |= variables
         key = json.dumps([request.messages, request.tools or None, options])
         with self._lock:
             if key in self._prompts:
@@ -127,20 +127,6 @@ class ChatRenderer:
             return tuple(request.prompt)
         self._check_length(request.prompt, "prompt")
         return tuple(self.template.encode(request.prompt, special=request.add_special_tokens))
-
-    def _effort(self, request: ChatCompletionRequest) -> dict[str, Json]:
-        """Convert `reasoning_effort` to the template's variables, as vLLM does. Raises DialectError if it has none."""
-        effort = request.reasoning_effort
-        if effort is None:
-            return {}
-        variables = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
-        if not self.template.variables.intersection(variables):
-            raise DialectError(
-                "reasoning_effort is not supported by this model: its chat template has no variable for effort or thinking; "
-                "leave it out",
-                param="reasoning_effort",
-            )
-        return {name: value for name, value in variables.items() if name in self.template.variables}
 
     def _keep(self, key: str, prompt_ids: tuple[int, ...]) -> None:
         with self._lock:

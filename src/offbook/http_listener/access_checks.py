@@ -29,6 +29,8 @@ _GOOGLE = re.compile(r"/v1(?:alpha|beta)?/models/")
 """Paths of Google's API, where a key may come as `?key=`."""
 ADMIT = "offbook.admit"
 """Key of the ASGI scope. Its value is a function that the application calls once a request may pass."""
+CLOSE = "offbook.close"
+"""Key of the ASGI scope. Its value is a function that closes the connection in the middle of a response."""
 OPEN_BODY = 10_000
 """Most bytes of a body that a stranger may send to an open path."""
 DISCARD_SECONDS = 10.0

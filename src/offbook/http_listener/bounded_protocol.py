@@ -18,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from offbook.openai_dialect.errors import error_body, kind_of
 
-from .access_checks import ADMIT
+from .access_checks import ADMIT, CLOSE
 
 logger = logging.getLogger(__name__)
 
@@ -132,6 +132,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         if not self._admitted:
             self.scope[ADMIT] = self._admit  # type: ignore[typeddict-unknown-key]  # our own key
+        self.scope[CLOSE] = self.transport.close  # type: ignore[typeddict-unknown-key]
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._phase == _HEAD:  # trailers are ignored

@@ -54,12 +54,12 @@ async def end_stream(send: Send) -> None:
 
 
 @asynccontextmanager
-async def serving(application: Application) -> AsyncGenerator[str]:
-    """Serve an ASGI application on a free port of loopback, in this event loop; yields its URL.
+async def serving(application: Application, config: uvicorn.Config | None = None) -> AsyncGenerator[str]:
+    """Serve an ASGI application on a free port of loopback, in this event loop; yields its URL. `config`: of a real listener.
 
     Idle connections stay open for 75 s, longer than clients keep them, as on the real server."""
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(
+    config = config or uvicorn.Config(
         application,
         log_config=None,
         access_log=False,

@@ -50,6 +50,11 @@ class UpstreamModel:
     key: str | None
     price: Price | None
 
+    @property
+    def secret(self) -> str | None:
+        """The key without the scheme of its header."""
+        return None if self.key is None else self.key.removeprefix("Bearer ")
+
     def url(self, path: str, query: str = "") -> str:
         """The URL for the path of a client, such as /v1/chat/completions. A root that ends in /v1 has that version already."""
         path = path.removeprefix("/v1") if self.root.endswith("/v1") else path
@@ -76,6 +81,8 @@ def upstream_model(text: str, environ: Mapping[str, str] = os.environ) -> Upstre
     root = (options.get("api_base") or environ.get(provider.root_variable) or provider.root).rstrip("/")
     if urlsplit(root).scheme not in ("http", "https") or not urlsplit(root).hostname:
         raise ConfigError(f"--upstream: api_base {root!r} is no http or https URL")
+    if "@" in urlsplit(root).netloc:
+        raise ConfigError("--upstream: api_base holds a user name or password; keys come from api_key_variable")
     variable = options.get("api_key_variable", provider.key_variable)
     key = environ.get(variable) or None
     if key is None and "api_key_variable" in options:

@@ -1,4 +1,6 @@
-"""Passes an app's calls on to its paid model: the bytes of requests and answers as they are, streams as they come."""
+"""Passes an app's calls on to its paid model: the bytes of requests and answers as they are, streams as they come.
+
+What passes of them is in `relayed_requests` and `relayed_answers`."""
 
 from __future__ import annotations
 
@@ -6,41 +8,36 @@ import asyncio
 import io
 import logging
 import re
+from functools import partial
 from urllib.parse import urlsplit
 
 import aiohttp
 from starlette.requests import Request
 from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from yarl import URL
 
 from offbook.base import clock
-from offbook.base.http_access import KEY_HEADERS, is_loopback
+from offbook.base.http_access import is_loopback
 from offbook.base.types import new_id
 from offbook.base.wire import CALL_HEADER, TRAJECTORY_HEADER
+from offbook.http_listener.access_checks import CLOSE
 
 from ..calls.chat_exchange import until_disconnected
 from ..errors import ApiError
 from ..http.model_paths import found_path, refusal_body
 from ..takeover.small_answers import SmallAnswer, SmallModel
 from ..takeover.takeover import Takeover
-from .address import AUTHORIZATION, UpstreamModel
+from .address import UpstreamModel
 from .app_routes import CHAT, AppRoute, AppRoutes
+from .relayed_answers import NO_PAGE, RelayedAnswer, ended_with_its_connection, failure_kind
+from .relayed_requests import relayed_headers, relayed_path, relayed_query
 from .threads import thread_of
 from .traffic import PassedCall, RouteTraffic
 
 logger = logging.getLogger(__name__)
 
-BELOW = re.compile(r"/r/(?P<route>[^/]+)(?P<path>/.*)")
-_READ = re.compile(r"/(v1|v1beta)/models(/.*)?|/v1/responses/.+")
-"""Paths that may be read. Others of a provider, such as its files, are no business of an app's model."""
-_ALSO = re.compile(r"/v1/embeddings")
-"""Paths to which an app that has one address posts too. They pass, and are not counted."""
-_HOP = frozenset(
-    {"connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding"}
-    | {"upgrade", "host", "content-length", "accept-encoding", "cookie", "expect"}
-)
-"""Headers of one connection (RFC 9110, section 7.6.1), and those that this server writes or keeps to itself."""
+BELOW = re.compile(r"/r/(?P<route>[^/]+)(?P<path>/.*)", re.DOTALL)
 KEPT_BYTES = 4 * 2**20
 """Longest answer that is read after it was passed on."""
 CONNECTIONS = 2048
@@ -60,7 +57,6 @@ class UpstreamGateway:
         self.session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=CONNECTIONS, keepalive_timeout=IDLE_SECONDS),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
-            auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
             skip_auto_headers=("accept", "user-agent", "content-type"),
             trust_env=not is_loopback(urlsplit(self.upstream.root).hostname or ""),
@@ -86,6 +82,9 @@ class RouteCalls:
         match = BELOW.fullmatch(scope["path"]) if scope["type"] == "http" else None
         if match is None:
             return await self._app(scope, receive, send)
+        await self._answer(match, scope, receive, partial(_send_no_page, send))
+
+    async def _answer(self, match: re.Match[str], scope: Scope, receive: Receive, send: Send) -> None:
         path, request = match["path"], Request(scope, receive)
         try:
             if self._gateway is not None and self._gateway.name == match["route"]:
@@ -106,13 +105,24 @@ class RouteCalls:
             if not passing.done():
                 call.cancelled = True
                 passing.cancel()
-        await asyncio.gather(passing, return_exceptions=call.cancelled)
+        try:
+            await asyncio.gather(passing, return_exceptions=call.cancelled)
+        except IncompleteAnswer:
+            if (close := scope.get(CLOSE)) is not None:  # without it, the server itself closes what is not complete
+                close()
+                await until_disconnected(receive)
 
     def _route(self, name: str) -> AppRoute:
         if (route := self._app_routes.get(name)) is not None:
             return route
         known = ", ".join(repr(route) for route in route_names(self._gateway and self._gateway.name, self._app_routes))
         raise ApiError(404, f"no route {name!r}: this server has {known or 'none'}", code="unknown_route")
+
+
+async def _send_no_page(send: Send, message: Message) -> None:
+    if message["type"] == "http.response.start":
+        message["headers"] = [*message.get("headers", ()), *NO_PAGE]
+    await send(message)
 
 
 async def _opened_chat(route: AppRoute, path: str, request: Request) -> PassedCall:
@@ -136,6 +146,10 @@ async def _answer_chat(route: AppRoute, call: PassedCall, scope: Scope, receive:
     await send_small(route.traffic, call, answer, send)
 
 
+class IncompleteAnswer(Exception):
+    """An answer that broke off after its start: the client's connection has to end, so that it sees that."""
+
+
 class UpstreamCalls:
     """The calls of the gateway's route. They need neither the sampler nor the records."""
 
@@ -152,12 +166,14 @@ class UpstreamCalls:
     async def opened(self, path: str, request: Request) -> PassedCall:
         """A call with its body. Raises ApiError for what is not passed on."""
         traffic, method = self._gateway.traffic, request.method
-        found = found_path(path) if method == "POST" else None
-        passes = found is not None or (_ALSO if method == "POST" else _READ).fullmatch(path)
-        if not passes or method not in ("GET", "POST"):
+        raw = BELOW.fullmatch(request.scope.get("raw_path", b"").partition(b"?")[0].decode("latin-1"))
+        passed = relayed_path(method, path, raw["path"]) if raw is not None and method in ("GET", "POST") else None
+        if passed is None:
             raise ApiError(404, f"{method} {path} is not passed on: only calls of a model are", code="not_passed_on")
+        query = relayed_query(request.scope["query_string"].decode("latin-1"), self._upstream)
+        found = found_path(path) if method == "POST" else None
         body = await request.body()
-        call = PassedCall(new_id("call"), None, {}, body)
+        call = PassedCall(new_id("call"), None, {}, body, target=self._upstream.url(passed, query))
         if found is None:
             call.counted = False
             return call
@@ -187,69 +203,64 @@ class UpstreamCalls:
         self._small.shadow(call, path, scope)
 
     async def _pass(self, call: PassedCall, path: str, scope: Scope, receive: Receive, send: Send) -> None:
-        started = False
+        started, refusal, headers = False, None, list[tuple[bytes, bytes]]()
         try:
-            upstream = self._upstream
-            query = scope["query_string"].decode("latin-1")
-            if upstream.key is not None:
-                query = "&".join(part for part in query.split("&") if not part.startswith("key="))
-            raw = scope.get("raw_path", b"").partition(b"?")[0].decode("latin-1")
-            where = BELOW.fullmatch(raw)  # as the client wrote it: a model's name may have an escaped slash
-            url = URL(upstream.url(where["path"] if where is not None else path, query), encoded=True)
             async with self._gateway.session.request(
                 scope["method"],
-                url,
+                URL(call.target, encoded=True),
                 data=io.BytesIO(call.request) if call.request else None,
-                headers=self._headers(scope),
+                headers=relayed_headers(scope["headers"], self._upstream),
                 allow_redirects=False,
             ) as response:
                 call.status = response.status
-                started = True
-                await self._relay(call, response, send)
+                answer = RelayedAnswer(response, self._upstream.secret)
+                if answer.unfit is None:
+                    started = True
+                    with ended_with_its_connection(response):
+                        await self._relay(call, answer, response, send)
+                else:
+                    headers = answer.headers
+                    call.status = response.status if 400 <= response.status < 600 else 502
+                    refusal = self._refusal(call, f"answered {answer.unfit}", "upstream_answer")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             call.status = 502
-            logger.warning("route %s: the upstream failed: %r", self._gateway.traffic.name, error)
-            if started:  # the client must see that the answer is incomplete: its connection ends
-                raise ConnectionError(f"the upstream broke off in the middle of an answer: {error!r}") from error
-            refusal = ApiError(502, f"the upstream could not be reached: {error!r}", code="upstream_unreachable")
-            await JSONResponse(refusal_body(path, refusal), 502)(scope, receive, send)
+            refusal = self._refusal(call, f"failed: {failure_kind(error)}", "upstream_unreachable")
         finally:
             call.ended_at = clock.end_of(call.started_at)
             if call.counted:
                 self._gateway.traffic.note(call)
+        if refusal is not None and started:
+            raise IncompleteAnswer
+        if refusal is not None:
+            shown = JSONResponse(refusal_body(path, refusal), refusal.status)
+            shown.raw_headers += headers
+            await shown(scope, receive, send)
 
-    def _headers(self, scope: Scope) -> list[tuple[str, str]]:
-        upstream = self._upstream
-        hidden = _HOP if upstream.key is None else _HOP | {AUTHORIZATION, *KEY_HEADERS}
-        headers = [
-            (name, value.decode("latin-1"))
-            for raw, value in scope["headers"]
-            if (name := raw.decode("latin-1").lower()) not in hidden and not name.startswith("x-offbook-")
-        ]
-        if upstream.key is not None:
-            headers.append((upstream.key_header, upstream.key))
-        return [*headers, ("accept-encoding", "identity")]
+    def _refusal(self, call: PassedCall, what: str, code: str) -> ApiError:
+        """The error of a call that the upstream did not answer, after a line in the log."""
+        what = f"the upstream at {urlsplit(self._upstream.root).hostname} {what}"
+        logger.warning("route %s: %s", self._gateway.traffic.name, what)
+        return ApiError(call.status, what, code=code)
 
-    async def _relay(self, call: PassedCall, response: aiohttp.ClientResponse, send: Send) -> None:
-        headers = [
-            (name.lower(), value)
-            for name, value in response.raw_headers
-            if name.lower() == b"content-length" or name.decode("latin-1").lower() not in _HOP
-        ]
-        headers += _call_headers(call)
+    async def _relay(
+        self, call: PassedCall, answer: RelayedAnswer, response: aiohttp.ClientResponse, send: Send
+    ) -> None:
+        headers = [*answer.headers, *answer.body_headers, *_call_headers(call)]
         call.streamed = "content-length" not in response.headers
-        size = 0
+        size, whole = 0, False
         await send({"type": "http.response.start", "status": response.status, "headers": headers})
-        while piece := await response.content.readany():
-            if call.first_at is None:
+        while not whole:
+            received = await response.content.readany()
+            whole = not received
+            if call.first_at is None and received:
                 call.first_at = clock.end_of(call.started_at)
+            piece = answer.mask.push(received) if received else answer.mask.rest()
             size += len(piece)
             if size > KEPT_BYTES:
                 call.answer = None
             elif call.answer is not None:
                 call.answer.append(piece)
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await send({"type": "http.response.body", "body": piece, "more_body": not whole})
 
 
 async def send_small(traffic: RouteTraffic, call: PassedCall, answer: SmallAnswer, send: Send) -> None:

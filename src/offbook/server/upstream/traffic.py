@@ -63,7 +63,7 @@ class PassedCall:
     """A call whose answer has been sent. `trajectory_id=None`: it is not recorded. `answer=None`: too large to be read.
     `counted=False`: no call of a model, such as a list of models. `small`: the model of this server that answered, with its
     price; its calls are in the takeover's numbers, and not in the sums of what is paid. `paid`: the model that an app asked
-    itself, with its price; None: the upstream."""
+    itself, with its price; None: the upstream. `target`: the URL at the upstream."""
 
     id: str
     dialect: Dialect | None
@@ -82,6 +82,7 @@ class PassedCall:
     paid: tuple[str, Price | None] | None = None
     on_cost: Callable[[float | None], None] | None = None
     answer: list[bytes] | None = field(default_factory=list[bytes])
+    target: str = ""
 
     @property
     def size(self) -> int:

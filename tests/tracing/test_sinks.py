@@ -276,10 +276,8 @@ def test_otlp_spans_speak_the_genai_conventions_and_continue_the_apps_own_trace(
     root, _, call, tool, _, _ = spans
     assert (root.trace, root.parent) == ("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331")
     assert root.attributes["gen_ai.operation.name"] == "invoke_agent" and root.attributes["offbook.reward"] == 0.25
-    [question] = json.loads(root.attributes["gen_ai.input.messages"])[1:]  # what Phoenix shows in its list of traces
-    assert question["role"] == "user"
-    [last] = json.loads(root.attributes["gen_ai.output.messages"])
-    assert last["role"] == "assistant" and last["parts"][0]["type"] == "text"
+    texts = root.attributes["input.value"], root.attributes["output.value"]  # Phoenix's list of traces shows these
+    assert texts == ("Where is box 1?", "On shelf 7.")
     own = call.attributes
     assert (own["gen_ai.operation.name"], own["gen_ai.request.model"], own["gen_ai.usage.output_tokens"]) == (
         "chat",

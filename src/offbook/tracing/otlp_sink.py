@@ -148,16 +148,11 @@ class OtlpSink(TraceSink):
         if span.kind is SpanKind.AGENT:
             attributes |= _rollout_attributes(rollout, span.name)
             if self._content:
-                attributes |= self._messages(span.input, [] if span.output is None else [(span.output, {})])
+                attributes |= _ends(self._mask(span.input), self._mask(span.output))
         elif span.call is not None:
             attributes |= call_attributes(span.call)
             if self._content:
-                outputs = span.call.outputs
-                ends = [{"finish_reason": output.finish_reason or "error"} for output in outputs]
-                answers = [{"role": "assistant", **output.message} for output in outputs]
-                attributes |= self._messages(span.call.messages, list(zip(answers, ends, strict=True)))
-                if span.call.tools:
-                    attributes["gen_ai.tool.definitions"] = json_text(span.call.tools)
+                attributes |= self._messages(span.call)
         elif span.kind is SpanKind.TOOL:
             facts = span.facts or {}
             attributes |= {"gen_ai.tool.name": span.name, "gen_ai.tool.type": "function",
@@ -169,17 +164,18 @@ class OtlpSink(TraceSink):
             attributes |= {f"offbook.node.{name}": as_text(value) for name, value in span.facts.items()}
         return attributes
 
-    def _messages(
-        self, sent: Sequence[Message], answers: Sequence[tuple[Message, Mapping[str, Json]]]
-    ) -> dict[str, Attribute]:
-        """What was sent, and the answers with further fields, masked and as parts."""
-        masked = _masked([answer for answer, _ in answers], self._mask)
-        return {
-            "gen_ai.input.messages": json_text([as_parts(message) for message in _masked(sent, self._mask)]),
+    def _messages(self, call: CallTrace) -> dict[str, Attribute]:
+        attributes: dict[str, Attribute] = {
+            "gen_ai.input.messages": json_text([as_parts(sent) for sent in _masked(call.messages, self._mask)]),
             "gen_ai.output.messages": json_text(
-                [{**as_parts(message), **more} for message, (_, more) in zip(masked, answers, strict=True)]
+                [
+                    as_parts(message) | {"finish_reason": output.finish_reason or "error"}
+                    for output in call.outputs
+                    for message in _masked([{"role": "assistant", **output.message}], self._mask)
+                ]
             ),
         }
+        return attributes | ({"gen_ai.tool.definitions": json_text(call.tools)} if call.tools else {})
 
 
 def call_attributes(call: CallTrace) -> dict[str, Attribute]:
@@ -228,6 +224,16 @@ def _rollout_attributes(rollout: RolloutTrace, name: str) -> dict[str, Attribute
     if record.reward is not None:
         attributes["offbook.reward"] = record.reward
     return attributes | {f"offbook.metric.{name}": value for name, value in record.metrics.items()}
+
+
+def _ends(question: Json, answer: Json) -> dict[str, Attribute]:
+    """The texts of a rollout's last question and its answer in the names of OpenInference, for Phoenix's list of traces."""
+    ends: dict[str, Json] = {"input.value": question[-1] if question else None, "output.value": answer}
+    return {
+        name: text if isinstance(text := message.get("content"), str) else json_text(message)
+        for name, message in ends.items()
+        if message
+    }
 
 
 def _part(part: Json) -> dict[str, Json]:

@@ -97,6 +97,55 @@ assert LogprobsProcessor.from_new_request(None, none).logprobs is None
 print("same")
 """
 
+BLANKS = """
+import json
+import sys
+from types import SimpleNamespace
+
+from transformers import AutoTokenizer
+from vllm.v1.structured_output.backend_guidance import GuidanceBackend
+from vllm.v1.structured_output.backend_types import StructuredOutputOptions as Kind
+from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
+
+from offbook.engine.inference.vllm import plugin as vllm_plugin
+
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+config = SimpleNamespace(
+    structured_outputs_config=SimpleNamespace(disable_any_whitespace=False, disable_additional_properties=False),
+    model_config=None,
+    speculative_config=None,
+)
+# `json_schema` is also the name of a property here, which stays one
+properties = {"on": {"type": "boolean"}, "type": {"const": "json_schema"}}
+schema = {"type": "object", "properties": properties, "required": ["on", "type"], "additionalProperties": False}
+tag = {"begin": "<call>", "content": {"type": "json_schema", "json_schema": schema}, "end": "</call>", "type": "tag"}
+whole = {"type": "structural_tag", "format": tag}
+
+
+def accepts(text, kind, spec, backend):
+    grammar = backend.compile_grammar(kind, json.dumps(spec))
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    return len(grammar.validate_tokens(ids)) == len(ids)
+
+
+def accepted(backend, blanks):
+    text = f'{{"on":{blanks}true,{blanks}"type":{blanks}"json_schema"}}'
+    yield accepts(text, Kind.JSON, schema, backend)
+    yield accepts(f'{{"x":{blanks}1}}', Kind.JSON_OBJECT, {}, backend)
+    if isinstance(backend, XgrammarBackend):
+        yield accepts(f"<call>{text}</call>", Kind.STRUCTURAL_TAG, whole, backend)
+
+
+backends = [made(config, tokenizer=tokenizer, vocab_size=len(tokenizer)) for made in (XgrammarBackend, GuidanceBackend)]
+texts = ["", " ", "  ", "\\n  "]
+assert all(all(accepted(backend, blanks)) for backend in backends for blanks in texts)
+vllm_plugin.register()
+backends = [made(config, tokenizer=tokenizer, vocab_size=len(tokenizer)) for made in (XgrammarBackend, GuidanceBackend)]
+found = [[list(accepted(backend, blanks)) for blanks in texts] for backend in backends]
+assert found == [[[True] * 3] * 2 + [[False] * 3] * 2, [[True] * 2] + [[False] * 2] * 3], found
+print("same")
+"""
+
 UNTOUCHED = """
 import os
 
@@ -144,6 +193,12 @@ def run(script: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.usefixtures("needs_vllm")
 def test_answers_are_those_of_vllm_itself() -> None:
     run(SAME)
+
+
+@pytest.mark.slow("real vLLM")
+@pytest.mark.usefixtures("needs_vllm")
+def test_json_of_either_grammar_backend_has_no_blanks_that_are_free_to_repeat() -> None:
+    run(BLANKS)
 
 
 @pytest.mark.slow("real vLLM")

@@ -106,9 +106,9 @@ def _matching(texts: Sequence[bytes], pattern: re.Pattern[bytes]) -> Tensor:
 SCHEMA_PARAM = "response_format"
 TOOLS_PARAM = "tools"
 TEXTS_PARAM = "structured_outputs"
-_CALL_SPACES = 2
-_JSON_SPACES = 40
-"""Most consecutive white space in JSON: enough for indentation, but not unlimited."""
+_BLANKS = 1
+"""Most consecutive white space between the tokens of JSON. The policy would learn to fill answers with what is free to
+repeat; indentation tells a program nothing."""
 _MAX_SATISFIABLE = 10_000  # entries in the cache of checked schemas
 _MAX_PATTERN = 50_000
 """Most characters of a pattern whose repeats are written out. `((a{1,35}){1,35}){1,35}` has 43,000, and a mask takes 0.02 s;
@@ -218,7 +218,7 @@ class Grammars:
     def tool_calls_or_json(self, tools: Mapping[str, Tool], schema: Json, *, parallel: bool) -> GrammarMask:
         """Tool calls, or JSON that satisfies a schema."""
         self._checked_schema(schema, SCHEMA_PARAM)
-        answer = {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": _JSON_SPACES}
+        answer = {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": _BLANKS}
         return self._structure({"type": "or", "elements": [self._calls(tools, parallel), answer]}, SCHEMA_PARAM)
 
     def _checked_schema(self, schema: Json, param: str) -> xgrammar.CompiledGrammar:
@@ -227,7 +227,7 @@ class Grammars:
             _check_pattern(pattern, param)
         try:
             text = json.dumps(schema)
-            compiled = self._compiler.compile_json_schema(text, max_whitespace_cnt=_JSON_SPACES)
+            compiled = self._compiler.compile_json_schema(text, max_whitespace_cnt=_BLANKS)
         except (RuntimeError, ValueError, TypeError) as error:
             raise GrammarError(f"{param}: the schema cannot be compiled: {_last_line(error)}", param) from error
         digest = hashlib.sha256(text.encode()).digest()
@@ -268,7 +268,7 @@ class Grammars:
         self._checked_schema(parameters, param)
         content = [
             {"type": "const_string", "value": f'\n{{"name": {name}, "arguments": '},
-            {"type": "json_schema", "json_schema": parameters, "max_whitespace_cnt": _CALL_SPACES},
+            {"type": "json_schema", "json_schema": parameters, "max_whitespace_cnt": _BLANKS},
             {"type": "const_string", "value": "}\n"},
         ]
         return {

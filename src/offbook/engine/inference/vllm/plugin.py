@@ -1,26 +1,31 @@
-"""A plugin of vLLM that renders messages as the learner does, and computes the same logprobs of sampled tokens faster.
+"""A plugin of vLLM that renders messages as the learner does, bounds the blanks of JSON, and computes logprobs faster.
 
 vLLM rewrites messages on its own way to the chat template: it parses and respaces the arguments of tool calls, hands
 content to some templates in parts, and lets the template leave text out. The plugin renders them with `ChatTemplate`, as the
 embedded engine and the learner do. Here its check of the prompt costs least, because vLLM renders the prompt in this process
 anyway; the gateway would have to render it a second time.
 
+vLLM's grammars of JSON allow any white space, which a policy learns to repeat. vLLM ignores `disable_any_whitespace` in a
+request, and as an option of the server it needs one grammar backend for all schemas, and no backend takes all. The plugin
+allows one blank between the tokens of JSON, as the embedded engine does, or none with the backend that has no such bound.
+
 A recorded call needs the logprob of each sampled token and no alternatives. For these vLLM computes a top 0, counts ranks
 with a compiled kernel whose start costs more than its work if vocabulary and batch are small, decodes each token again, and
 creates several objects per token. The plugin replaces these functions. On a GPU it keeps the kernel, which is fast there.
 
 vLLM loads this module in each of its processes (entry point `vllm.general_plugins`). It has an effect only in a vLLM that
-Offbook starts, and only in the tested version. Answers stay the same, except for requests with `FLAT_LOGPROBS`: vLLM
+Offbook starts, and only in the tested version. Other answers stay the same, except for requests with `FLAT_LOGPROBS`: vLLM
 then returns logprobs as the flat list `logprobs.token_logprobs`, and no `content`.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable
 from functools import lru_cache, wraps
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
 from offbook.base.errors import ConfigError
@@ -63,6 +68,8 @@ def register() -> None:
     from vllm.v1.engine import logprobs
     from vllm.v1.engine.logprobs import LogprobsProcessor
     from vllm.v1.sample.sampler import Sampler
+    from vllm.v1.structured_output.backend_guidance import GuidanceBackend
+    from xgrammar import GrammarCompiler
 
     logprobs.convert_ids_list_to_tokens = texts  # pyright: ignore[reportPrivateImportUsage]  # the name that vLLM calls
     methods: list[tuple[Any, str, Callable[[Function], Any]]] = [
@@ -70,13 +77,17 @@ def register() -> None:
         (LogprobsProcessor, "from_new_request", wrap_from_new_request),
         (LogprobsProcessor, "_update_sample_logprobs", wrap_update_sample_logprobs),
         (OpenAIServingChat, "_create_chat_logprobs", wrap_create_chat_logprobs),
+        (GrammarCompiler, "compile_json_schema", wrap_compile_json_schema),
+        (GrammarCompiler, "compile_structural_tag", wrap_compile_structural_tag),
+        (GuidanceBackend, "compile_grammar", wrap_compile_grammar),
     ]
     if current_platform.is_cpu():
         methods.append((Sampler, "gather_logprobs", lambda original: staticmethod(wrap_gather_logprobs(original))))
     for owner, name, ours in methods:
         setattr(owner, name, ours(getattr(owner, name)))
     _print_line(
-        f"Offbook's plugin renders messages, and computes the logprobs of sampled tokens, in process {os.getpid()}"
+        "Offbook's plugin renders messages, bounds the blanks of JSON, and computes the logprobs of sampled tokens, in process "
+        f"{os.getpid()}"
     )
 
 
@@ -135,6 +146,50 @@ def _listed(message: dict[str, Any]) -> dict[str, Any]:
             if not isinstance(value := message.get(name), str | None)
         },
     }
+
+
+def wrap_compile_json_schema(original: Function) -> Function:
+    """Replace the default of xgrammar's `max_whitespace_cnt`, any number, by one."""
+
+    @wraps(original)
+    def compile_json_schema(*args: Any, **kwargs: Any) -> Any:
+        return original(*args, **{"max_whitespace_cnt": 1, **kwargs})
+
+    return compile_json_schema
+
+
+def wrap_compile_structural_tag(original: Function) -> Function:
+    """The same for the JSON in a structural tag, as vLLM sends it for forced calls."""
+
+    @wraps(original)
+    def compile_structural_tag(self: Any, tag: Any, *args: Any) -> Any:
+        one_blank = json.dumps(_with_one_blank(json.loads(tag))) if isinstance(tag, str) else tag
+        return original(self, one_blank, *args)
+
+    return compile_structural_tag
+
+
+def wrap_compile_grammar(original: Function) -> Function:
+    """Compile `GuidanceBackend`'s JSON without white space. vLLM gives it schemas that xgrammar does not take."""
+
+    @wraps(original)
+    def compile_grammar(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self.disable_any_whitespace = True
+        return original(self, *args, **kwargs)
+
+    return compile_grammar
+
+
+def _with_one_blank(part: object) -> object:
+    """A structural tag of xgrammar in which JSON has at most one blank between its tokens. Schemas stay as they are."""
+    if isinstance(part, list):
+        return [_with_one_blank(item) for item in cast(list[object], part)]
+    if not isinstance(part, dict):
+        return part
+    fields = cast(dict[str, object], part)
+    if fields.get("type") == "json_schema":
+        return {**fields, "max_whitespace_cnt": 1}
+    return {name: _with_one_blank(value) for name, value in fields.items()}
 
 
 def wrap_gather_logprobs(original: Function) -> Function:

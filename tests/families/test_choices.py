@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,8 @@ from tests.families.test_embedded_tool_calls import engine
 TEXTS = ("Monday", "Mon", "the 4821 warehouse")
 
 
-def sampled(http: TestClient, count: int, **settings: Any) -> list[Sample]:
+def choices(http: TestClient, count: int, **settings: Any) -> list[tuple[str, Sample]]:
+    """Texts that the engine sampled from the list, and the calls."""
     body = {
         "model": "base",
         "messages": [{"role": "user", "content": "Where is order 4821?"}],
@@ -38,15 +42,18 @@ def sampled(http: TestClient, count: int, **settings: Any) -> list[Sample]:
     answer = http.post("/v1/chat/completions", json=body)
     assert answer.status_code == 200, answer.text
     raw = answer.json()
-    assert {choice["message"]["content"] for choice in raw["choices"]} <= set(TEXTS)
+    constraint = "structured_outputs" if body["structured_outputs"] else "response_format"
     return [
-        sample(
-            f"call-{choice['index']}",
-            raw["prompt_token_ids"],
-            choice["token_ids"],
-            [token["logprob"] for token in choice["logprobs"]["content"]],
-            constrained="structured_outputs",
-            allowed_texts=TEXTS,
+        (
+            choice["message"]["content"],
+            sample(
+                f"call-{choice['index']}",
+                raw["prompt_token_ids"],
+                choice["token_ids"],
+                [token["logprob"] for token in choice["logprobs"]["content"]],
+                constrained=constraint,
+                allowed_texts=TEXTS if body["structured_outputs"] else (),
+            ),
         )
         for choice in raw["choices"]
     ]
@@ -56,7 +63,8 @@ def sampled(http: TestClient, count: int, **settings: Any) -> list[Sample]:
 def test_the_learner_gives_an_answer_from_a_list_the_samplers_logprobs(family: Family, tmp_path: Path) -> None:
     folder = build(family, tmp_path / "base")
     with engine(folder) as http:
-        calls = sampled(http, 6)
+        texts, calls = zip(*choices(http, 6), strict=True)
+    assert set(texts) <= set(TEXTS)
     group = [JobTrajectory(f"rollout-{i}", float(i), (call,)) for i, call in enumerate(calls)]
     learner = Learner(Policy.load(folder, LORA, threads=1), "base", lambda _: None)
     result = learner.train(command(tmp_path, [group], 0, TrainConfig(kl_coef=0.1, learning_rate=1e-2)))
@@ -67,6 +75,34 @@ def test_the_learner_gives_an_answer_from_a_list_the_samplers_logprobs(family: F
     assert (metrics["tokens/unmeasured"], metrics["calls/constrained_share"]) == (0, 0)
     assert metrics["kl/base"] == pytest.approx(0, abs=1e-6)  # before the first update the policy is the base
     assert metrics["entropy"] < np.log(len(TEXTS)) + 3  # of the allowed tokens: the whole vocabulary has 6 nats
+
+
+@pytest.mark.parametrize("family", ATTENTION, ids=lambda family: family.name)
+def test_json_has_one_blank_in_a_row_and_the_learner_sees_the_answers_of_the_sampler(
+    family: Family, tmp_path: Path
+) -> None:
+    folder = build(family, tmp_path / "base")
+    size = {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 1}
+    schema = {"type": "object", "properties": {"on": size}, "required": ["on"], "additionalProperties": False}
+    policy = Policy.load(folder, LORA, threads=1)
+    blank = [
+        token for token in range(policy.vocabulary) if (text := policy.decode([token])) and not text.strip(" \n\t")
+    ]
+    fields = {
+        "structured_outputs": None,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}},
+        "logit_bias": {str(token): 5 for token in blank},
+        "max_tokens": 60,
+    }
+    with engine(folder) as http:
+        answers = [choice for _ in range(2) for choice in choices(http, 4, **fields)]
+    texts = [text for text, _ in answers]
+    assert any(" " in text or "\n" in text for text in texts) and not any(re.search(r"\s\s", text) for text in texts)
+    rollouts = [JobTrajectory(str(i), float(i % 2), (call,)) for i, (_, call) in enumerate(answers)]
+    learner = Learner(policy, "base", lambda _: None)
+    metrics = learner.train(command(tmp_path, [rollouts[:4], rollouts[4:]], 0, TrainConfig())).metrics
+    parsed = Counter(json.dumps(json.loads(text)) for text in texts)
+    assert metrics["answers/commonest"] == max(parsed.values()) / len(texts)
 
 
 async def test_answers_of_a_server_from_a_list_are_trained_with_the_samplers_mask(

@@ -199,8 +199,8 @@ def test_alerts_stand_in_the_steps_line_reach_the_sinks_and_on_alert(
     assert "on_alert= failed for no_spread" in caplog.text
     with pytest.raises(ConfigError, match="on_alert: a function"):
         Trainer(model, Rollouts(), SCENARIOS, **options(on_alert="mail"))
-    with pytest.raises(ConfigError, match="alert_limits: entropy_share"):
-        AlertLimits(entropy_share=-1)
+    with pytest.raises(ConfigError, match="alert_limits: collapse_share"):
+        AlertLimits(collapse_share=-1)
 
 
 @pytest.mark.parametrize(
@@ -220,10 +220,8 @@ def test_the_alert_for_equal_rewards_says_in_which_direction_to_go(equal: float 
         ([{"groups/total": 4.0, "groups/no_spread": 4.0}] * 3, ["no_spread"]),
         ([{"groups/total": 4.0, "groups/no_spread": 4.0}] * 2, []),
         ([{"groups/total": 4.0, "groups/no_spread": 3.0}] * 3, []),
-        ([{"entropy": 2.0}, {"entropy": 0.3}, {"entropy": 0.1}], ["entropy_collapse"]),
-        ([{"entropy": 2.0}, {"entropy": 0.1, "loss/cross_entropy": 0.2}], []),
-        ([{"entropy": 2.0}, {"entropy": 0.1}, {"entropy": 0.3}], []),
-        ([{"entropy": 0.1}], []),
+        ([{"groups/total": 4.0, "groups/all_good": 1.0, "groups/none_good": 3.0}] * 3, ["no_spread"]),
+        ([{"groups/total": 4.0, "groups/all_good": 1.0, "groups/none_good": 2.0, "groups/trained": 1.0}] * 3, []),
         ([{"kl/sampler_learner": 0.06}], ["kl"]),
         ([{"kl/sampler_learner": 0.05, "kl/base": 11.0}], ["kl"]),
         ([{"calls/parse_failure_rate": 0.2}], ["parse_failures"]),
@@ -236,6 +234,58 @@ def test_the_alert_for_equal_rewards_says_in_which_direction_to_go(equal: float 
 )
 def test_signs_of_a_run_that_goes_wrong(history: list[dict[str, float]], kinds: list[str]) -> None:
     assert [sign.kind for sign in signs(history, AlertLimits())] == kinds
+
+
+def answers(*steps: tuple[float, float, float]) -> list[dict[str, float]]:
+    """Metrics of steps: the share of the commonest answer, its mean reward, and the entropy per token."""
+    return [
+        {"answers/commonest": share, "answers/commonest_reward": reward, "entropy": entropy}
+        | {"reward/min": 0.0, "reward/max": 1.0}
+        for share, reward, entropy in steps
+    ]
+
+
+# Runs of `tiny`, 12 tickets x 8 rollouts a step, six labels of which one is right in 60 %, as JSON under a schema.
+COLLAPSED = answers((0.729, 0.457, 2.05), (0.875, 0.393, 0.86), (0.979, 0.5, 0.28))
+"""Imitation at 2.5e-3 in eight updates a step."""
+NEVER_WRONG = answers((0.635, 1.0, 1.9), (0.99, 1.0, 0.6))
+"""Every ticket has the same right label."""
+
+
+@pytest.mark.parametrize(
+    ("history", "fires"),
+    [
+        (COLLAPSED, True),
+        (COLLAPSED[:2], False),
+        (COLLAPSED[2:], False),  # it began so
+        (NEVER_WRONG, False),
+        (answers((0.729, 0.457, 2.0), (0.74, 0.5, 0.1)), False),  # shorter answers, as many of them
+        (answers((0.02, 0.2, 2.0), (0.11, 0.95, 0.1)), False),  # an answer for each scenario
+        ([*COLLAPSED, {"groups/total": 12.0, "groups/none_good": 12.0}], False),  # the step says nothing
+    ],
+)
+def test_the_alert_for_a_collapse_is_for_one_answer_to_all_prompts_that_is_not_right(
+    history: list[dict[str, float]], fires: bool
+) -> None:
+    found = signs(history, AlertLimits())
+    assert [sign.kind for sign in found] == ["collapse"] * fires
+    if fires:
+        assert found[0].message.startswith(
+            "98% of the rollouts give the same answer, in the run's first step 73% did: "
+        )
+
+
+def test_a_collapse_is_told_once_and_not_as_scenarios_that_are_too_easy() -> None:
+    equal = {"groups/total": 12.0, "groups/all_good": 9.0, "groups/none_good": 3.0}
+    history = [step | equal for step in (*COLLAPSED, *COLLAPSED[2:], *COLLAPSED[2:])]
+    assert [sign.kind for sign in signs(history, AlertLimits())] == ["collapse"]
+
+
+@pytest.mark.parametrize(("good", "advice"), [(3.0, "solved, so use harder"), (1.0, "fail, so use easier")])
+def test_the_alert_for_groups_that_are_all_good_or_not_says_in_which_direction_to_go(good: float, advice: str) -> None:
+    step = {"groups/total": 4.0, "groups/no_spread": 0.0, "groups/all_good": good, "groups/none_good": 4 - good}
+    [sign] = signs([step] * 3, AlertLimits())
+    assert "were all good or had no good rollout" in sign.message and advice in sign.message
 
 
 def test_events_keep_their_ids_when_they_are_made_again() -> None:

@@ -44,7 +44,7 @@ async def test_each_step_imitates_its_good_rollouts_and_earlier_ones_again(model
     assert "trajectories/replayed" not in first and first["loss/cross_entropy"] > 0
     assert (second["trajectories/total"], second["trajectories/trained"], second["trajectories/replayed"]) == (8, 4, 3)
     assert first["reward/mean"] == second["reward/mean"] == 0.875
-    assert first["groups/no_spread"] == 0 and first["groups/trained"] == 2
+    assert first["groups/no_spread"] == 0 and first["groups/trained"] == first["groups/total"] == 2
     assert [line.count("taught 50%") for line in out.getvalue().splitlines() if line.startswith("step ")] == [1, 1]
 
 

@@ -171,10 +171,15 @@ class TrainConfig(Options):
     max_tokens: int = Field(
         default=2048, ge=1, lt=2**31, description="dr_grpo's constant divisor per trajectory, in tokens"
     )
-    divisor: Literal["tokens", "messages"] | Annotated[float, Field(gt=0)] = Field(
-        default="tokens",
-        description="with cross_entropy: tokens (mean over the step's tokens), messages (mean over each message's "
-        "tokens, then over messages), or a number to divide by",
+    divisor: Literal["tokens", "messages", "trajectories"] | Annotated[float, Field(gt=0)] | None = Field(
+        default=None,
+        description="with cross_entropy: tokens (mean over the step's tokens), messages or trajectories (mean over each "
+        "one's tokens, then over all), or a number to divide by; None: trajectories with min_reward, else tokens",
+    )
+    mask_truncated_completions: bool = Field(
+        default=False,
+        description="leave rollouts out of the loss if a call ended at the limit of tokens; their rewards stay in the "
+        "group's mean (DAPO's overlong filtering)",
     )
     turns: Literal["all", "last"] = Field(
         default="all", description="with cross_entropy: which assistant turns of a trajectory are trained"
@@ -279,6 +284,13 @@ class TrainConfig(Options):
     def imitates_the_good(self) -> bool:
         """Whether the step imitates those of its rollouts that have a high reward."""
         return self.min_reward is not None
+
+    @property
+    def imitation_divisor(self) -> Literal["tokens", "messages", "trajectories"] | float:
+        """`divisor`, or its default."""
+        if self.divisor is not None:
+            return self.divisor
+        return "trajectories" if self.imitates_the_good else "tokens"
 
     @property
     def upper_clip(self) -> float:

@@ -16,9 +16,8 @@ R = TypeVar("R")
 
 OWNERS = {
     "config=TrainConfig({}=...) in Trainer(), MCPTrainer() or app.train()": "learning_rate loss epsilon epsilon_high scale_rewards "
-    "call_rewards sequence kl_coef distill importance_cap max_tokens divisor turns skip_bad min_reward epochs minibatches max_grad_norm "
-    "warmup_updates betas "
-    "weight_decay min_group_size layout row_tokens logits_chunk overlap max_staleness kl_warn rendered_warn seed",
+    "call_rewards sequence kl_coef distill importance_cap max_tokens divisor mask_truncated_completions turns skip_bad min_reward epochs "
+    "minibatches max_grad_norm warmup_updates betas weight_decay min_group_size layout row_tokens logits_chunk overlap max_staleness kl_warn rendered_warn seed",
     "lora=LoraOptions({}=...) in TrainableModel()": "r alpha dropout target_modules seed",
     "{}=... in LocalBackend()": "dir start_timeout engine loader device gpus inference_gpus tensor_parallel replicas train_gpus dtype load_in_4bit "
     "max_model_len max_batch max_string max_items max_loras max_lora_rank tool_call_parser reasoning_parser engine_args "
@@ -115,7 +114,6 @@ FOREIGN: dict[str, str] = {
     "lora_alpha": "alpha",
     "loss_type": "loss",
     "max_completion_length": "max_completion_tokens",
-    "mask_truncated_completions": "weight 0 in `Trajectory.weights`",
     "lr_scheduler_type": "a function of the step as config=",
     "max_steps": "steps",
     "min_p": "the field of the call that the rollout makes",

@@ -494,6 +494,12 @@ class Scenario(BaseModel):
         return fields[name]
 
 
+NoSignalKind = Literal[
+    "equal_rewards", "none_good", "all_or_none_good", "truncated", "no_advantage", "same_as_teacher", "zero_gradient"
+]
+"""Why a step changed nothing."""
+
+
 class TrainResult(Frozen):
     """The result of a train request. `step`: the model's step afterwards."""
 
@@ -501,10 +507,7 @@ class TrainResult(Frozen):
     step: int
     applied: bool
     reason: Literal["trained", "no_signal", "evaluated"] = "trained"
-    no_signal: (
-        Literal["equal_rewards", "none_good", "all_or_none_good", "no_advantage", "same_as_teacher", "zero_gradient"]
-        | None
-    ) = None
+    no_signal: NoSignalKind | None = None
     why: str = ""  # explanation of `no_signal`
     metrics: dict[str, float] = Field(default_factory=dict)
     checkpoint: str | None = None  # folder on the server's machine

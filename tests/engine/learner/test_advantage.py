@@ -7,13 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offbook.base.rounding import distinct
-from offbook.engine.learner.targets.advantage import call_advantages, group_advantages
+from offbook.engine.learner.targets.advantage import Advantages, GroupClass, call_advantages, group_advantages
+
+
+def counts(result: Advantages) -> tuple[int, int, int]:
+    """The groups with too few scored rollouts, of equal rewards, and trained."""
+    dropped, equal = result.count(GroupClass.DROPPED_TOO_FEW), result.count(GroupClass.NO_SPREAD)
+    return dropped, equal, result.count(GroupClass.TRAINED)
 
 
 def test_the_advantage_is_the_reward_minus_the_groups_mean() -> None:
     result = group_advantages([[1.0, 0.0, 0.0, 1.0], [3.0, 0.0]], min_group_size=2, divide_by_std=False)
     assert result.values == ((0.5, -0.5, -0.5, 0.5), (1.5, -1.5))
-    assert (result.too_few, result.no_spread, result.trained_groups) == (0, 0, 2)
+    assert counts(result) == (0, 0, 2)
 
 
 def test_dividing_uses_the_population_standard_deviation_plus_a_millionth() -> None:
@@ -30,17 +36,19 @@ def test_an_unscored_rollout_is_no_zero() -> None:
 def test_a_group_with_too_few_scored_rollouts_is_dropped_and_counted() -> None:
     result = group_advantages([[1.0, None, None], [1.0], []], min_group_size=2, divide_by_std=True)
     assert result.values == ((None, None, None), (None,), ())
-    assert (result.too_few, result.no_spread) == (3, 0)
+    assert counts(result) == (3, 0, 0)
 
 
 def test_the_least_group_size_counts_scored_rollouts_only() -> None:
-    assert group_advantages([[1.0, 2.0, None]], min_group_size=3, divide_by_std=True).too_few == 1
+    assert group_advantages([[1.0, 2.0, None]], min_group_size=3, divide_by_std=True).classes == (
+        GroupClass.DROPPED_TOO_FEW,
+    )
 
 
 def test_a_group_without_spread_trains_nothing_even_where_the_mean_rounds() -> None:
     result = group_advantages([[0.1, 0.1, 0.1], [1.0, 1.0, None]], min_group_size=2, divide_by_std=True)
     assert result.values == ((None, None, None), (None, None, None))
-    assert (result.too_few, result.no_spread, result.trained_groups) == (0, 2, 0)
+    assert counts(result) == (0, 2, 0)
 
 
 FLOAT32 = 0.10000000149011612
@@ -50,7 +58,7 @@ FLOAT32 = 0.10000000149011612
 @pytest.mark.parametrize("equal", [[0.1, FLOAT32, 0.1], [0.1 + 0.2 - 0.3, 0.0], [-3e7, -3e7 - 1], [1e-9, 1e-9]])
 def test_rewards_that_differ_by_rounding_are_equal(equal: list[float]) -> None:
     result = group_advantages([equal], min_group_size=2, divide_by_std=True)
-    assert (result.values, result.no_spread) == (((None,) * len(equal),), 1)
+    assert (result.values, counts(result)) == (((None,) * len(equal),), (0, 1, 0))
 
 
 @pytest.mark.parametrize("different", [[1e-9, 0.0], [1000.0, 1000.01], [0.5, 0.500002]])
@@ -109,7 +117,7 @@ def test_rounding_leaves_no_rest() -> None:
 
 def test_call_rewards_that_differ_by_rounding_are_equal_and_leave_no_rest() -> None:
     result = call_advantages([[0.2, 2 * FLOAT32]], [[[0.1, 0.1], [FLOAT32, 0.1]]], min_group_size=2, divide_by_std=True)
-    assert (result.values, result.no_spread) == (((None, None),), 1)
+    assert (result.values, counts(result)) == (((None, None),), (0, 1, 0))
     result = call_advantages([[0.1, 0.3]], [[[FLOAT32], [0.3]]], min_group_size=2, divide_by_std=False)
     assert result.by_call is not None
     assert result.by_call[0][0] == pytest.approx((-0.1, 0.0))  # no second part of 1e-9
@@ -122,7 +130,7 @@ def test_equal_parts_are_no_spread_and_few_scored_rollouts_are_counted() -> None
         min_group_size=2,
         divide_by_std=True,
     )
-    assert (result.too_few, result.no_spread, result.trained_groups) == (1, 2, 0)
+    assert counts(result) == (1, 2, 0)
     assert set(result.of_calls) == {(None, None)}
 
 

@@ -158,7 +158,11 @@ def test_a_loss_and_its_gradient_equal_the_published_formula(
         old=old[mask],
         advantages=x["advantage"][trajectory],
         inverse_divisors=1
-        / (supervised_divisors(trajectory, "tokens") if key == "cross_entropy" else divisors(key, trajectory, 9)),
+        / (
+            supervised_divisors(trajectory, trajectory, "tokens")
+            if key == "cross_entropy"
+            else divisors(key, trajectory, 9)
+        ),
         importance=importance_weights(old[mask], x["sampler"][mask], cap),
         sequence=trajectory * 3 + x["calls"][mask] if name == "gspo-call" else trajectory,
         base=x["reference"][mask] if kl else None,
@@ -181,11 +185,12 @@ def test_denominators_of_two_trajectories_with_three_and_one_tokens() -> None:
     assert divisors("dr_grpo", trajectory, 5).tolist() == [10, 10, 10, 10]
 
 
-def test_supervised_divisors_count_tokens_or_messages_or_are_given() -> None:
-    call = torch.tensor([0, 0, 0, 1])
-    assert supervised_divisors(call, "tokens").tolist() == [4, 4, 4, 4]
-    assert supervised_divisors(call, "messages").tolist() == [6, 6, 6, 2]
-    assert supervised_divisors(call, 2.5).tolist() == [2.5, 2.5, 2.5, 2.5]
+def test_supervised_divisors_count_tokens_messages_or_trajectories_or_are_given() -> None:
+    call, trajectory = torch.tensor([0, 0, 0, 1, 2]), torch.tensor([0, 0, 0, 0, 1])
+    assert supervised_divisors(call, trajectory, "tokens").tolist() == [5] * 5
+    assert supervised_divisors(call, trajectory, "messages").tolist() == [9, 9, 9, 3, 3]
+    assert supervised_divisors(call, trajectory, "trajectories").tolist() == [8, 8, 8, 8, 2]
+    assert supervised_divisors(call, trajectory, 2.5).tolist() == [2.5] * 5
 
 
 def test_a_trajectory_without_sampled_tokens_is_no_part_of_the_mean() -> None:

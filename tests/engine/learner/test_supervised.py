@@ -231,8 +231,19 @@ def test_rollouts_below_min_reward_and_solved_groups_are_left_out_and_replayed_o
     trained = {call.trajectory for call in read(path_of(folder_of(asked.checkpoints), 1)).head.calls}
     assert trained == {"good", "earlier"}
     wanted = {"trajectories/total": 7, "trajectories/trained": 1, "trajectories/replayed": 1, "groups/total": 3,
-              "groups/trained": 1, "reward/max": 2.0, "calls/total": 7}  # fmt: skip
+              "groups/trained": 1, "groups/all_good": 1, "groups/none_good": 1, "reward/max": 2.0, "calls/total": 7}  # fmt: skip
     assert {name: result.metrics[name] for name in wanted} == wanted
+
+
+def test_a_long_good_rollout_weighs_as_much_as_a_short_one_unless_tokens_are_asked_for(lab: Lab) -> None:
+    long = (JobTrajectory("long", 1.0, (sample("l", [5], [10, 11]), sample("m", [6], [12]))), rewarded("bad", 0.0, 30))
+    short = (JobTrajectory("short", 1.0, (sample("s", [5], [13]),)), rewarded("worse", 0.0, 32))
+    for step, (divisor, expected) in enumerate({None: [-1 / 6] * 3 + [-1 / 2], "tokens": [-1 / 4] * 4}.items()):
+        config = SUPERVISED.model_copy(update={"min_reward": 1.0, "divisor": divisor})
+        asked = command(lab.root, [long, short], step, config).model_copy(update={"keep_tokens": 2})
+        lab.learner.train(asked)
+        tokens = read(path_of(folder_of(asked.checkpoints), step + 1))
+        np.testing.assert_allclose(tokens.coefficients, expected)
 
 
 def test_earlier_rollouts_alone_make_no_step(lab: Lab) -> None:

@@ -35,7 +35,7 @@ def test_the_charts_and_the_table_have_the_learners_numbers(recorded: Path, dash
         ("loss", "loss"): "loss/value",
         ("entropy", "entropy"): "entropy",
         ("kl", "to the base"): "kl/base",
-        ("dropped", "equal rewards"): "groups/no_spread",
+        ("dropped", "no spread"): "groups/no_spread",
     }.items():
         assert lines[key, label]["y"] == [metrics[step][name] for step in (1, 2, 3)], name
     assert lines["reward", "mean"]["spread"] == [metrics[step]["reward/std"] for step in (1, 2, 3)]

@@ -30,6 +30,10 @@ NO_SIGNAL = {
         "in each group all rollouts had the reward that is imitated, or none had",
         "If all are good, raise min_reward or stop; if a group has none, take easier scenarios",
     ),
+    "truncated": (
+        "all rollouts with an advantage ended at a limit of tokens",
+        "Raise max_completion_tokens, look at what fills the answers, or train without mask_truncated_completions",
+    ),
     "no_advantage": (
         "no call that could be trained was of a rollout above or below its group's mean",
         "Look for calls that are never trained: at temperature 0, left out by train_on=, or not made at all",

@@ -4,11 +4,18 @@
 |---|---|
 | reward/mean, std, min, max | of the scored rollouts; std is the population's over the whole step |
 | reward/group_std | mean over groups of the standard deviation inside a group |
-| groups/total, trained | groups of the request; groups whose rollouts have advantages |
-| groups/dropped_too_few | fewer scored rollouts than min_group_size |
-| groups/no_spread | all scored rollouts have the same reward, up to rounding |
-| groups/no_spread_reward | mean reward of these groups |
+| groups/total | groups of the request; each is in exactly one of the next six rows |
+| groups/trained | at least one token of the group is trained |
+| groups/no_spread | all scored rollouts have the same reward, up to rounding; 0 where good rollouts are imitated, which compares none |
+| groups/all_good, none_good | where good rollouts are imitated: all rollouts of the group have min_reward; none has it |
+| groups/dropped_too_few | fewer scored rollouts than min_group_size; where rollouts are imitated: none |
+| groups/truncated | mask_truncated_completions leaves out all rollouts that have an advantage |
+| groups/without_targets | rollouts have an advantage, and none of them a token to train |
+| groups/no_spread_reward | mean reward of the groups in groups/no_spread |
+| answers/commonest | share of the request's rollouts that gave its commonest answer: the text of all their calls, without thoughts and white space; only with rollouts of several groups |
+| answers/commonest_reward | mean reward of these rollouts |
 | trajectories/total, trained, failed, unscored | unscored does not count the failed |
+| trajectories/truncated | of the total, with mask_truncated_completions: left out because a trained call ended at a limit of tokens |
 | trajectories/without_targets | had an advantage and nothing to train |
 | trajectories/replayed | of earlier steps, imitated again; in no other metric of groups, trajectories and rewards |
 | calls/total | calls of the request with sampled tokens, recorded or rendered; one for each choice of a call |
@@ -53,21 +60,23 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from ..protocol import JobTrajectory
 from ..token_file import Fork
 from .model.policy import Policy
-from .selection import Selection
-from .targets.advantage import Advantages
+from .selection import Selection, is_truncated
+from .targets.advantage import GroupClass
 from .targets.batch import Groups, TrainBatch
 from .targets.prompt_forks import CAUSES
 from .update.loss import importance_weights, k3
 from .update.row_pass import Scores, TeacherScores
 from .update.step import StepTotals
+
+_END_OF_THOUGHT = "</think>"
 
 
 @dataclass(frozen=True)
@@ -97,16 +106,18 @@ class Mismatch:
 def selection_metrics(selection: Selection, step: int, policy: Policy) -> dict[str, float]:
     """Metrics of what a job trains, and of the mask probe at start-up. `step`: the model's before the update."""
     replayed = [trajectory.id for group in selection.groups for trajectory in group if trajectory.replayed]
-    own = len(selection.groups) - len(replayed)  # each is a group of its own, after the others
-    advantages = selection.advantages
-    advantages = replace(advantages, values=advantages.values[:own]) if replayed else advantages
-    metrics = reward_metrics(selection.groups[:own], advantages)
+    classes = selection.classes
+    groups = selection.groups[: len(classes)]
+    metrics = reward_metrics(groups, classes)
+    config = selection.config
+    if not config.supervised or config.imitates_the_good:  # other supervised jobs hold no answers of the policy
+        metrics |= answer_metrics(groups, policy)
+    if config.mask_truncated_completions:
+        metrics["trajectories/truncated"] = float(sum(is_truncated(t) for group in groups for t in group))
     if policy.tree_difference is not None:
         metrics["layout/probe_difference"] = policy.tree_difference
     if selection.batch is not None:
-        metrics |= batch_metrics(selection.batch, None if selection.supervised else step) | fork_metrics(
-            selection.forks
-        )
+        metrics |= batch_metrics(selection.batch, None if config.supervised else step) | fork_metrics(selection.forks)
     if replayed:
         trained = set(selection.batch.trajectories if selection.batch is not None else ())
         metrics |= {
@@ -118,18 +129,17 @@ def selection_metrics(selection: Selection, step: int, policy: Policy) -> dict[s
     return metrics
 
 
-def reward_metrics(groups: Groups, advantages: Advantages) -> dict[str, float]:
+def reward_metrics(groups: Groups, classes: Sequence[GroupClass]) -> dict[str, float]:
     """Metrics of rewards, groups and calls, which need no forward pass."""
     trajectories = [trajectory for group in groups for trajectory in group]
     group_rewards = [[t.reward for t in group if t.reward is not None and not t.failed] for group in groups]
     rewards = [reward for group in group_rewards for reward in group]
-    equal = [float(np.mean(group_rewards[number])) for number in advantages.equal]
+    pairs = zip(group_rewards, classes, strict=True)
+    equal = [statistics.fmean(group) for group, named in pairs if named is GroupClass.NO_SPREAD]
     calls = [sample for trajectory in trajectories for sample in trajectory.samples]
     metrics: dict[str, float | None] = {
         "groups/total": len(groups),
-        "groups/trained": advantages.trained_groups,
-        "groups/dropped_too_few": advantages.too_few,
-        "groups/no_spread": advantages.no_spread,
+        **{f"groups/{named}": classes.count(named) for named in GroupClass},
         "groups/no_spread_reward": _mean(equal),
         "trajectories/total": len(trajectories),
         "trajectories/failed": sum(t.failed for t in trajectories),
@@ -148,6 +158,33 @@ def reward_metrics(groups: Groups, advantages: Advantages) -> dict[str, float]:
             "reward/group_std": _mean([statistics.pstdev(group) for group in group_rewards if len(group) > 1]),
         }
     return _measured(metrics)
+
+
+def answer_metrics(groups: Groups, policy: Policy) -> dict[str, float]:
+    """How many rollouts of different groups, and so of different prompts, gave the same answer. Whole answers are compared, so
+    neither their length nor white space counts, and one prompt's answers alone are not a sign of anything."""
+    answers: list[tuple[tuple[str, ...], float | None]] = []
+    prompts = 0
+    for group in groups:
+        called = [trajectory for trajectory in group if trajectory.samples]
+        prompts += bool(called)
+        answers += [(_answer(t, policy), None if t.failed else t.reward) for t in called]
+    if prompts < 2:
+        return {}
+    commonest, times = Counter(answer for answer, _ in answers).most_common(1)[0]
+    rewards = [reward for answer, reward in answers if answer == commonest and reward is not None]
+    return _measured({"answers/commonest": times / len(answers), "answers/commonest_reward": _mean(rewards)})
+
+
+def _answer(trajectory: JobTrajectory, policy: Policy) -> tuple[str, ...]:
+    """The texts that a rollout sampled, without thoughts, white space and the token that ended them, of which a base may have
+    several."""
+    texts: list[str] = []
+    for sample in trajectory.samples:
+        ids: list[int] = sample.completion_ids.tolist()
+        text = policy.decode(ids[:-1] if ids and ids[-1] in policy.end_ids else ids)
+        texts.append("".join(text.rpartition(_END_OF_THOUGHT)[2].split()))
+    return tuple(texts)
 
 
 def batch_metrics(batch: TrainBatch, step: int | None) -> dict[str, float]:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-from offbook.base.rounding import reaches
-from offbook.base.types import TrainResult
+from offbook.base.types import NoSignalKind, TrainResult
 
 from ..protocol import TrainCommand
 from .selection import Selection
-from .targets.advantage import Advantages
+from .targets.advantage import Advantages, GroupClass
 from .targets.batch import TrainBatch
 from .update.row_pass import TeacherScores
 from .update.step import StepTotals
@@ -21,7 +19,7 @@ from .update.step import StepTotals
 class NoSignal:
     """The kind of `TrainResult.no_signal`, and an explanation."""
 
-    kind: Literal["equal_rewards", "none_good", "all_or_none_good", "no_advantage", "same_as_teacher", "zero_gradient"]
+    kind: NoSignalKind
     why: str
 
     def result(self, command: TrainCommand, metrics: dict[str, float], warnings: Sequence[str]) -> TrainResult:
@@ -43,11 +41,16 @@ def no_selection(selection: Selection, min_reward: float | None) -> NoSignal:
     """Why a job's selection has no batch. `min_reward`: of a job that imitates rollouts from this reward on."""
     if selection.uncalled:
         return no_calls(selection.uncalled)
+    classes = selection.classes
+    if truncated := classes.count(GroupClass.TRUNCATED):
+        return NoSignal(
+            "truncated",
+            f"all rollouts with an advantage in {truncated} of {len(classes)} groups ended at a limit of tokens, and "
+            "mask_truncated_completions leaves them out; the other groups have none",
+        )
     if min_reward is None:
         return equal_rewards(selection.advantages)
-    own = [t for group in selection.groups for t in group if not t.replayed and not t.failed]
-    scored = [t.reward for t in own if t.reward is not None]
-    if any(reaches(reward, min_reward) for reward in scored):
+    if GroupClass.ALL_GOOD in classes:
         return NoSignal(
             "all_or_none_good", f"in each group all rollouts have a reward of at least {min_reward:g}, or none has"
         )
@@ -56,7 +59,10 @@ def no_selection(selection: Selection, min_reward: float | None) -> NoSignal:
 
 def equal_rewards(advantages: Advantages) -> NoSignal:
     """All groups have equal rewards or too few scored rollouts."""
-    more = f", and {advantages.too_few} more have too few scored rollouts" if advantages.too_few else ""
+    too_few = advantages.count(GroupClass.DROPPED_TOO_FEW)
+    if too_few == len(advantages.classes):  # with a teacher alone, which needs no rewards
+        return NoSignal("no_advantage", "all rollouts failed")
+    more = f", and {too_few} more have too few scored rollouts" if too_few else ""
     what = "rewards" if advantages.by_call is None else "parts of the rewards"
     return NoSignal("equal_rewards", f"all {what} of each group are equal{more}")
 

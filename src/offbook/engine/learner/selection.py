@@ -6,18 +6,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+from offbook.base.config import TrainConfig
 from offbook.base.errors import TrainError
-from offbook.base.rounding import reaches
 
 from ..protocol import JobTrajectory, TrainJob
 from ..token_file import Fork
 from .model.policy import Policy
 from .targets.advantage import (
     Advantages,
+    GroupClass,
     call_advantages,
+    good_advantages,
     group_advantages,
     supervised_advantages,
     with_teacher,
+    without,
 )
 from .targets.batch import Groups, TrainBatch, make_batch
 from .targets.choice_masks import ChoiceMasks
@@ -33,13 +36,25 @@ class Selection:
     advantage, or if only others called the model (`uncalled` have an advantage). `forks`: of trajectories with an advantage.
     `skipped`: why messages were not rendered."""
 
+    config: TrainConfig
     groups: Groups
     advantages: Advantages
     batch: TrainBatch | None = None
     forks: tuple[Fork, ...] = ()
     skipped: tuple[str, ...] = ()
-    supervised: bool = False
     uncalled: int = 0
+
+    @property
+    def classes(self) -> tuple[GroupClass, ...]:
+        """The class of each of the job's own groups. Replayed rollouts, a group each, follow these."""
+        trained = set(self.batch.trajectories if self.batch is not None else ())
+        return tuple(
+            GroupClass.WITHOUT_TARGETS
+            if was is GroupClass.TRAINED and not any(trajectory.id in trained for trajectory in group)
+            else was
+            for was, group in zip(self.advantages.classes, self.groups, strict=True)
+            if not any(trajectory.replayed for trajectory in group)
+        )
 
 
 class Selector:
@@ -61,9 +76,10 @@ class Selector:
             good = _good(groups, advantages)
             usable = any(sample.weight for rollout in good for sample in rollout.samples)
             if not good or (groups[-1][0].replayed and not usable):  # earlier rollouts alone make no step
-                return Selection(groups, advantages, uncalled=len(good))
-        if advantages.trained_groups == 0 and (advantages.equal or advantages.too_few):
-            return Selection(groups, advantages)
+                return Selection(job.config, groups, advantages, uncalled=len(good))
+        nobody = not advantages.count(GroupClass.TRAINED)
+        if nobody and (advantages.count(GroupClass.TRUNCATED) or not job.config.supervised):
+            return Selection(job.config, groups, advantages)
         if job.config.supervised:
             batch = make_batch(groups, advantages, supervised=True)
             _warn_of_skipped(skipped, warn)
@@ -72,13 +88,13 @@ class Selector:
         if chosen or not job.config.supervised:
             called = any(trajectory.samples for group in groups for trajectory in group)
             if called and not len(batch) and not any(batch.left_out.values()) and not skipped:
-                return Selection(groups, advantages, uncalled=len(batch.without_targets))
+                return Selection(job.config, groups, advantages, uncalled=len(batch.without_targets))
         self._check(batch, job.config.supervised, skipped, warn)
         if not job.config.supervised:
             self._warn_of_constraints(batch, warn)
             if batch.rendered_share > job.config.rendered_warn:
                 warn(rendered_warning(batch.rendered_share))
-        return Selection(groups, advantages, batch, self._forks(groups, advantages), skipped, job.config.supervised)
+        return Selection(job.config, groups, advantages, batch, self._forks(groups, advantages), skipped)
 
     def _rendered(self, job: TrainJob, advantages: Advantages, step: int) -> tuple[Groups, tuple[str, ...]]:
         """The job's groups, with the histories of trajectories that have an advantage as samples; and why messages were
@@ -148,17 +164,12 @@ class Selector:
             )
 
     def _forks(self, groups: Groups, advantages: Advantages) -> tuple[Fork, ...]:
-        tokenizer = self._policy.tokenizer
-
-        def decode(ids: Sequence[int]) -> str:
-            return str(tokenizer.decode(list(ids)))  # pyright: ignore[reportUnknownMemberType]  # transformers' tokenizers are only partly typed
-
         return tuple(
             fork
             for group, values in zip(groups, advantages.values, strict=True)
             for trajectory, value in zip(group, values, strict=True)
             if value is not None
-            for fork in find_forks(trajectory, decode, self._policy.end_ids)
+            for fork in find_forks(trajectory, self._policy.decode, self._policy.end_ids)
         )
 
 
@@ -196,42 +207,41 @@ _LEFT_OUT = {
 
 def _advantages(job: TrainJob) -> Advantages:
     """Advantages of the job. Raises TrainError if a reward is not finite, or no group has enough scored rollouts."""
-    config = job.config
-    failed = [[trajectory.failed for trajectory in group] for group in job.groups]
-    if config.supervised:
-        return supervised_advantages(_left_out(job.groups, config.min_reward))
-    if config.distill is not None and config.distill.alone:
-        return with_teacher(None, failed)
-    rewards = [[None if t.failed else t.reward for t in group] for group in job.groups]
-    least, divide = config.min_group_size, config.scale_rewards and config.loss != "dr_grpo"
     try:
-        if config.call_rewards:
-            earned = [[t.call_rewards for t in group] for group in job.groups]
-            advantages = call_advantages(rewards, earned, min_group_size=least, divide_by_std=divide)
-        else:
-            advantages = group_advantages(rewards, min_group_size=least, divide_by_std=divide)
+        advantages = _by_rewards(job)
     except ValueError as error:
         raise TrainError(str(error), reason="bad_job") from error
+    if not job.config.mask_truncated_completions:
+        return advantages
+    return without(advantages, [[is_truncated(trajectory) for trajectory in group] for group in job.groups])
+
+
+def is_truncated(trajectory: JobTrajectory) -> bool:
+    """Whether a call that is trained ended at a limit of tokens."""
+    return any(sample.cut_off and sample.weight for sample in trajectory.samples)
+
+
+def _by_rewards(job: TrainJob) -> Advantages:
+    config = job.config
+    failed = [[trajectory.failed for trajectory in group] for group in job.groups]
+    rewards = [[None if t.failed else t.reward for t in group] for group in job.groups]
+    if config.min_reward is not None:
+        return good_advantages(rewards, config.min_reward)
+    if config.supervised:
+        return supervised_advantages(failed)
+    if config.distill is not None and config.distill.alone:
+        return with_teacher(None, failed)
+    least, divide = config.min_group_size, config.scale_rewards and config.loss != "dr_grpo"
+    if config.call_rewards:
+        earned = [[t.call_rewards for t in group] for group in job.groups]
+        advantages = call_advantages(rewards, earned, min_group_size=least, divide_by_std=divide)
+    else:
+        advantages = group_advantages(rewards, min_group_size=least, divide_by_std=divide)
     if config.distill is not None:
         return with_teacher(advantages, failed)
-    if advantages.too_few == len(job.groups):
+    if advantages.count(GroupClass.DROPPED_TOO_FEW) == len(job.groups):
         raise _no_scored_groups(job)
     return advantages
-
-
-def _left_out(groups: Groups, min_reward: float | None) -> list[list[bool]]:
-    """Which trajectories supervised training leaves out: those that failed; with `min_reward` also those below it, and groups
-    of several that are all good, which have nothing to learn."""
-    left_out: list[list[bool]] = []
-    for group in groups:
-        out = [t.failed or not _is_good(t, min_reward) for t in group]
-        solved = min_reward is not None and len(group) > 1 and not any(out)
-        left_out.append([True] * len(group) if solved else out)
-    return left_out
-
-
-def _is_good(trajectory: JobTrajectory, min_reward: float | None) -> bool:
-    return min_reward is None or (trajectory.reward is not None and reaches(trajectory.reward, min_reward))
 
 
 def _no_scored_groups(job: TrainJob) -> TrainError:

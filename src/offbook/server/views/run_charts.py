@@ -54,6 +54,16 @@ def ratio(above: str, below: str) -> Value:
     return value
 
 
+def summed(*names: str) -> Value:
+    """Reads the sum of metrics; None if all are missing."""
+
+    def value(update: TrainUpdate) -> float | None:
+        known = [update.metrics[name] for name in names if name in update.metrics]
+        return sum(known) if known else None
+
+    return value
+
+
 def saved_by_tree(update: TrainUpdate) -> float | None:
     """The share of tokens that the token tree did not have to compute, compared with one row per call."""
     share = ratio("tokens/computed", "tokens/plain_rows")(update)
@@ -98,9 +108,11 @@ CHARTS = (
         "Groups without a gradient",
         "groups of the step",
         (
-            ChartLine("equal rewards", metric("groups/no_spread")),
+            ChartLine("no spread", summed("groups/no_spread", "groups/all_good", "groups/none_good")),
             ChartLine("too few scored", metric("groups/dropped_too_few")),
+            ChartLine("nothing to train", summed("groups/truncated", "groups/without_targets")),
         ),
+        "no spread: equal rewards; where good rollouts are imitated, all good or none good",
     ),
     Chart("clip", "Clipped", "share of trained tokens", (ChartLine("clipped", metric("clip_fraction")),)),
 )

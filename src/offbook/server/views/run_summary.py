@@ -182,7 +182,7 @@ def warnings_of(overview: RunOverview, limits: AlertLimits | None = None) -> lis
     history = [update.metrics for update in overview.updates]
     warnings: list[RunWarning] = []
     for index, update in enumerate(updates, start=len(overview.updates) - len(updates)):
-        watched = bool(update.metrics) and not update.supervised  # imitation lowers the entropy on purpose
+        watched = bool(update.metrics) and not update.supervised  # its examples are not the policy's answers
         texts = [sign.message for sign in signs(history[: index + 1], limits or AlertLimits())] if watched else []
         texts += update.warnings
         if update.state == "failed" or (update.state == "interrupted" and update is overview.updates[-1]):

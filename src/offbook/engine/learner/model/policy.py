@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property
@@ -132,6 +132,10 @@ class Policy:
         if not isinstance(self._tokenizer, PreTrainedTokenizerBase):
             self._tokenizer = self._tokenizer()
         return self._tokenizer
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens, control tokens included."""
+        return str(self.tokenizer.decode(list(ids)))  # pyright: ignore[reportUnknownMemberType]  # transformers' tokenizers are only partly typed
 
     @cached_property
     def chat_template(self) -> ChatTemplate:

@@ -4,27 +4,39 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import StrEnum
 
-from offbook.base.rounding import RELATIVE, distinct, rounding
+from offbook.base.rounding import RELATIVE, distinct, reaches, rounding
 
 STD_EPSILON = 1e-6
 LARGEST_REWARD = 1e100
 """Larger rewards are rejected: their sums of squares could overflow."""
 
 
+class GroupClass(StrEnum):
+    """What a step does with a group. Each group of a request is in exactly one class, whatever the loss is: the metric
+    `groups/{class}` counts them, and the counts sum to `groups/total`."""
+
+    TRAINED = "trained"  # a token of it is trained
+    NO_SPREAD = "no_spread"  # all scored rollouts have the same reward, up to rounding
+    ALL_GOOD = "all_good"  # of a step with min_reward: all rollouts have it
+    NONE_GOOD = "none_good"  # of a step with min_reward: no rollout has it
+    DROPPED_TOO_FEW = "dropped_too_few"  # fewer scored rollouts than min_group_size; none where rollouts are imitated
+    TRUNCATED = "truncated"  # all rollouts with an advantage are left out by mask_truncated_completions
+    WITHOUT_TARGETS = "without_targets"  # rollouts have an advantage, and none of them a token to train
+
+
 @dataclass(frozen=True)
 class Advantages:
     """The advantages of a step. `values[g][i]` is that of rollout i of group g; None: the rollout is not trained,
-    because it is unscored, its group is too small, or its group's rewards are equal up to rounding
-    (`offbook.base.rounding`).
+    because it is unscored, or for its group's class. `classes[g]`: that class, as far as rewards decide it.
 
     `by_call` is None unless advantages are per call. Then `by_call[g][i][k]` is the advantage of the calls of rollout i
     that follow its first k call rewards, and `values[g][i]` is `by_call[g][i][0]`."""
 
     values: tuple[tuple[float | None, ...], ...]
-    too_few: int  # groups with fewer scored rollouts than min_group_size
-    equal: tuple[int, ...]  # numbers of the groups whose scored rollouts all have the same reward, up to rounding
+    classes: tuple[GroupClass, ...]
     by_call: tuple[tuple[tuple[float, ...] | None, ...], ...] | None = None
 
     @property
@@ -34,15 +46,9 @@ class Advantages:
             return self.by_call
         return tuple(tuple(None if value is None else (value,) for value in group) for group in self.values)
 
-    @property
-    def no_spread(self) -> int:
-        """Number of groups of equal rewards."""
-        return len(self.equal)
-
-    @property
-    def trained_groups(self) -> int:
-        """Number of groups in which a rollout has an advantage."""
-        return sum(any(value is not None for value in group) for group in self.values)
+    def count(self, group_class: GroupClass) -> int:
+        """Number of groups of a class."""
+        return self.classes.count(group_class)
 
 
 def group_advantages(
@@ -60,23 +66,17 @@ def group_advantages(
     >>> advantages = group_advantages([[1.0, 3.0, None], [2.0, 2.0]], min_group_size=2, divide_by_std=False)
     >>> advantages.values
     ((-1.0, 1.0, None), (None, None))
-    >>> advantages.no_spread, advantages.trained_groups
-    (1, 1)
+    >>> [str(group_class) for group_class in advantages.classes]
+    ['trained', 'no_spread']
     """
     values: list[tuple[float | None, ...]] = []
-    too_few, equal = 0, list[int]()
+    classes: list[GroupClass] = []
     for g, group in enumerate(rewards):
         scored = _scored(g, group)
-        nothing: tuple[None, ...] = (None,) * len(group)
-        if len(scored) < min_group_size:
-            too_few += 1
-            values.append(nothing)
-        elif len(distinct(scored)) == 1:
-            equal.append(g)
-            values.append(nothing)
-        else:
-            values.append(_advantages(group, scored, divide_by_std))
-    return Advantages(tuple(values), too_few, tuple(equal))
+        classes.append(_by_spread(scored, len(distinct(scored)), min_group_size))
+        trained = classes[-1] is GroupClass.TRAINED
+        values.append(_advantages(group, scored, divide_by_std) if trained else (None,) * len(group))
+    return Advantages(tuple(values), tuple(classes))
 
 
 def call_advantages(
@@ -103,7 +103,7 @@ def call_advantages(
     """
     values: list[tuple[float | None, ...]] = []
     by_call: list[tuple[tuple[float, ...] | None, ...]] = []
-    too_few, equal = 0, list[int]()
+    classes: list[GroupClass] = []
     for g, (group, earned) in enumerate(zip(rewards, call_rewards, strict=True)):
         scored = _scored(g, group)
         for own in earned:
@@ -111,11 +111,8 @@ def call_advantages(
         parts = _parts(group, earned)
         all_parts = [part for rollout in parts if rollout is not None for part in rollout]
         to_go: tuple[tuple[float, ...] | None, ...] = (None,) * len(group)
-        if len(scored) < min_group_size:
-            too_few += 1
-        elif len(distinct(all_parts)) <= 1:
-            equal.append(g)
-        else:
+        classes.append(_by_spread(scored, len(distinct(all_parts)), min_group_size))
+        if classes[-1] is GroupClass.TRAINED:
             mean, scale = _moments(all_parts, divide_by_std)
             smallest = rounding(all_parts) / 2
             to_go = tuple(
@@ -126,7 +123,14 @@ def call_advantages(
             )
         by_call.append(to_go)
         values.append(tuple(None if sums is None else sums[0] for sums in to_go))
-    return Advantages(tuple(values), too_few, tuple(equal), tuple(by_call))
+    return Advantages(tuple(values), tuple(classes), tuple(by_call))
+
+
+def _by_spread(scored: Sequence[float], different: int, min_group_size: int) -> GroupClass:
+    """The class of a group that is compared. `different`: how many different rewards, or parts of them, it has."""
+    if len(scored) < min_group_size:
+        return GroupClass.DROPPED_TOO_FEW
+    return GroupClass.TRAINED if different > 1 else GroupClass.NO_SPREAD
 
 
 def with_teacher(advantages: Advantages | None, failed: Sequence[Sequence[bool]]) -> Advantages:
@@ -143,16 +147,71 @@ def with_teacher(advantages: Advantages | None, failed: Sequence[Sequence[bool]]
         for group, faults in zip(of_calls, failed, strict=True)
     )
     values = tuple(tuple(None if rollout is None else rollout[0] for rollout in group) for group in by_call)
-    return Advantages(values, too_few=0, equal=(), by_call=by_call)
+    return Advantages(values, _any_trained(values), by_call)
 
 
-def supervised_advantages(left_out: Sequence[Sequence[bool]]) -> Advantages:
-    """The advantage 1 for every rollout that supervised training imitates, and none for those `left_out`.
+def supervised_advantages(failed: Sequence[Sequence[bool]]) -> Advantages:
+    """The advantage 1 for every rollout that supervised training imitates, and none for those that `failed`.
 
     >>> supervised_advantages([[False, True], [False]]).values
     ((1.0, None), (1.0,))
     """
-    return Advantages(tuple(tuple(None if out else 1.0 for out in group) for group in left_out), too_few=0, equal=())
+    values = tuple(tuple(None if bad else 1.0 for bad in group) for group in failed)
+    return Advantages(values, _any_trained(values))
+
+
+def good_advantages(rewards: Sequence[Sequence[float | None]], min_reward: float) -> Advantages:
+    """The advantage 1 for every rollout with at least `min_reward`; none in a group of several that are all good, which
+    has nothing to learn. A reward of None is a rollout that failed or was not scored, which is not good. Raises ValueError
+    as `group_advantages` does.
+
+    >>> advantages = good_advantages([[1.0, 0.0, None], [1.0, 1.0], [0.0, None], [None]], 1.0)
+    >>> advantages.values
+    ((1.0, None, None), (None, None), (None, None), (None,))
+    >>> [str(group_class) for group_class in advantages.classes]
+    ['trained', 'all_good', 'none_good', 'dropped_too_few']
+    """
+    values: list[tuple[float | None, ...]] = []
+    classes: list[GroupClass] = []
+    for g, group in enumerate(rewards):
+        good = [reward is not None and reaches(reward, min_reward) for reward in group]
+        if not _scored(g, group):
+            classes.append(GroupClass.DROPPED_TOO_FEW)
+        elif not any(good):
+            classes.append(GroupClass.NONE_GOOD)
+        else:
+            classes.append(GroupClass.ALL_GOOD if len(group) > 1 and all(good) else GroupClass.TRAINED)
+        trained = classes[-1] is GroupClass.TRAINED
+        values.append(tuple(1.0 if trained and is_good else None for is_good in good))
+    return Advantages(tuple(values), tuple(classes))
+
+
+def without(advantages: Advantages, left_out: Sequence[Sequence[bool]]) -> Advantages:
+    """The advantages without the rollouts `left_out`, whose rewards stay in the means of their groups.
+
+    >>> compared = group_advantages([[1.0, 3.0], [1.0, 3.0]], min_group_size=2, divide_by_std=False)
+    >>> rest = without(compared, [[True, False], [True, True]])
+    >>> rest.values, [str(group_class) for group_class in rest.classes]
+    (((None, 1.0), (None, None)), ['trained', 'truncated'])
+    """
+    of_calls = tuple(
+        tuple(None if out else calls for calls, out in zip(group, outs, strict=True))
+        for group, outs in zip(advantages.of_calls, left_out, strict=True)
+    )
+    values = tuple(tuple(None if calls is None else calls[0] for calls in group) for group in of_calls)
+    classes = tuple(
+        GroupClass.TRUNCATED if was is GroupClass.TRAINED and not any(left is not None for left in group) else was
+        for was, group in zip(advantages.classes, values, strict=True)
+    )
+    return replace(advantages, values=values, classes=classes, by_call=advantages.by_call and of_calls)
+
+
+def _any_trained(values: Sequence[Sequence[float | None]]) -> tuple[GroupClass, ...]:
+    """The classes of groups that are trained if any of their rollouts has an advantage."""
+    return tuple(
+        GroupClass.TRAINED if any(value is not None for value in group) else GroupClass.DROPPED_TOO_FEW
+        for group in values
+    )
 
 
 def _parts(group: Sequence[float | None], earned: Sequence[Sequence[float]]) -> list[list[float] | None]:

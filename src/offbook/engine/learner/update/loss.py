@@ -149,18 +149,27 @@ def divisors(loss: str, trajectory_N: Tensor, max_tokens: int) -> Tensor:
     return lengths[trajectory_N].to(torch.float64) * trajectories
 
 
-def supervised_divisors(call_N: Tensor, divisor: Literal["tokens", "messages"] | float) -> Tensor:
-    """The divisor of every target of `cross_entropy`, float64 [N]. call_N: the number of the call of every target.
+def supervised_divisors(
+    call_N: Tensor, trajectory_N: Tensor, divisor: Literal["tokens", "messages", "trajectories"] | float
+) -> Tensor:
+    """The divisor of every target of `cross_entropy`, float64 [N]. call_N, trajectory_N: the numbers of the call and of the
+    trajectory of every target.
 
-    tokens: the targets of the step. messages: the targets of the call x the number of calls. A number is taken as it is.
+    tokens: the targets of the step. messages: the targets of the call x the number of calls. trajectories: the same of
+    trajectories, so that a long one weighs as much as a short one. A number is taken as it is.
 
-    >>> supervised_divisors(torch.tensor([0, 0, 0, 1]), "tokens").tolist()
-    [4.0, 4.0, 4.0, 4.0]
-    >>> supervised_divisors(torch.tensor([0, 0, 0, 1]), "messages").tolist()  # 3 tokens, then 1; 2 messages
-    [6.0, 6.0, 6.0, 2.0]
+    >>> call, trajectory = torch.tensor([0, 0, 0, 1, 2]), torch.tensor([0, 0, 0, 0, 1])
+    >>> supervised_divisors(call, trajectory, "tokens").tolist()
+    [5.0, 5.0, 5.0, 5.0, 5.0]
+    >>> supervised_divisors(call, trajectory, "messages").tolist()  # 3 tokens, 1 and 1; 3 messages
+    [9.0, 9.0, 9.0, 3.0, 3.0]
+    >>> supervised_divisors(call, trajectory, "trajectories").tolist()  # 4 tokens, then 1; 2 trajectories
+    [8.0, 8.0, 8.0, 8.0, 2.0]
     """
     if divisor == "messages":
         return divisors("grpo", call_N, 0)
+    if divisor == "trajectories":
+        return divisors("grpo", trajectory_N, 0)
     value = float(call_N.numel()) if divisor == "tokens" else divisor
     return torch.full(call_N.shape, value, dtype=torch.float64)
 

@@ -151,7 +151,7 @@ class LossInputs:
         sequence = call if config.loss in SEQUENCE_LOSSES and config.sequence == "call" else trajectory
         own = int(sequence.max()) + 1 + torch.arange(len(batch))
         if config.supervised:
-            divisors_N = supervised_divisors(call, config.divisor)
+            divisors_N = supervised_divisors(call, trajectory, config.imitation_divisor)
         else:
             divisors_N = divisors(config.loss, trajectory, config.max_tokens)
         return cls(

@@ -48,7 +48,7 @@ CONVERSIONS = [
     "offbook.server.records.running_time",  # running time -> wall-clock time
     "offbook.server.sampler.answer_limits",  # a request -> the largest answer
     "offbook.server.sampler.transport",  # an error response -> its message
-    "offbook.server.training.export_folders",  # a configuration -> one that older readers know
+    "offbook.engine.learner.model.merged_files",  # a configuration -> one that older readers know
     "offbook.server.training.jobs",  # recorded calls -> the learner's samples
     "policies.episodes",  # right completions -> their probabilities
     "policies.evaluate",  # a completion -> its call; probabilities -> their spread

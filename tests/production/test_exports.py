@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 from langchain_core.utils.function_calling import convert_to_openai_tool
-from peft import AutoPeftModelForCausalLM
+from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from offbook import LocalBackend
+from offbook import LocalBackend, tiny
 from tests.production.conftest import Trained
 from tests.production.order_desk import QUESTIONS, TOOLS
 
@@ -105,7 +105,8 @@ async def test_the_merged_model_gives_the_logprobs_of_what_the_trained_step_samp
 
 @pytest.mark.slow("merged models")
 async def test_the_exported_lora_in_peft_gives_the_servers_greedy_answers(desk: Trained) -> None:
-    model = AutoPeftModelForCausalLM.from_pretrained(desk.lora, dtype=torch.float32)
+    base = AutoModelForCausalLM.from_pretrained(base_of(desk.lora), dtype=torch.float32)
+    model: Any = PeftModel.from_pretrained(base, desk.lora)
     tokenizer = AutoTokenizer.from_pretrained(base_of(desk.lora))
     end = tokenizer.eos_token_id
     assert without_end(generated(model, tokenizer), end) == without_end(await served(desk, 1), end)
@@ -114,8 +115,8 @@ async def test_the_exported_lora_in_peft_gives_the_servers_greedy_answers(desk: 
 
 
 def base_of(lora: Path) -> str:
-    """The base that an exported LoRA names."""
-    return json.loads((lora / "adapter_config.json").read_text())["base_model_name_or_path"]
+    """The folder of the base that an exported LoRA names."""
+    return str(tiny.path(json.loads((lora / "adapter_config.json").read_text())["base_model_name_or_path"]))
 
 
 def test_the_export_for_llama_cpp_is_the_merged_model_in_float16_with_the_next_command(
@@ -134,6 +135,9 @@ def test_the_export_for_llama_cpp_is_the_merged_model_in_float16_with_the_next_c
         "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
         "chat_template.jinja",
     }  # fmt: skip
+    assert "In float16, the weights' change has a correlation of " in done.stderr
+    assert "Loaded once and compared: configuration, every weight, tokenizer and the logits" in done.stderr
+    assert {file.stat().st_mode & 0o777 for file in output.iterdir()} == {0o644}
     assert [path.name for path in tmp_path.iterdir()] == ["desk gguf"]
     whole = load_file(desk.merged / "model.safetensors")
     half = load_file(output / "model.safetensors")

@@ -275,12 +275,19 @@ class ExportRequest(Wire):
     output: str = Field(min_length=1)  # must not exist
 
 
+KEPT_WELL = 0.95
+"""`adapter_kept` below which a merged model is not the one that was trained."""
+
+
 class ExportResult(Wire):
-    """The folder that an export wrote."""
+    """The folder that an export wrote. `note`: how it was checked and what rounding left of the adapter, for a merged
+    model; `adapter_kept`: the second as a number, the correlation of the weights' change with the adapter."""
 
     path: str
     format: str
     step: int
+    note: str = ""
+    adapter_kept: float | None = None
 
 
 class ArchiveRequest(Wire):
@@ -290,11 +297,13 @@ class ArchiveRequest(Wire):
 
 
 class ArchiveState(Wire):
-    """An export as one tar of regular files. `size` is in bytes; `sha256` is of the whole tar, in hex."""
+    """An export as one tar of regular files. `size` is in bytes; `sha256` is of the whole tar, in hex; `note` as in
+    ExportResult."""
 
     id: str = Field(pattern="^[A-Za-z0-9][A-Za-z0-9._@-]{0,199}$")
     size: int = Field(ge=0)
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    note: str = ""
 
 
 class TrajectoryRecord(Wire):

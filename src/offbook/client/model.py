@@ -28,6 +28,7 @@ from offbook.base.types import (
 )
 from offbook.base.user_values import as_list
 from offbook.base.wire import (
+    KEPT_WELL,
     OPEN,
     RECORD_HEADER,
     TRAJECTORY_HEADER,
@@ -407,14 +408,18 @@ class TrainableModel(Model[ConfigT]):
         """Write a step to a new folder on the server's machine and return its path. `step=None`: the newest.
 
         Formats: `peft` is the LoRA; `merged` is base and LoRA as one model; `gguf-ready` is the merged model in 16 bits, as
-        llama.cpp's converter reads it. Raises ConfigError for another format, ServerError.
+        llama.cpp's converter reads it. A warning is logged where rounding took much of the adapter. Raises ConfigError for
+        another format, ServerError.
         """
         if format not in get_args(ExportFormat):
             raise ConfigError(f"format: {format!r} must be one of {', '.join(get_args(ExportFormat))}")
         api = await self.api()
         exported_step = step if step is not None else await self.get_step()
         request = ExportRequest(format=cast(ExportFormat, format), output=self.backend.path_on_server(output))
-        return (await api.export(self.name, exported_step, request)).path
+        result = await api.export(self.name, exported_step, request)
+        if result.adapter_kept is not None and result.adapter_kept < KEPT_WELL:
+            logger.warning("%s: %s", result.path, result.note)
+        return result.path
 
     async def _log_step(self) -> int | None:
         return await self.get_step()

@@ -12,7 +12,7 @@ import typer
 from offbook.base.errors import ConfigError
 from offbook.base.server_options import server_folder
 from offbook.base.terminal import echo
-from offbook.base.wire import CheckpointState, ExportFormat, ExportRequest
+from offbook.base.wire import CheckpointState, ExportFormat, ExportRequest, ExportResult
 from offbook.client.connection.download import download_export
 from offbook.client.connection.http import Api, checked_name
 from offbook.client.running_server import server_at
@@ -79,9 +79,8 @@ def export_model(model: str, output: Path, format: str, step: int | None, url: s
     api = server_at(url, folder)
     if api is None:
         stored = imported("offbook.server.stored_models", "ui")
-        return stored.export_checkpoint(
-            server_folder(folder), checked_name(model, "model"), step, chosen, str(output.absolute())
-        )
+        name = checked_name(model, "model")
+        return _shown(stored.export_checkpoint(server_folder(folder), name, step, chosen, str(output.absolute())))
 
     async def export(api: Api) -> str:
         newest = (await api.model(model)).step
@@ -91,11 +90,21 @@ def export_model(model: str, output: Path, format: str, step: int | None, url: s
             )
         exported_step = newest if step is None else step
         if url is not None:
-            return str(await download_export(api, model, exported_step, chosen, output))
+            return str(await download_export(api, model, exported_step, chosen, output, _show))
         request = ExportRequest(format=chosen, output=str(output.absolute()))
-        return (await api.export(model, exported_step, request)).path
+        return _shown(await api.export(model, exported_step, request))
 
     return asyncio.run(export(api))
+
+
+def _shown(result: ExportResult) -> str:
+    _show(result.note)
+    return result.path
+
+
+def _show(note: str) -> None:
+    if note:
+        echo(note, err=True)
 
 
 def convert_command(folder: str) -> str:

@@ -43,7 +43,7 @@ TEAM_KEY_VARIABLE = "OFFBOOK_TEAM_KEY"
 """Environment variable with what learners on several machines must have to be of one team."""
 
 MERGE_MODULE = "offbook.engine.learner.model.merge"
-"""python -m MERGE_MODULE --base DIR --adapter DIR --output DIR: one merge, where no learner runs."""
+"""python -m MERGE_MODULE --base DIR --adapter DIR --output DIR [--gguf]: one merge, where no learner runs. A Merged on stdout."""
 
 
 IMPORT_MODULE = "offbook.engine.learner.import_adapter"
@@ -76,12 +76,13 @@ class TrainCommand(Line):
 
 
 class MergeCommand(Line):
-    """Write base plus adapter as one plain model folder at `output`."""
+    """Write base plus adapter as one plain model folder at `output`; `gguf`: for llama.cpp's converter."""
 
     kind: Literal["merge"] = "merge"
     request_id: str
     adapter: Path
     output: Path
+    gguf: bool = False
 
 
 class ScoreCommand(Line):
@@ -140,9 +141,14 @@ class Trained(Line):
 
 
 class Merged(Line):
+    """The folder exists and was loaded once. `adapter_kept`: correlation of the weights' change with the adapter, which
+    rounding lowers; `note`: the sentence for users about both."""
+
     kind: Literal["merged"] = "merged"
     request_id: str
     path: Path
+    adapter_kept: float
+    note: str
 
 
 class CompletionScored(Line):

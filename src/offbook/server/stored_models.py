@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from offbook.base.errors import ConfigError, EngineError, OffbookError
-from offbook.base.wire import CheckpointState, ExportFormat
+from offbook.base.wire import CheckpointState, ExportFormat, ExportResult
 
 from ..engine import checkpoint_files
 from ..engine.checkpoint_files import Checkpoint
-from ..engine.protocol import MERGE_MODULE
+from ..engine.protocol import MERGE_MODULE, Merged
 from .models.base_model import find, reference
 from .models.checkpoints import ModelFacts, scan_models, state_of
 from .training.export_folders import new_folder, write_export
@@ -32,8 +32,8 @@ def checkpoints_of(root: Path, model: str) -> list[CheckpointState]:
     return checkpoint_states(folder)
 
 
-def export_checkpoint(root: Path, model: str, step: int | None, format: ExportFormat, output: str) -> str:
-    """Write a checkpoint (None: the newest) to the new folder `output` and return its path. Only a merge needs torch, in a
+def export_checkpoint(root: Path, model: str, step: int | None, format: ExportFormat, output: str) -> ExportResult:
+    """Write a checkpoint (None: the newest) to the new folder `output`. Only a merge needs torch, in a
     process of its own.
 
     Raises ConfigError, EngineError, ApiError.
@@ -69,15 +69,15 @@ def find_model(root: Path, name: str) -> tuple[Path, ModelFacts]:
     return models[name]
 
 
-async def _export(facts: ModelFacts, checkpoint: Checkpoint, format: ExportFormat, output: str) -> str:
+async def _export(facts: ModelFacts, checkpoint: Checkpoint, format: ExportFormat, output: str) -> ExportResult:
     folder = new_folder(output)
     base = find(facts.base_model).path if format != "peft" else checkpoint.path  # a peft export does not read the base
 
-    async def merge(checkpoint: Checkpoint, output: Path) -> None:
+    async def merge(checkpoint: Checkpoint, output: Path, gguf: bool) -> Merged:
         words = ["--base", str(base), "--adapter", str(checkpoint.path), "--output", str(output)]
         finished = await asyncio.to_thread(
             subprocess.run,
-            [sys.executable, "-m", MERGE_MODULE, *words],
+            [sys.executable, "-m", MERGE_MODULE, *words, *(["--gguf"] if gguf else [])],
             capture_output=True,
             text=True,
             errors="replace",
@@ -86,12 +86,12 @@ async def _export(facts: ModelFacts, checkpoint: Checkpoint, format: ExportForma
         if finished.returncode != 0:
             why = finished.stderr.strip().splitlines()[-1:] or [f"exit code {finished.returncode}"]
             raise EngineError(f"{checkpoint.path} was not merged: {why[0]}")
+        return Merged.model_validate_json(finished.stdout.splitlines()[-1])
 
     try:
-        await write_export(checkpoint, format, folder, base=base, reference=reference(facts.base_model), merge=merge)
+        return await write_export(checkpoint, format, folder, reference=reference(facts.base_model), merge=merge)
     except OSError as error:
         raise ConfigError(f"--output: {folder} cannot be written: {error.strerror or error}") from error
-    return str(folder)
 
 
 def _warn(path: Path, error: OffbookError) -> None:

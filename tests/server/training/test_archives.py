@@ -17,13 +17,14 @@ from offbook.server.training.archives import KEPT, Archives
 from tests.fakes.gateway import Gateway
 
 
-def writer(text: str, written: list[Path] | None = None) -> Callable[[Path], Awaitable[None]]:
-    async def write(folder: Path) -> None:
+def writer(text: str, written: list[Path] | None = None) -> Callable[[Path], Awaitable[str]]:
+    async def write(folder: Path) -> str:
         (folder / "inner").mkdir(parents=True)
         (folder / "z.bin").write_text(text)
         (folder / "inner" / "a.json").write_text("{}")
         if written is not None:
             written.append(folder)
+        return "a note"
 
     return write
 
@@ -33,7 +34,7 @@ async def test_equal_files_make_equal_archives_whenever_they_are_made(tmp_path: 
     archives = Archives(tmp_path / "two")
     second = await archives.make("m@1-peft-0", writer("x" * 20_000))
     path, state = archives.get("m@1-peft-0")
-    assert first == second == state
+    assert first == second == state and state.note == "a note"
     content = path.read_bytes()
     assert (len(content), hashlib.sha256(content).hexdigest()) == (state.size, state.sha256)
     with tarfile.open(path) as tar:
@@ -70,7 +71,7 @@ async def test_an_archive_that_was_cut_short_is_made_anew(tmp_path: Path) -> Non
 
 
 async def test_a_failed_export_leaves_nothing(tmp_path: Path) -> None:
-    async def failing(folder: Path) -> None:
+    async def failing(folder: Path) -> str:
         folder.mkdir()
         raise OSError(28, "No space left on device")
 

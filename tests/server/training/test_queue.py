@@ -301,9 +301,11 @@ def test_an_exported_adapter_names_the_base_that_it_needs(
 ) -> None:
     url = "/api/models/default/checkpoints/1/export"
     made = server.http.post(url, json={"output": str(tmp_path / "lora")}).json()
-    assert made == {"path": str(tmp_path / "lora"), "format": "peft", "step": 1}
+    assert made == {"path": str(tmp_path / "lora"), "format": "peft", "step": 1, "note": "", "adapter_kept": None}
     config = json.loads((tmp_path / "lora" / "adapter_config.json").read_text())
-    assert (Path(config["base_model_name_or_path"]) / "config.json").is_file()
+    assert config["base_model_name_or_path"] == "tiny"
+    assert (tmp_path / "lora").stat().st_mode & 0o777 == 0o755
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "lora").iterdir()} == {0o644}
     assert sorted(path.name for path in (tmp_path / "lora").iterdir()) == [
         "adapter_config.json",
         "adapter_model.safetensors",

@@ -12,6 +12,7 @@ import logging
 import os
 import shutil
 import tarfile
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 import httpx
@@ -39,8 +40,15 @@ BAD_NAMES = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errn
 """Errors of names that an archive chose."""
 
 
-async def download_export(api: Api, model: str, step: int, format: ExportFormat, output: Path) -> Path:
-    """Write a step's export to the new or empty folder `output` and return its absolute path.
+async def download_export(
+    api: Api,
+    model: str,
+    step: int,
+    format: ExportFormat,
+    output: Path,
+    show: Callable[[str], object] = logger.info,
+) -> Path:
+    """Write a step's export to the new or empty folder `output` and return its absolute path. `show` gets its note.
 
     Raises ConfigError when the folder cannot be written or the disk has too little room, ServerError when the server
     rejects the request or sends a damaged or unsafe archive.
@@ -62,6 +70,7 @@ async def download_export(api: Api, model: str, step: int, format: ExportFormat,
             f"--output: {target} cannot be written: {error.strerror or error}. The same command continues the download"
         ) from error
     await _forget(api, archive)
+    show(archive.note)
     return target
 
 

@@ -26,7 +26,6 @@ from ..protocol import (
     Event,
     Failed,
     MergeCommand,
-    Merged,
     Ready,
     ScoreCommand,
     StopCommand,
@@ -141,8 +140,8 @@ class Service:
                 with self._on_device():
                     values = self._score(command)
                 return CompletionScored(request_id=command.request_id, logprobs=tuple(map(float, values)))
-            path = merge(self._base, command.adapter, command.output, self._policy.dtype)
-            return Merged(request_id=command.request_id, path=path)
+            folders = (self._base, command.adapter, command.output)
+            return merge(*folders, self._policy.dtype, gguf=command.gguf, request_id=command.request_id)
         except Exception as error:  # noqa: BLE001  # the boundary of the process: the server gets every failure as an event
             place = _written_to(command, self._base)
             reason, message = describe_failure(error, place, self._memory)

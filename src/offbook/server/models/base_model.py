@@ -17,6 +17,7 @@ from offbook.base.types import Json
 from ... import tiny
 
 _HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*(/[\w.-]+)?$")
+_CACHED = "models--"
 _THOUGHTS = re.compile(r"think|thought|reason|<\|channel", re.IGNORECASE)
 _HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model", "tokenizer*"]
 
@@ -34,9 +35,9 @@ class BaseModelPath:
     reference: str
 
     def is_called(self, name: str) -> bool:
-        """Whether `name` means this base: it is equal, or a path of the same folder."""
-        if name == self.name or name in tiny.FOLDERS:
-            return name == self.name
+        """Whether `name` means this base: it is equal, a path of the same folder, or the name that adapters give."""
+        if name in (self.name, self.reference) or name in tiny.FOLDERS:
+            return name in (self.name, self.reference)
         try:
             return Path(name).exists() and Path(name).resolve() == self.path
         except (OSError, ValueError):  # too long for a path, or with a NUL character
@@ -82,17 +83,19 @@ class BaseModelPath:
 
 
 def reference(name: str) -> str:
-    """The `base_model_name_or_path` of an adapter whose base is `name`: an absolute path, or the Hugging Face name.
+    """The `base_model_name_or_path` of an adapter whose base is `name`: its name, which holds on other machines too, or the
+    absolute path of a folder without one. A folder of the Hugging Face cache has the name under which it was downloaded.
 
-    The base need not exist here:
-
-    >>> reference("Qwen/Qwen2.5-0.5B-Instruct")
-    'Qwen/Qwen2.5-0.5B-Instruct'
+    >>> reference("Qwen/Qwen2.5-0.5B-Instruct"), reference("tiny")
+    ('Qwen/Qwen2.5-0.5B-Instruct', 'tiny')
     """
-    if name in tiny.FOLDERS:
-        return str(tiny.path(name))
     folder = Path(name).expanduser()
-    return str(folder.resolve()) if folder.exists() else name
+    if name in tiny.FOLDERS or not folder.exists():
+        return name
+    for cached, snapshots in zip(folder.absolute().parts, folder.absolute().parts[1:], strict=False):
+        if snapshots == "snapshots" and cached.startswith(_CACHED):
+            return cached.removeprefix(_CACHED).replace("--", "/")
+    return str(folder.resolve())
 
 
 def find(name: str) -> BaseModelPath:

@@ -269,23 +269,14 @@ def delete(checkpoint: Checkpoint) -> None:
 
 
 def export_adapter(checkpoint: Checkpoint, output: Path, reference: str) -> None:
-    """Copy a checkpoint's PEFT files to the new folder `output`, atomically. Raises OSError.
+    """Copy a checkpoint's PEFT files to the new folder `output`. Raises OSError.
 
     `reference` becomes its `base_model_name_or_path`, the base that `AutoPeftModel` loads.
     """
-    scratch = output.with_name(f".{output.name}.part")
-    shutil.rmtree(scratch, ignore_errors=True)
-    try:
-        scratch.mkdir(parents=True)
-        for name in (ADAPTER_CONFIG, ADAPTER):
-            shutil.copy2(checkpoint.path / name, scratch / name)
-        config = read_json(scratch / ADAPTER_CONFIG)
-        config["base_model_name_or_path"] = reference
-        write_text(scratch / ADAPTER_CONFIG, json.dumps(config, indent=2) + "\n")
-        scratch.rename(output)
-    except OSError:
-        shutil.rmtree(scratch, ignore_errors=True)
-        raise
+    output.mkdir(parents=True)
+    shutil.copyfile(checkpoint.path / ADAPTER, output / ADAPTER)
+    config = read_json(checkpoint.path / ADAPTER_CONFIG) | {"base_model_name_or_path": reference}
+    write_text(output / ADAPTER_CONFIG, json.dumps(config, indent=2) + "\n")
 
 
 def _copy_synced(source: str, target: str) -> None:

@@ -42,8 +42,8 @@ class Archives:
         self._folder = folder
         self._turn = asyncio.Lock()
 
-    async def make(self, name: str, write: Callable[[Path], Awaitable[None]]) -> ArchiveState:
-        """Return the archive `name`; create it if necessary from the files that `write` writes to a new folder.
+    async def make(self, name: str, write: Callable[[Path], Awaitable[str]]) -> ArchiveState:
+        """Return the archive `name`; create it if necessary from the files that `write` writes to a new folder; it returns the note.
 
         Raises OSError, and what `write` raises.
         """
@@ -54,8 +54,8 @@ class Archives:
                 self._clear()
                 scratch = self._folder / f".{name}"
                 try:
-                    await write(scratch)
-                    state = await asyncio.to_thread(self._pack, name, scratch)
+                    note = await write(scratch)
+                    state = await asyncio.to_thread(self._pack, name, scratch, note)
                 finally:
                     shutil.rmtree(scratch, ignore_errors=True)  # now in the archive, or incomplete
             return state
@@ -80,13 +80,13 @@ class Archives:
         except (FileNotFoundError, ValidationError):
             return None
 
-    def _pack(self, name: str, folder: Path) -> ArchiveState:
+    def _pack(self, name: str, folder: Path, note: str) -> ArchiveState:
         target = self._tar(name)
         try:
             with target.open("wb") as file, tarfile.open(fileobj=file, mode="w") as tar:
                 for path in sorted(path for path in folder.rglob("*") if path.is_file()):
                     _add(tar, path, str(path.relative_to(folder)))
-            state = ArchiveState(id=name, size=target.stat().st_size, sha256=digest(target))
+            state = ArchiveState(id=name, size=target.stat().st_size, sha256=digest(target), note=note)
             write_text(self._folder / f"{name}.json", state.model_dump_json())
         except OSError:
             target.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,8 @@ from .archives import archive_id
 from .export_folders import new_folder, write_export
 from .learner_client import LearnerClient
 
+logger = logging.getLogger(__name__)
+
 
 async def export(services: Services, name: str, step: int, request: ExportRequest) -> ExportResult:
     """Export a step of the model `name` to the folder `request.output`. Raises ApiError, EngineError, OSError."""
@@ -32,8 +35,7 @@ async def export(services: Services, name: str, step: int, request: ExportReques
     _check_step(step)
     async with services.models.leases.lease(name_at(name, step)) as route:
         checkpoint = services.models.registry.model(route.model).checkpoints[step]
-        await _write(services, checkpoint, request.format, output)
-    return ExportResult(path=str(output), format=request.format, step=step)
+        return await _write(services, checkpoint, request.format, output)
 
 
 async def archive(services: Services, name: str, step: int, request: ArchiveRequest) -> ArchiveState:
@@ -45,9 +47,11 @@ async def archive(services: Services, name: str, step: int, request: ArchiveRequ
     async with services.models.leases.lease(name_at(name, step)) as route:
         checkpoint = services.models.registry.model(route.model).checkpoints[step]
         name_of_archive = archive_id(checkpoint, request.format)
-        return await services.archives.make(
-            name_of_archive, lambda output: _write(services, checkpoint, request.format, output)
-        )
+
+        async def write(output: Path) -> str:
+            return (await _write(services, checkpoint, request.format, output)).note
+
+        return await services.archives.make(name_of_archive, write)
 
 
 def _check_step(step: int) -> None:
@@ -55,12 +59,15 @@ def _check_step(step: int) -> None:
         raise ApiError(409, "Step 0 is the base model itself; it has no LoRA to export", "step", "no_checkpoint")
 
 
-async def _write(services: Services, checkpoint: Checkpoint, format: ExportFormat, output: Path) -> None:
-    base, merge = services.base, partial(_merge, services.learner)
-    await write_export(checkpoint, format, output, base=base.path, reference=base.reference, merge=merge)
+async def _write(services: Services, checkpoint: Checkpoint, format: ExportFormat, output: Path) -> ExportResult:
+    merge = partial(_merge, services.learner)
+    result = await write_export(checkpoint, format, output, reference=services.base.reference, merge=merge)
+    if result.note:
+        logger.info("Export of %s, step %d: %s", checkpoint.note.model, checkpoint.step, result.note)
+    return result
 
 
-async def _merge(learner: LearnerClient | None, checkpoint: Checkpoint, output: Path) -> None:
+async def _merge(learner: LearnerClient | None, checkpoint: Checkpoint, output: Path, gguf: bool) -> Merged:
     if learner is None:
         raise ApiError(
             409,
@@ -68,11 +75,15 @@ async def _merge(learner: LearnerClient | None, checkpoint: Checkpoint, output: 
             "format",
             "inference_only",
         )
-    command = MergeCommand(request_id=new_id("merge"), adapter=checkpoint.path, output=output)
+    command = MergeCommand(request_id=new_id("merge"), adapter=checkpoint.path, output=output, gguf=gguf)
     async with aclosing(learner.run(command)) as events:
         async for event in events:
+            if isinstance(event, Failed) and event.reason == "bad_job":
+                raise ApiError(
+                    409, f"{checkpoint.path} cannot be exported: {event.message}", "format", "not_exportable"
+                )
             if isinstance(event, Failed):
                 raise EngineError(f"{checkpoint.path} was not merged: {event.message}")
             if isinstance(event, Merged):
-                return
+                return event
     raise EngineError(f"{checkpoint.path} was not merged: the learner closed its output before it answered")

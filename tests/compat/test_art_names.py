@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import importlib
 import re
 import subprocess
@@ -16,6 +18,7 @@ from openai.types.chat import ChatCompletion
 import offbook
 import offbook.compat.art as compat
 from offbook.base.errors import ConfigError, RolloutError
+from offbook.client.other_trainers import MODEL_ATTRIBUTES
 from offbook.compat.art.guided_completion import get_guided_completion_params
 from offbook.compat.art.names import ELSEWHERE, MODULES, NAMES, hint
 
@@ -93,6 +96,57 @@ def test_a_function_of_art_stays_callable_after_its_module_was_imported() -> Non
 
     lazy: Any = compat
     assert lazy.auto_trajectory() is auto_trajectory() is None and generate_scenarios is same
+
+
+ART_BATCHES = {
+    "max_batch_exceptions": "use max_exceptions=",
+    "max_concurrent_batches": "use prefetch, one less",
+    "skip_batches": "use groups[skipped * batch_size:]",
+    "pbar_total_completion_tokens": "use nothing",
+}
+
+
+@pytest.mark.parametrize(("option", "says"), ART_BATCHES.items())
+async def test_a_keyword_of_arts_batches_says_what_to_use_and_leaves_no_coroutine_behind(
+    option: str, says: str, recwarn: pytest.WarningsRecorder
+) -> None:
+    async def rollout() -> offbook.Trajectory:
+        return offbook.Trajectory(reward=1.0)
+
+    async def group() -> offbook.TrajectoryGroup:
+        return offbook.TrajectoryGroup([rollout()])
+
+    def groups() -> list[Any]:
+        return [offbook.TrajectoryGroup(rollout() for _ in range(2)), group()]
+
+    with pytest.raises(ConfigError, match=re.escape(f"there is no option {option!r}: {says}")):
+        art.trajectory_group_batches(groups(), batch_size=1, **{option: 1})
+    with pytest.raises(ConfigError, match="max_exceptions"):
+        await art.gather_trajectory_groups(groups(), max_exceptions=-1)
+    with pytest.raises(ConfigError, match="expected a TrajectoryGroup"):
+        await art.gather_trajectory_groups([*groups(), "none"])
+    with pytest.raises(ConfigError, match="retries"):
+        await art.gather_trajectory_groups(groups(), retries=1)
+    async for _ in art.trajectory_group_batches(groups(), batch_size=1, prefetch=0):
+        break
+    gc.collect()
+    assert [str(warning.message) for warning in recwarn] == []
+
+
+async def test_an_attribute_of_arts_models_answers_or_says_what_to_use() -> None:
+    model = art.Model("judge")
+    assert await model.get_step() == 0
+    for name, says in MODEL_ATTRIBUTES.items():
+        with pytest.raises(AttributeError, match=re.escape(says)):
+            getattr(model, name)
+    assert not hasattr(model, "nothing") and copy.deepcopy(model).name == "judge"
+    trained = art.TrainableModel("agent", base_model="tiny")
+    with pytest.raises(AttributeError, match=r"await model\.log"):
+        trained.set_cost_calculator(None)
+    with pytest.raises(ConfigError, match="use project="):
+        art.Model("judge", entity="me")
+    with pytest.raises(ConfigError, match="use LocalBackend"):
+        await trained.register(None, _openai_client_config={})
 
 
 def test_importing_offbook_leaves_the_import_system_as_it_was() -> None:

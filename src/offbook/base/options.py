@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 
@@ -63,6 +63,19 @@ class RunOptions:
         return {item.name: getattr(self, item.name) for item in fields(options) if item.name in self.passed}
 
 
+def close_unstarted(values: Iterable[object]) -> None:
+    """Close the coroutines among values that have not started, also those in lists and groups: the call that was to run them
+    is refused or over, and Python would warn about each."""
+    for value in values:
+        if inspect.iscoroutine(value):
+            if inspect.getcoroutinestate(value) == inspect.CORO_CREATED:
+                value.close()
+        elif isinstance(value, list | tuple):
+            close_unstarted(cast(Iterable[object], value))
+        elif isinstance(getattr(type(value), "pending", None), property):  # a TrajectoryGroup's
+            close_unstarted(cast(Any, value).pending)
+
+
 class takes(Generic[P, Taken]):  # a decorator
     """Decorate a function whose last parameter is an object of the class `options`: callers pass the arguments of that
     class instead. An unknown keyword raises ConfigError with the right name; `where` names the function in it."""
@@ -85,7 +98,11 @@ class takes(Generic[P, Taken]):  # a decorator
         before = list(own.parameters.values())[:-1]
 
         def bound(args: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
-            return (*args[: len(before)], self._build(args[len(before) :], keywords))
+            try:
+                return (*args[: len(before)], self._build(args[len(before) :], keywords))
+            except Exception:
+                close_unstarted((*args, *keywords.values()))
+                raise
 
         @functools.wraps(function)
         def call(*args: Any, **keywords: Any) -> Any:

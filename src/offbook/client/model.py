@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +17,7 @@ from typing_extensions import TypeVar
 from offbook.base.adapter_folders import adapter_folder
 from offbook.base.config import LoraOptions, SFTConfig, TrainConfig
 from offbook.base.errors import ConfigError
-from offbook.base.option_names import check_options
+from offbook.base.option_names import check_options, names_checked
 from offbook.base.types import (
     Json,
     Metric,
@@ -49,7 +50,7 @@ from .connection.progress import Bar
 from .connection.transport import LoopTransport
 from .inference import httpx_client, openai_client
 from .local import LocalBackend
-from .other_trainers import internal_config, sft_config
+from .other_trainers import MODEL_ATTRIBUTES, internal_config, sft_config
 from .rollouts.capture import active_capture
 from .rollouts.records import as_json, rollout_records
 from .rollouts.sampling import forced_temperature
@@ -84,7 +85,9 @@ class Model(Generic[ConfigT]):
         inference_api_key: str | None = None,
         inference_base_url: str | None = None,
         inference_model_name: str | None = None,
+        **foreign: object,
     ) -> None:
+        check_options("Model", foreign, [*inspect.signature(Model).parameters][:-1])
         self.name = name
         self.project = project
         self.config = cast(ConfigT, config)
@@ -94,6 +97,10 @@ class Model(Generic[ConfigT]):
         self._backend: Backend | None = None
 
     trainable = False
+
+    def __getattr__(self, name: str) -> Any:
+        hint = f": {MODEL_ATTRIBUTES[name]}" if name in MODEL_ATTRIBUTES else ""
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=self)
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -171,6 +178,10 @@ class Model(Generic[ConfigT]):
             trajectory_ids=tuple(record.id for record in records),
         )
         await api.log(self.name, request)
+
+    async def get_step(self) -> int:
+        """0: a model that is not trained here has no steps."""
+        return 0
 
     async def overwrite_state(self, state: Mapping[str, object]) -> None:
         """Replace the user's JSON object that the server stores with the model. Raises ConfigError for a value that is
@@ -274,6 +285,7 @@ class TrainableModel(Model[ConfigT]):
         """The server's key, or "none" (the SDK needs a value). Raises ConfigError before the model is registered."""
         return self._known_api().key or "none"
 
+    @names_checked("register")
     async def register(self, backend: Backend | None = None) -> None:
         """Register the model on the backend's server. Idempotent.
 

@@ -14,6 +14,23 @@ from offbook.base.types import TrajectoryGroup
 
 logger = logging.getLogger("offbook")
 
+_SERIALISED = (
+    "`model.name`, `model.project` and `model.config` describe it; as a field of a pydantic model it is written by name"
+)
+_COSTS = "costs of other LLMs are counted by offbook.Ruler and offbook.compare; log others with `await model.log(metrics={...})`"
+MODEL_ATTRIBUTES = {
+    **dict.fromkeys(("model_dump", "model_dump_json", "safe_model_dump", "model_copy"), _SERIALISED),
+    **dict.fromkeys(("metrics_builder", "activate_metrics_context", "cost_calculator", "set_cost_calculator"), _COSTS),
+    "backend": "only a TrainableModel has one",
+    "base_path": "the folder is LocalBackend(dir=...)'s",
+    "entity": "there is only `model.project`",
+    "id": "its identity is `model.name`",
+    "report_metrics": "pass sinks=['wandb'] to the Trainer, see docs/wandb.md",
+    "run_id": "its identity is `model.name`",
+    "update_wandb_config": "pass sinks=['wandb'] to the Trainer, see docs/wandb.md",
+    "write_state": "use `await model.overwrite_state(state)`",
+}
+"""Attribute of OpenPipe ART's models that ours do not have -> what to use."""
 _CONVERTED = {
     "init_args": {"max_seq_length": "max_model_len", "load_in_4bit": "load_in_4bit", "dtype": "dtype"},
     "engine_args": {

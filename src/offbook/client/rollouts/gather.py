@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -19,7 +18,7 @@ from offbook.base.errors import (
     ConfigError,
     RolloutError,
 )
-from offbook.base.options import RunOptions, option, takes
+from offbook.base.options import RunOptions, close_unstarted, option, takes
 from offbook.base.types import (
     PendingRollout,
     RolloutException,
@@ -128,6 +127,7 @@ async def gather_trajectory_groups(options: GatherArguments) -> list[TrajectoryG
     group_list = as_list(options.groups, "groups", "group")
     for index, group in enumerate(group_list):
         if not isinstance(group, TrajectoryGroup | Awaitable):  # pyright: ignore[reportUnnecessaryIsInstance]  # user input
+            close_unstarted(group_list)
             raise ConfigError(f"groups[{index}] is a {type(group).__name__}; expected a TrajectoryGroup of rollouts")
     pending = [len(group.pending) if isinstance(group, TrajectoryGroup) else 0 for group in group_list]
     runner = _Runner(sum(pending), options)
@@ -139,6 +139,7 @@ async def gather_trajectory_groups(options: GatherArguments) -> list[TrajectoryG
             gathered = await _all([_group(group, runner, options.after_each) for group in group_list])
     finally:
         runner.close()
+        close_unstarted(group_list)
     runner.check_fraction()
     runner.tell(options.pbar_desc)
     if runner.dropped:
@@ -182,6 +183,7 @@ async def trajectory_group_batches(options: BatchArguments) -> AsyncGenerator[li
     """
     batch_size, prefetch = options.batch_size, options.prefetch
     if batch_size < 1 or prefetch < 0:
+        close_unstarted([options.groups])
         raise ConfigError(f"batch_size must be at least 1 and prefetch at least 0, got {batch_size!r} and {prefetch!r}")
     source = iter(options.groups)
     running: list[asyncio.Task[list[TrajectoryGroup]]] = []
@@ -197,6 +199,7 @@ async def trajectory_group_batches(options: BatchArguments) -> AsyncGenerator[li
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+        close_unstarted([options.groups])
 
 
 class _Runner:
@@ -228,9 +231,7 @@ class _Runner:
 
     def close(self) -> None:
         """Close coroutines that never started, so that Python does not warn about them."""
-        for rollout in self._adopted:
-            if inspect.iscoroutine(rollout) and inspect.getcoroutinestate(rollout) == inspect.CORO_CREATED:
-                rollout.close()
+        close_unstarted(self._adopted)
 
     def expect(self, more: int) -> None:
         """Count rollouts that became known after the start."""

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from offbook.base.errors import ConfigError
+from offbook.base.redaction import error_text
 from offbook.base.types import Json
 
 CHECK_SECONDS: Final = 4.0
@@ -68,7 +69,7 @@ class LangfuseConnection:
             with self.client(CHECK_SECONDS) as http:
                 answer = http.get("/api/public/projects")
         except httpx.HTTPError as error:
-            raise ConnectionError(f"{self.base_url}: {type(error).__name__} {error}".strip()) from error
+            raise ConnectionError(f"{self.base_url}: {error_text(error)}") from error
         if answer.status_code in (401, 403):
             raise ConfigError(
                 f"Langfuse at {self.base_url} refused the keys ({answer.status_code}): check {PUBLIC} "
@@ -169,7 +170,7 @@ class LangfuseRest:
             )
         except httpx.HTTPError as error:
             url = self._connection.base_url
-            raise ConnectionError(f"no answer from Langfuse at {url} ({type(error).__name__}: {error})") from error
+            raise ConnectionError(f"no answer from Langfuse at {url} ({error_text(error)})") from error
         if answer.status_code in (401, 403):
             raise ConfigError(f"Langfuse refused the keys ({answer.status_code}): check {PUBLIC} and {SECRET}")
         if answer.has_redirect_location:

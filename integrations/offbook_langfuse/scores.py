@@ -11,6 +11,7 @@ from typing import Final, cast
 
 import httpx
 
+from offbook.base.redaction import error_text
 from offbook.base.types import Json
 from offbook.base.wire import RolloutTrace
 from offbook.contracts import DeliveryError, RejectedError, digest
@@ -147,7 +148,7 @@ def _posted(http: httpx.Client, path: str, body: Json) -> httpx.Response:
     try:
         return http.post(path, json=body)
     except httpx.HTTPError as error:
-        raise DeliveryError(f"POST {path}: {type(error).__name__} {error}".strip()) from error
+        raise DeliveryError(f"POST {path}: {error_text(error)}") from error
 
 
 def _json(answer: httpx.Response) -> Mapping[str, Json]:

@@ -125,12 +125,12 @@ async def test_a_tool_that_raises_has_its_error_whether_the_app_handles_it_or_no
     handled = graph.add_conditional_edges("ask", tools_condition).compile()
     rollout = await traced(handled, stand_in, obedient, "broken(city='teal')")
     [run], [span] = rollout.record.tool_runs, tools_of(rollout)
-    assert run.error == span.error == "KeyError('teal')" and run.result is None
+    assert run.error == span.error == "KeyError: 'teal'" and run.result is None
     assert "KeyError" in str(span.output)
     with pytest.raises(KeyError), capture(stand_in) as trajectory:
         create_agent(own_model(), [broken]).invoke(asked("broken(city='pink')"))
     [lost] = trajectory.tool_runs
-    assert (lost.name, lost.error) == ("broken", "KeyError('pink')")
+    assert (lost.name, lost.error) == ("broken", "KeyError: 'pink'")
 
 
 async def test_a_tool_that_ran_again_has_a_span_for_each_run(
@@ -153,9 +153,9 @@ async def test_a_tool_that_ran_again_has_a_span_for_each_run(
     graph.add_node("tools", ToolNode([shaky], handle_tool_errors=False), retry_policy=retry)
     app = graph.add_edge(START, "ask").add_edge("tools", "ask").add_conditional_edges("ask", tools_condition).compile()
     rollout = await traced(app, stand_in, obedient, "shaky(city='teal')")
-    assert [run.error for run in rollout.record.tool_runs] == ["ConnectionError('away')", None]
+    assert [run.error for run in rollout.record.tool_runs] == ["ConnectionError: away", None]
     spans = tools_of(rollout)
-    assert [span.error for span in spans] == ["ConnectionError('away')", None]
+    assert [span.error for span in spans] == ["ConnectionError: away", None]
     assert len({span.key for span in spans}) == 2
 
 

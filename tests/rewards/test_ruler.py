@@ -212,7 +212,7 @@ async def test_scores_that_never_fit_drop_the_whole_group(change: Change, told: 
         [kept] = await judged([group_of(10, 90, 50)], judge_at(endpoint))
     assert len(endpoint.requests) == 2
     assert rewards(kept) == [None] * 3 and kept.metrics == {"judge/dropped": 1.0}
-    assert kept.logs[0].startswith("the judge failed: LlmError(") and told in kept.logs[0]
+    assert kept.logs[0].startswith("the judge failed: LlmError: ") and told in kept.logs[0]
 
 
 @pytest.mark.parametrize(

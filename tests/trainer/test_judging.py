@@ -121,7 +121,7 @@ async def test_a_judge_that_fails_is_asked_once_more_and_then_its_group_is_dropp
     kept = await judged(groups(*names), judge)
     assert [group.trajectories[0].reward for group in kept] == [1.0, 1.0, None, None]
     assert [asked.count(name) for name in names] == [1, 2, 2, 1]
-    assert kept[2].logs == ["the judge failed: TimeoutError('no answer')"]
+    assert kept[2].logs == ["the judge failed: TimeoutError: no answer"]
     assert kept[3].logs == ["the judge gave no scores"]
 
 
@@ -171,5 +171,5 @@ async def test_a_run_in_which_the_judge_scored_nothing_says_why(model: Trainable
         return Trajectory()
 
     trainer = Trainer(model, silent, ["a scenario"], judge=judge, group_size=3)
-    with pytest.raises(RolloutError, match=r"3 x the judge failed: TimeoutError\('no answer'\)"):
+    with pytest.raises(RolloutError, match=r"3 x the judge failed: TimeoutError: no answer"):
         await trainer.atrain(1)

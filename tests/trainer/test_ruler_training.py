@@ -132,5 +132,5 @@ async def test_the_command_trains_by_a_judge(tmp_path: Path, local_backend: offb
 async def test_a_judge_that_answers_no_group_ends_the_run_with_the_reason(model: offbook.TrainableModel) -> None:
     with scripted_llm([says("I will not.")]) as endpoint:
         trainer = offbook.Trainer(model, rollout, SCENARIOS, judge=judge_at(endpoint), **SMALL)
-        with pytest.raises(RolloutError, match=r"8 x the judge failed: LlmError\("):
+        with pytest.raises(RolloutError, match=r"8 x the judge failed: LlmError: "):
             await trainer.atrain(1)

@@ -99,7 +99,7 @@ async def test_the_run_ends_and_says_what_is_missing_and_nothing_is_lost(
     if fault == "is slow":
         assert "trace sink" not in warned and said == []
     elif moment == "start":
-        why = "no answer within 0.5 s" if fault == "hangs" else "AttributeError('no such field')"
+        why = "no answer within 0.5 s" if fault == "hangs" else "AttributeError: no such field"
         assert f"trace sink 'faulty' does not answer, what it misses is delivered later: {why}" in warned
         assert said == []
     elif moment == "middle":

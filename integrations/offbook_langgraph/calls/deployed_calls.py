@@ -13,6 +13,7 @@ from openai.lib._parsing import type_to_response_format_param  # pyright: ignore
 from pydantic import Field, PrivateAttr
 
 from offbook.base.app_calls import SideAnswer
+from offbook.base.redaction import error_text
 from offbook.base.types import Json
 from offbook_langgraph.chat_model import ChatOffbook
 
@@ -108,7 +109,7 @@ class PaidRuns(RunTree):
             )
             report = call.answered(answer)
         except Exception as error:  # noqa: BLE001  # an unusual answer must not fail the app's call
-            return self._sides.warn(f"an answer cannot be reported: {error!r}")
+            return self._sides.warn(f"an answer cannot be reported: {error_text(error)}")
         self._sides.reports.add(call.route, report)
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:

@@ -18,6 +18,7 @@ from langchain_core.runnables.config import ensure_config
 from langchain_core.tracers.context import register_configure_hook
 
 from offbook.base.errors import CaptureError
+from offbook.base.redaction import error_text
 from offbook_langgraph.chat_model import ChatOffbook
 
 from . import leaks, shared_state
@@ -110,7 +111,7 @@ def wrapped(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
             raise
         except Exception as error:  # a user's select= or exclude=
             fault = CaptureError(
-                f"select= or exclude= failed on a call of {type(self).__name__}, so it has no target: {error!r}"
+                f"select= or exclude= failed on a call of {type(self).__name__}, so it has no target: {error_text(error)}"
             )
             capture.faults.append(fault)
             raise fault from error
@@ -133,7 +134,7 @@ def _deployed(
         stand_in = capture.stand_in(model, *_labels(name, capture, args, kwargs))
         messages = None if several else _messages(name, args, kwargs)
     except Exception as error:  # noqa: BLE001  # such as a part of the prompt that is kept at the provider, or a user's select=
-        logger.warning("deployed app: its own model answers a call of %s: %r", type(model).__name__, error)
+        logger.warning("deployed app: its own model answers a call of %s: %s", type(model).__name__, error_text(error))
         return original(model, *args, **kwargs)
     if stand_in is None:
         return original(model, *args, **kwargs)

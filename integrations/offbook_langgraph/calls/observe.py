@@ -14,6 +14,7 @@ from langchain_core.outputs import LLMResult
 
 from offbook import Trajectory, current_trajectory
 from offbook.base.errors import ConfigError
+from offbook.base.redaction import error_text
 from offbook.base.types import (
     Call,
     CallOrigin,
@@ -164,7 +165,7 @@ class Watcher(RunTree):
         started = self._started.pop(run_id, None)
         if started is not None:
             cancelled = not isinstance(error, Exception)
-            self._keep(started, (), CallStatus.CANCELLED if cancelled else CallStatus.FAILED, repr(error))
+            self._keep(started, (), CallStatus.CANCELLED if cancelled else CallStatus.FAILED, error_text(error))
 
     def close(self, trajectory: Trajectory) -> None:
         """Write the recorded calls on the trajectory. Calls without a response are added to its log."""

@@ -15,6 +15,7 @@ from langgraph.types import Command
 
 from offbook import Trajectory
 from offbook.base import clock
+from offbook.base.redaction import error_text
 from offbook.base.types import ToolRun
 
 LONGEST_ERROR = 1_000
@@ -68,7 +69,7 @@ class ToolWatch:
         """Note that a tool raised. An interrupt or a hand-off to another agent is not an error."""
         started = self._running.pop(run, None)
         if started is not None:
-            text = None if isinstance(error, GraphBubbleUp) else repr(error)[:LONGEST_ERROR]
+            text = None if isinstance(error, GraphBubbleUp) else error_text(error, LONGEST_ERROR)
             self._ended.append(started.ended(text))
 
     def write(self, trajectory: Trajectory, seen: Collection[str]) -> None:

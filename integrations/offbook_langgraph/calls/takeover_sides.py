@@ -20,6 +20,7 @@ import httpx
 
 from offbook.base import clock
 from offbook.base.app_calls import CALLS_AT_ONCE, AppCall, AppCalls, SideAnswer, SideRequest
+from offbook.base.redaction import error_text
 from offbook.base.takeovers import TakeoverPlan
 from offbook.base.types import Json
 from offbook.client.connection.transport import LoopTransport
@@ -188,9 +189,9 @@ class Reports:
             why = None if answer.is_success else f"the server answered {answer.status_code}: {answer.text[:300]}"
             one_of_them = answer.is_client_error  # or their size
         except httpx.HTTPError as error:
-            why = f"{type(error).__name__} {error}"
+            why = error_text(error)
         except ValueError as error:  # JSON cannot hold it
-            why, one_of_them = f"{type(error).__name__} {error}", True
+            why, one_of_them = error_text(error), True
         if why is None:
             self._warned = False
         elif one_of_them and len(calls) > 1:

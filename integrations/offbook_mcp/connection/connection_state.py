@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import cast
 
+from offbook.base.redaction import error_text
 from offbook.base.text import one_line, printable
 from offbook_mcp.errors import McpServerError
 
@@ -50,7 +50,7 @@ class Link:
             return f"the process ended ({self.ending})"
         if self.http_error is not None:
             return self.clean(self.http_error)
-        return self.clean(described(error)) if error is not None else "the connection closed"
+        return self.clean(error_text(error)) if error is not None else "the connection closed"
 
     def details(self) -> str:
         """Text that helps to find the cause: a stray line on stdout, and the end of stderr. Empty, or begins with `;`."""
@@ -64,10 +64,3 @@ class Link:
     def clean(self, text: str) -> str:
         """A server's text on one line, printable and without secrets."""
         return one_line(without(text, self.secrets))
-
-
-def described(error: BaseException) -> str:
-    """Describe an error by type and message; for a group, its first error."""
-    while isinstance(error, BaseExceptionGroup):
-        error = cast(BaseExceptionGroup[BaseException], error).exceptions[0]
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

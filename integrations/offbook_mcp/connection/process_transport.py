@@ -26,6 +26,7 @@ from mcp.shared.message import SessionMessage
 from mcp.types import JSONRPCError, JSONRPCResponse, jsonrpc_message_adapter
 
 from offbook.base.errors import ConfigError
+from offbook.base.redaction import error_text
 from offbook_mcp.errors import McpOverflowError, McpProtocolError
 
 from .connection_state import Link
@@ -151,7 +152,7 @@ class _ProcessStreams:
                     if unanswered > self._limit:
                         return self._overflow()
             except (anyio.ClosedResourceError, anyio.BrokenResourceError, OSError) as error:
-                logger.debug("stdout of MCP server %r: %r", self._link.server, error)
+                logger.debug("stdout of MCP server %r: %s", self._link.server, error_text(error))
             await self._note_ending()
 
     async def _deliver(self, line: bytes, incoming: MemoryObjectSendStream[SessionMessage | Exception]) -> bool:
@@ -214,7 +215,7 @@ class _ProcessStreams:
             async for chunk in self._stderr:
                 self._link.add_stderr(chunk)
         except (anyio.ClosedResourceError, anyio.BrokenResourceError, OSError) as error:
-            logger.debug("stderr of MCP server %r: %r", self._link.server, error)
+            logger.debug("stderr of MCP server %r: %s", self._link.server, error_text(error))
         finally:
             self._stderr_read.set()
 

@@ -22,6 +22,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
 from offbook.base.errors import ConfigError
+from offbook.base.redaction import error_text
 from offbook_mcp.errors import (
     McpConnectionError,
     McpProtocolError,
@@ -32,7 +33,7 @@ from offbook_mcp.errors import (
 )
 from offbook_mcp.tools.tool import ServerDescription, as_server_tool
 
-from .connection_state import Link, described
+from .connection_state import Link
 from .environment_references import names_secret, without
 from .faulty_tools import sound_listings, sound_server
 from .http_transport import http_transport
@@ -254,7 +255,7 @@ class Session:
         except Exception as error:  # noqa: BLE001  # any failure of the transport ends the session, also an ExceptionGroup
             self._error = error
             if not self._closing:
-                logger.debug("MCP server %r: %s", self.server.name, described(error))
+                logger.debug("MCP server %r: %s", self.server.name, error_text(error))
         finally:
             self._client = None
             self._link.closed.set()
@@ -341,7 +342,7 @@ class Session:
                 async for _ in events:
                     self._relisted.set()
         except (MCPError, SubscriptionLost, TimeoutError) as error:
-            logger.debug("MCP server %r reports no changes of its tools: %s", self.server.name, described(error))
+            logger.debug("MCP server %r reports no changes of its tools: %s", self.server.name, error_text(error))
 
     async def _list_again(self) -> None:
         """Note which of the first tools are gone or different now. New tools are ignored."""

@@ -16,6 +16,7 @@ from openai.types.chat.chat_completion_message_tool_call import ChatCompletionMe
 from offbook import History
 from offbook.base import clock
 from offbook.base.errors import ConfigError
+from offbook.base.redaction import error_text
 from offbook.base.types import ToolRun
 from offbook_mcp.tools.free_form import result_digest
 from offbook_mcp.tools.results import ToolResult, bounded_text
@@ -55,7 +56,7 @@ class ToolClock:
         try:
             yield timing
         except BaseException as error:
-            raised = repr(error)[:LONGEST_ERROR]
+            raised = error_text(error, LONGEST_ERROR)
             raise
         finally:
             timing.seconds = clock.since(started_at)

@@ -15,6 +15,8 @@ from urllib.parse import quote
 
 from pydantic import BaseModel
 
+from .text import one_line
+
 MARK = "[redacted key]"
 METRIC = "redacted_keys"
 """Metric of a rollout: the number of marks in its record. Missing without any."""
@@ -110,6 +112,19 @@ def redact(text: str) -> str:
     return text
 
 
+def error_text(error: BaseException, limit: int = 500) -> str:
+    """An exception's type and message on one line, without keys; of a group, its first one's.
+
+    Messages show errors of other libraries by this, never by their repr: aiohttp's holds the headers of a request."""
+    while isinstance(error, BaseExceptionGroup):
+        error = cast(BaseExceptionGroup[BaseException], error).exceptions[0]
+    try:
+        message = one_line(redact(str(error)[: 10 * limit]), limit)
+    except Exception:  # noqa: BLE001  # a class whose own str() raises
+        message = ""
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
 def keys_in(text: str) -> list[str]:
     """What has the form of a key in a text, and the passwords of its URLs."""
     matched: list[str] = [match[0] for _, pattern, _ in _PATTERNS for match in pattern.finditer(text)]
@@ -185,3 +200,9 @@ def guard_logs() -> None:
     """Redact the log records of the libraries in LOGGERS. Idempotent: a logger adds the same filter once."""
     for name in LOGGERS:
         logging.getLogger(name).addFilter(_FILTER)
+
+
+def guard_own_log() -> None:
+    """Redact whatever this process logs, with its tracebacks: for a process whose log is ours."""
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(_FILTER)

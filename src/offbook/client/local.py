@@ -26,6 +26,7 @@ from offbook.base.adapter_folders import base_of
 from offbook.base.errors import BackendError, ConfigError
 from offbook.base.json_files import read_json
 from offbook.base.option_names import check_options
+from offbook.base.redaction import error_text
 from offbook.base.server_options import EngineOptions, default_dir
 from offbook.base.terminal import Terminal
 from offbook.base.types import Json
@@ -234,7 +235,7 @@ class _Starting:
                 health: Json = json.loads(answer.read())
             return url if health["status"] == "ok" else None
         except (OSError, ValueError, KeyError, TypeError, httpx.TransportError) as error:
-            logger.debug("not ready: %r", error)
+            logger.debug("not ready: %s", error_text(error))
             return None
 
 

@@ -22,7 +22,7 @@ from uvicorn.loops.auto import auto_loop_factory
 from offbook.base import clock
 from offbook.base.errors import ConfigError, EngineError, OffbookError, StoreError
 from offbook.base.http_access import is_loopback
-from offbook.base.redaction import protect, protect_environment
+from offbook.base.redaction import guard_own_log, protect, protect_environment
 from offbook.base.server_options import ServerOptions
 from offbook.base.terminal import echo
 from offbook.http_listener.config import OPEN_FILES, listener_config
@@ -72,6 +72,7 @@ def run(options: ServerOptions) -> int:
     Raises ConfigError, EngineError, StoreError.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    guard_own_log()
     for noisy in ("httpx", "uvicorn.error"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     _allow_open_files()

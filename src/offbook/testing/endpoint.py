@@ -10,6 +10,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from offbook.base.redaction import error_text
+
 from .replies import LlmReply, LlmRequest, Script, fails
 
 
@@ -46,7 +48,7 @@ class ScriptedLlm:
             return self._script(request)
         except Exception as error:  # noqa: BLE001  # the script is the user's code: `scripted_llm` raises it at the end
             self.failures.append(error)
-            return fails(500, f"the script raised {error!r}")
+            return fails(500, f"the script raised {error_text(error)}")
 
     @contextmanager
     def counted(self) -> Generator[None]:

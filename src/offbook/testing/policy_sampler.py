@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from offbook.base.redaction import error_text
 from offbook.base.server_sent_events import EVENT_STREAM
 from offbook.openai_dialect.chat_answer import CHUNK, WHOLE, head, tool_call, usage, wants_usage
 from offbook.openai_dialect.errors import error_body
@@ -84,7 +85,7 @@ class PolicySampler:
             completion = PolicyCompletion(body, self.policy(body))
         except Exception as error:  # noqa: BLE001  # the policy is the user's code: whoever runs the sampler raises it
             self.failures.append(error)
-            return await self._refuse(send, 500, f"the policy raised {error!r}")
+            return await self._refuse(send, 500, f"the policy raised {error_text(error)}")
         if not body.get("stream"):
             return await send_json(send, 200, completion.whole())
         await start(send, 200, EVENT_STREAM)

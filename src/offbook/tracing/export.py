@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from offbook.base.errors import ConfigError, OffbookError
+from offbook.base.redaction import error_text
 from offbook.base.terminal import echo
 from offbook.base.text import counted
 from offbook.base.types import RolloutPlace
@@ -175,7 +176,7 @@ def _deliver(records: RunRecords, sink: TraceSink, servers: Sequence[Api]) -> li
             else:
                 show(sink, event)
         except Exception as error:  # noqa: BLE001  # a sink is foreign code; the other events are still shown
-            faults.append(f"{event.id}: {error!r:.300}")
+            faults.append(f"{event.id}: {error_text(error)}")
     sink.closed()
     return faults
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from offbook.base.errors import ServerError
+from offbook.base.redaction import error_text
 from offbook.base.server_options import default_dir
 from offbook.base.temporary_folders import TemporaryFolder
 from offbook.client.connection.download import download_export
@@ -203,7 +204,7 @@ class Delivery:
         try:
             self._sink.closed()
         except Exception as error:  # noqa: BLE001  # as in `_guard`
-            self._unclosed = f"closing failed: {error!r:.500}"
+            self._unclosed = f"closing failed: {error_text(error)}"
             self._warn(type(error).__name__, self._unclosed)
 
     def _deliver(self, notes: DeliveryNotes, event: TraceEvent, runner: asyncio.Runner) -> None:
@@ -225,7 +226,7 @@ class Delivery:
             self._warn(REJECTED, f"some of this was rejected for good: {error!s:.500}")
         except Exception as error:  # noqa: BLE001  # a sink is third-party code, and must never stop training
             self._warn(
-                type(error).__name__, f"failed and goes on without this, which is delivered later: {error!r:.500}"
+                type(error).__name__, f"failed and goes on without this, which is delivered later: {error_text(error)}"
             )
             return False
         return True

@@ -9,6 +9,7 @@ import httpx
 
 from offbook import contracts
 from offbook.base.errors import ConfigError, MissingExtraError
+from offbook.base.redaction import error_text
 from offbook.contracts import TraceSink, digest
 
 from .jsonl import rollout_line
@@ -50,7 +51,7 @@ class MlflowSink(TraceSink):
                 httpx.get(self._url, timeout=4)  # MLflow's own client would retry for minutes
             self._client.search_experiments(max_results=1)
         except httpx.HTTPError as error:
-            raise ConnectionError(f"{self._url}: {type(error).__name__} {error}") from error
+            raise ConnectionError(f"{self._url}: {error_text(error)}") from error
         except MlflowException as error:
             raise ConfigError(f"sink mlflow: {self._url!r} refused MLFLOW_TRACKING_*: {error!s:.300}") from error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from offbook.base.redaction import error_text
 from offbook.base.takeovers import Decision, Numbers, TakeoverState
 from offbook.contracts import TakeoverDecided, TraceSink
 
@@ -58,7 +59,7 @@ class TakeoverEvents:
                 try:
                     show(sink, event)
                 except Exception as error:  # noqa: BLE001  # a sink is foreign code; the other sinks are still shown
-                    faults.append(f"{sink_name(sink)}: {event.id}: {error!r:.300}")
+                    faults.append(f"{sink_name(sink)}: {event.id}: {error_text(error)}")
                     break  # later decisions after it, in their order
                 shown.add(event.id)
                 new.add(event.id)

@@ -10,6 +10,7 @@ from typing import Any, Final
 import httpx
 
 from offbook.base.errors import ConfigError, MissingExtraError
+from offbook.base.redaction import error_text
 from offbook.base.types import Json
 from offbook.base.wire import RolloutTrace
 from offbook.contracts import (
@@ -161,7 +162,7 @@ def _require_answer() -> None:
     try:
         httpx.get(_host(), timeout=ANSWER_SECONDS)
     except httpx.HTTPError as error:
-        raise ConnectionError(f"{_host()}: {type(error).__name__} {error}".strip()) from error
+        raise ConnectionError(f"{_host()}: {error_text(error)}") from error
 
 
 def run_id(run: str) -> str:

@@ -18,8 +18,9 @@ from offbook.base.errors import (
     MissingExtraError,
     RolloutError,
 )
+from offbook.base.redaction import error_text
 from offbook.base.text import counted
-from offbook.base.types import TrajectoryGroup
+from offbook.base.types import TrajectoryGroup, as_rollout_exception
 from offbook.contracts import Judge
 from offbook.llms import Llm
 from offbook.rewards.reward_result import as_reward
@@ -108,8 +109,8 @@ async def _asked_twice(group: TrajectoryGroup, judge: Judge) -> TrajectoryGroup 
         return await _asked(group, judge)
     except (*SAME_FAULT_AGAIN, LlmError):  # an LlmError comes after its own retries
         raise
-    except Exception:  # any failure of the judge is retried once
-        logger.warning("the judge failed and is called again", exc_info=True)
+    except Exception as error:  # noqa: BLE001  # any failure of the judge is retried once
+        logger.warning("the judge failed and is called again:\n%s", as_rollout_exception(error).traceback)
     return await _asked(group, judge)
 
 
@@ -140,7 +141,7 @@ def nothing_scored(groups: Sequence[TrajectoryGroup]) -> RolloutError:
 
 
 def _dropped(group: TrajectoryGroup, failure: Exception | BaseException | None) -> TrajectoryGroup:
-    why = "the judge gave no scores" if failure is None else f"the judge failed: {failure!r}"
+    why = "the judge gave no scores" if failure is None else f"the judge failed: {error_text(failure)}"
     for trajectory in group:
         trajectory.reward = None
         trajectory.log(why)

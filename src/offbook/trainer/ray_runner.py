@@ -18,6 +18,7 @@ from offbook.base.errors import ConfigError, RolloutError
 from offbook.base.http_access import is_loopback
 from offbook.base.option_names import names_checked
 from offbook.base.ray_cluster import connect, ray_module
+from offbook.base.redaction import error_text
 from offbook.base.types import RecordedError, RolloutException, Trajectory, as_rollout_exception
 from offbook.client.model import TrainableModel
 from offbook.client.rollouts.gather import raise_common_fault
@@ -142,7 +143,7 @@ def run_payload(payload: bytes) -> bytes:
     try:
         return _cloudpickle().dumps(result)
     except Exception as error:  # noqa: BLE001  # the user's values; a bad rollout is data
-        failed = RolloutError(f"what the rollout returned cannot be pickled: {error!r}")
+        failed = RolloutError(f"what the rollout returned cannot be pickled: {error_text(error)}")
         failed.__cause__ = error
         return _cloudpickle().dumps(RemoteResult(failed=as_rollout_exception(failed), spent=result.spent))
 
@@ -153,7 +154,7 @@ async def remote_result(payload: bytes) -> RemoteResult:
         job: RemoteRollout = _cloudpickle().loads(payload)
     except Exception as error:  # noqa: BLE001  # the user's modules, which this machine may lack
         failed = RolloutError(
-            f"the worker cannot load the rollout ({error!r}): install its modules there, or pass "
+            f"the worker cannot load the rollout ({error_text(error)}): install its modules there, or pass "
             'RayRunner(runtime_env={"working_dir": "."})'
         )
         failed.__cause__ = error

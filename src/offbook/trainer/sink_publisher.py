@@ -36,8 +36,8 @@ from offbook.base import clock
 from offbook.base.alerts import signs
 from offbook.base.config import TrainConfig
 from offbook.base.errors import OffbookError
-from offbook.base.redaction import Redaction
-from offbook.base.types import Json, TrajectoryGroup
+from offbook.base.redaction import Redaction, error_text
+from offbook.base.types import Json, TrajectoryGroup, as_rollout_exception
 from offbook.client.connection.http import Api
 from offbook.contracts import (
     Alert,
@@ -134,8 +134,8 @@ class SinkPublisher:
             return
         try:
             self._options.on_alert(alert)
-        except Exception:  # the user's function must not end the run
-            logger.exception("on_alert= failed for %s", alert.kind)
+        except Exception as error:  # noqa: BLE001  # the user's function must not end the run
+            logger.error("on_alert= failed for %s:\n%s", alert.kind, as_rollout_exception(error).traceback)
 
     async def _servers(self) -> list[Api]:
         return list({api.url: api for api in [await model.api() for model in self._models]}.values())
@@ -149,7 +149,7 @@ async def _check(sink: TraceSink) -> None:
     if isinstance(error, OffbookError):
         raise error
     if error is not None:
-        why = str(error) if isinstance(error, OSError) else repr(error)
+        why = str(error) if isinstance(error, OSError) else error_text(error)
         logger.warning("trace sink %r does not answer, what it misses is delivered later: %s", sink_name(sink), why)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import aiohttp
 import httpx
 
+from offbook.base import redaction
 from offbook.base.errors import EngineError
 from offbook.base.types import Json
 
@@ -214,7 +215,7 @@ def error_text(error: Exception) -> str:
     """Why a connection broke, for a message."""
     if isinstance(error, aiohttp.ClientPayloadError):
         return _CUT_OFF
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return redaction.error_text(error)
 
 
 def reason_of(response: httpx.Response) -> str:

@@ -13,6 +13,7 @@ import orjson
 from starlette.types import ASGIApp, Message, Scope
 
 from offbook.base import clock
+from offbook.base.redaction import error_text
 from offbook.base.server_sent_events import EventReader
 from offbook.base.types import Message as ChatMessage
 from offbook.base.wire import LENGTH_HEADER
@@ -67,7 +68,9 @@ class SmallModel:
         try:
             return self._chosen(call, path)
         except Exception as error:  # noqa: BLE001  # whatever fails here, the paid model answers
-            logger.warning("takeover of %s: a call goes to the paid model: %r", self.takeover.state.route, error)
+            logger.warning(
+                "takeover of %s: a call goes to the paid model: %s", self.takeover.state.route, error_text(error)
+            )
             return False
 
     def _chosen(self, call: PassedCall, path: str) -> bool:
@@ -101,7 +104,7 @@ class SmallModel:
         except TimeoutError:
             answer.failure = "late"
         except Exception as error:  # noqa: BLE001  # whatever fails here, the paid model answers
-            logger.warning("takeover of %s: the small model failed: %r", self.takeover.state.route, error)
+            logger.warning("takeover of %s: the small model failed: %s", self.takeover.state.route, error_text(error))
             answer.failure = type(error).__name__
         return answer
 
@@ -156,7 +159,7 @@ class SmallModel:
             paid = await self._message(call, body, b"".join(call.answer or ()))
             score = 0.0 if answer.failure else agreement(await self._message(call, body, answer.body), paid)
         except SHAPE_ERRORS as error:
-            logger.info("takeover of %s: a call cannot be compared: %r", takeover.state.route, error)
+            logger.info("takeover of %s: a call cannot be compared: %s", takeover.state.route, error_text(error))
             return
         if stage is takeover.stage and takeover.shadowing:
             stage.add_call(seconds, answer.failure)

@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from offbook.base.config import TrainConfig
 from offbook.base.errors import OffbookError, ServerError, TrainError
+from offbook.base.redaction import error_text
 from offbook.base.types import TrainResult
 from offbook.base.wire import TrainRequest, TrainStatus
 
@@ -149,7 +150,7 @@ class TrainQueue:
                     logger.exception("Train request %s failed", feed.request.id)
                 reason = error.reason if isinstance(error, TrainError) else "failed"
                 reason = error.code if isinstance(error, ServerError) else reason
-                await self._fail(feed, f"{error}" if isinstance(error, OffbookError) else repr(error), reason)
+                await self._fail(feed, f"{error}" if isinstance(error, OffbookError) else error_text(error), reason)
             finally:
                 self._running = None
                 if self._queue.empty():

@@ -237,16 +237,20 @@ async def test_a_path_that_leaves_the_known_routes_is_not_passed_on_in_any_spell
 async def test_the_path_that_was_checked_is_the_path_that_is_forwarded(passing: Opening) -> None:
     async with lied_to(passing) as (route, provider):
         provider.pieces = [OK + b"content-length: 2\r\nconnection: close\r\n\r\n{}"]
-        for path, forwarded in (
-            ("/v1/models", "/v1/models"),
-            ("/v1/models/ft:gpt-4.1:org::id", "/v1/models/ft:gpt-4.1:org::id"),
-            ("/v1/models/meta-llama%2FLlama-3.1-8B", "/v1/models/meta-llama%2FLlama-3.1-8B"),
-            ("/v1/models/meta-llama/Llama-3.1-8B", "/v1/models/meta-llama/Llama-3.1-8B"),
-            ("/%761/models/%67pt-4.1?after=a%2Fb", "/v1/models/gpt-4.1?after=a%2Fb"),
-            ("/v1/responses/resp_1/input_items?limit=3", "/v1/responses/resp_1/input_items?limit=3"),
-            ("/v1/models?key=k&%6bey=k&a=1", "/v1/models?a=1"),
+        for method, path, forwarded in (
+            ("GET", "/v1/models", "/v1/models"),
+            ("GET", "/v1/models/ft:gpt-4.1:org::id", "/v1/models/ft:gpt-4.1:org::id"),
+            ("GET", "/v1/models/meta-llama%2FLlama-3.1-8B", "/v1/models/meta-llama%2FLlama-3.1-8B"),
+            ("GET", "/v1/models/meta-llama/Llama-3.1-8B", "/v1/models/meta-llama/Llama-3.1-8B"),
+            ("GET", "/%761/models/%67pt-4.1?after=a%2Fb", "/v1/models/gpt-4.1?after=a%2Fb"),
+            ("GET", "/v1/responses/resp_1/input_items?limit=3", "/v1/responses/resp_1/input_items?limit=3"),
+            ("GET", "/v1/models?key=k&%6bey=k&a=1", "/v1/models?a=1"),
+            ("GET", "/v1/v1/models/claude-sonnet-4-5", "/v1/models/claude-sonnet-4-5"),
+            ("POST", "/v1/v1/messages/count_tokens", "/v1/messages/count_tokens"),
+            ("POST", "/v1beta/models/g-1:batchEmbedContents", "/v1beta/models/g-1:batchEmbedContents"),
+            ("POST", "/v1beta/models/g-1:streamGenerateContent", "/v1beta/models/g-1:streamGenerateContent"),
         ):
-            status, _ = await asyncio.to_thread(raw_answer, route.url, "GET", f"/r/desk{path}")
+            status, _ = await asyncio.to_thread(raw_answer, route.url, method, f"/r/desk{path}")
             assert status == 200, path
             assert provider.heads.pop().split()[1].decode() == forwarded
 

@@ -13,7 +13,7 @@ from .address import AUTHORIZATION, UpstreamModel
 
 _READ = re.compile(r"/v1(?:(?:alpha|beta)?/models(?:/.+)?|/responses/.+)")
 """Paths that may be read. Others of a provider, such as its files, are no business of an app's model."""
-_ALSO = re.compile(r"/v1/embeddings")
+_ALSO = re.compile(r"/v1/embeddings|/v1(?:alpha|beta)?/models/[^/]+:(?:batchE|e)mbedContents?")
 """Paths to which an app that has one address posts too. They pass, and are not counted."""
 _PART = re.compile(r"(?!\.+$)[\w.:@+~,=-]+", re.ASCII)
 """A part of a path, decoded: a word of an API or a part of a model's name. No dots alone, and nothing that another server could
@@ -28,7 +28,10 @@ HOP = frozenset(
 def relayed_path(method: str, path: str, raw: str) -> str | None:
     """The path to forward, None if it is none of a model. `path`: as the client's was decoded; `raw`: as it was written.
 
-    A slash within a name stays escaped where the client has escaped it."""
+    A slash within a name stays escaped where the client has escaped it. A second version, which clients of a base URL with one
+    add, is left out."""
+    if path.startswith("/v1/v1/"):
+        path, raw = path.removeprefix("/v1"), raw.removeprefix("/v1")
     segments = [unquote(segment) for segment in raw.removeprefix("/").removesuffix("/").split("/")]
     if not all(_PART.fullmatch(part) for segment in segments for part in segment.split("/")):
         return None

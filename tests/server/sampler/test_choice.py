@@ -99,6 +99,7 @@ def test_each_inference_gpu_is_a_replica_and_the_one_on_the_learners_gpu_follows
     )
     commands = [engine.command(Path("base"), Path("socket"), replica) for replica in engine.replicas]
     assert [after("--gpus", command) for command in commands] == ["0", "1", "2"]
+    assert [after("--replica", command) for command in commands] == [None, "1", "2"]
     assert {after("--dtype", command) for command in commands} == {"float16"}  # what all of them compute in
     assert ["--shares-gpu" in command for command in commands] == [True, False, False]
     assert [after("--memory-share", command) is None for command in commands] == [False, True, True]

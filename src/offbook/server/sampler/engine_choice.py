@@ -165,6 +165,7 @@ class EngineChoice:
         if self.name == "vllm":
             values |= {
                 "gpus": ",".join(map(str, replica.gpus)) or None,
+                "replica": replica.number or None,
                 "replicas": options.samplers if several else None,
                 "max-loras": options.max_loras,
                 "max-lora-rank": options.max_lora_rank,

@@ -51,6 +51,15 @@ def test_engine_args_are_vllms_own_options_and_go_before_ours() -> None:
     assert words[words.index("--x") + 1 :][:2] == ["1", "2"]
 
 
+def test_replicas_and_restarts_sample_with_a_seed_each() -> None:
+    seeds = {after("--seed", made("--device", "cpu", "--replica", str(number // 2))) for number in range(6)}
+    assert len(seeds) == 6 and all(0 <= int(seed) < 2**31 for seed in seeds)
+    own = [made("--engine-args", '{"seed": 40}', "--device", "cpu", "--replica", str(number)) for number in range(3)]
+    assert [after("--seed", words) for words in own] == ["40", "41", "42"]
+    with pytest.raises(ConfigError, match="seed: a whole number is needed, got 'x'"):
+        made("--engine-args", '{"seed": "x"}', "--device", "cpu")
+
+
 def test_an_engine_arg_that_is_ours_to_say_is_refused_with_the_option_that_says_it() -> None:
     with pytest.raises(ConfigError, match="engine_args: 'max-num-seqs' is not allowed there: --max-batch"):
         made("--engine-args", '{"max_num_seqs": 4}')

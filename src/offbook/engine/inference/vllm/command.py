@@ -12,6 +12,7 @@ import ctypes
 import json
 import logging
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -140,7 +141,18 @@ def arguments(options: argparse.Namespace, place: Place) -> list[str]:
         }  # "auto": the longest that fits, up to the model's context
     else:
         values |= {"enforce-eager": True, "kv-cache-memory-bytes": place.cache_bytes, "block-size": BLOCK}
-    return _flags(values | _extra_arguments(options.engine_args))
+    extra = _extra_arguments(options.engine_args)
+    return _flags(values | extra | {"seed": _seed(extra.get("seed"), options.replica)})
+
+
+def _seed(seed: object, replica: int) -> int:
+    """The seed of calls without one. vLLM's default is the same for every server and after every start, so replicas would
+    sample the same answers to the same prompts; a seed in `engine_args` is that of replica 0."""
+    if seed is None:
+        return secrets.randbits(31)
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise ConfigError(f"engine_args: seed: a whole number is needed, got {seed!r:.100}")
+    return seed + replica
 
 
 def environment(place: Place, threads: int | None, *, private: bool = True) -> dict[str, str]:
@@ -273,6 +285,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--max-loras", type=int, default=3, help="adapters that calls can use at once")
     parser.add_argument("--max-lora-rank", type=int, default=16, help="largest rank of an adapter")
     parser.add_argument("--threads", type=int, help="CPU threads of the model")
+    parser.add_argument("--replica", type=int, default=0, help="which of the replicas this is")
     parser.add_argument("--replicas", type=int, default=1, help="vLLMs that share this machine's memory on a CPU")
     parser.add_argument("--tool-call-parser", help="default: by the model's family")
     parser.add_argument("--reasoning-parser", help="default: by the model's family")

@@ -151,6 +151,11 @@ def test_the_reward_comes_from_file_line_or_exit_code(
             "raise SystemExit('no luck')",
             "wrote no reward to $OFFBOOK_REWARD_FILE and ended with exit code 1: no luck",
         ),
+        (
+            "file",
+            "import atexit; atexit.register(sys.stderr.write, 'nanobind: leaked 3 types!\\n - ... skipped remainder\\n' * 9); 1 + None",
+            "TypeError: unsupported operand type(s) for +: 'int' and 'NoneType'",
+        ),
         ("file", "reward('nan')", "a finite number is needed"),
         ("file", "reward('good')", "has 'good'; a number"),
         ("file", "reward('{')", "has '{'; a number"),

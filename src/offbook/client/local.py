@@ -25,6 +25,7 @@ import httpx
 from offbook.base.adapter_folders import base_of
 from offbook.base.errors import BackendError, ConfigError
 from offbook.base.json_files import read_json
+from offbook.base.last_words import last_lines
 from offbook.base.option_names import check_options
 from offbook.base.redaction import error_text
 from offbook.base.server_options import EngineOptions, default_dir
@@ -292,10 +293,10 @@ def _tail(folder: Path, start: int) -> str:
     try:
         with log_file(folder).open("rb") as file:
             file.seek(start)
-            lines = file.read().decode(errors="replace").rstrip("\n").split("\n")
+            lines = last_lines(file.read().decode(errors="replace"), TAIL_LINES)
     except OSError as error:
         return f"(its log cannot be read: {error})"
-    return "\n".join(lines[-TAIL_LINES:]) or "(it wrote nothing)"
+    return "\n".join(lines) or "(it wrote nothing)"
 
 
 def _ended(process: subprocess.Popen[bytes], folder: Path, start: int, what: str) -> str:

@@ -23,6 +23,7 @@ import offbook
 from offbook.base.devices import driver_fault
 from offbook.base.errors import BackendError
 from offbook.base.extras import install_command
+from offbook.base.last_words import last_line
 from offbook.base.server_options import EngineOptions
 from offbook.base.temporary_folders import TemporaryFolder
 from offbook.base.text import counted
@@ -241,8 +242,8 @@ def query_facts(subject: str, kind: type[Facts], seconds: float = FACTS_SECONDS)
 
 
 def _last_line(text: str, before: str = "") -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return f"{before}{lines[-1][:300]}" if lines else ""
+    last = last_line(text).strip()
+    return f"{before}{last[:300]}" if last else ""
 
 
 try:

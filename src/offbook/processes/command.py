@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from offbook.base.errors import ConfigError, RolloutError
+from offbook.base.last_words import last_line, last_lines
 from offbook.base.options import RunOptions, option, takes
 from offbook.base.temporary_folders import TemporaryFolder
 from offbook.base.text import one_line
@@ -348,7 +349,8 @@ def _keep_output(trajectory: Trajectory, ending: Ending, who: str) -> None:
 def _last_words(ending: Ending) -> str:
     """The end of its stderr, or of its stdout, for a message."""
     text = ending.stderr.text().strip() or ending.stdout.text().strip()
-    return f": {one_line(text[-200:])}" if text else ""
+    end, exception = "\n".join(last_lines(text, 15))[-200:], last_line(text)[:200]
+    return f": {one_line(end if exception in end else exception)}" if end else ""
 
 
 def _no_call(gateway: ProgramGateway, trajectory: Trajectory) -> RolloutError:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from offbook.base.die_with_parent import die_with_parent
+from offbook.base.last_words import last_lines
 
 LOG_LIMIT = 8 * 2**20
 """Size in bytes at which a log is renamed to `.old` when the child starts."""
@@ -28,7 +29,7 @@ class ChildLog:
     start: int
 
     def tail(self, lines: int = 15) -> str:
-        """The last non-empty lines of this child, or a note in brackets if there are none."""
+        """The last lines of this child, as `last_lines` reads them, or a note in brackets if there are none."""
         try:
             with self.path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
@@ -36,7 +37,7 @@ class ChildLog:
                 text = file.read().decode("utf-8", "replace")
         except OSError as error:
             return f"(log {self.path} cannot be read: {error})"
-        kept = [line for line in text.split("\n") if line.strip()][-lines:]
+        kept = last_lines(text, lines)
         return "\n".join(kept) if kept else f"(nothing in {self.path})"
 
 

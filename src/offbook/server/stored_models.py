@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from offbook.base.errors import ConfigError, EngineError, OffbookError
+from offbook.base.last_words import last_line
 from offbook.base.wire import CheckpointState, ExportFormat, ExportResult
 
 from ..engine import checkpoint_files
@@ -84,8 +85,8 @@ async def _export(facts: ModelFacts, checkpoint: Checkpoint, format: ExportForma
             check=False,
         )
         if finished.returncode != 0:
-            why = finished.stderr.strip().splitlines()[-1:] or [f"exit code {finished.returncode}"]
-            raise EngineError(f"{checkpoint.path} was not merged: {why[0]}")
+            why = last_line(finished.stderr) or f"exit code {finished.returncode}"
+            raise EngineError(f"{checkpoint.path} was not merged: {why}")
         return Merged.model_validate_json(finished.stdout.splitlines()[-1])
 
     try:

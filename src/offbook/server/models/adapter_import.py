@@ -10,6 +10,7 @@ from pathlib import Path
 
 from offbook.base.config import LoraOptions
 from offbook.base.errors import ConfigError
+from offbook.base.last_words import last_line
 
 from ...engine.checkpoint_files import ADAPTER, digest, make_folder, path_of, read, sync
 from ...engine.protocol import IMPORT_MODULE
@@ -42,8 +43,8 @@ def import_adapter(
             errors="replace",
         )
         if done.returncode:
-            last = done.stderr.strip().splitlines()[-1:] or [f"the process ended with code {done.returncode}"]
-            raise ConfigError(f"{adapter} was not imported: {done.stdout or last[0]}")
+            last = last_line(done.stderr) or f"the process ended with code {done.returncode}"
+            raise ConfigError(f"{adapter} was not imported: {done.stdout or last}")
         note = read(path_of(scratch / "checkpoints", 1)).note
         check(note.lora)
         origin = digest(adapter / ADAPTER)

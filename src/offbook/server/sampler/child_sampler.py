@@ -155,7 +155,7 @@ class ChildSampler(SupervisedSampler):
                     raise EngineError(f"the process ended with {child.ending()}")
                 if await healthy(client):
                     return
-                self._detail = child.log.tail(1)
+                self._detail = child.log.tail().split("\n")[-1]
                 with suppress(TimeoutError):
                     await asyncio.wait_for(child.exited.wait(), 0.1)
         finally:

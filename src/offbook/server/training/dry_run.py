@@ -8,6 +8,7 @@ import sys
 from pydantic import ValidationError
 
 from offbook.base.errors import EngineError
+from offbook.base.last_words import last_lines
 
 from ...engine.protocol import DRY_RUN_MODULE, DryRun, DryRunReport
 from ..models.base_model import find
@@ -20,7 +21,7 @@ def dry_run(base_model: str, run: DryRun) -> DryRunReport:
     try:
         report = DryRunReport.model_validate_json(done.stdout)
     except ValidationError as error:
-        last = "\n".join(done.stderr.strip().split("\n")[-5:])
+        last = "\n".join(last_lines(done.stderr, 5))
         raise EngineError(f"the dry run ended with code {done.returncode} and without a report: {last}") from error
     if report.error:
         raise EngineError(f"the dry run failed: {report.error}")

@@ -67,6 +67,25 @@ async def test_the_pages_of_a_run_that_imitates_show_its_rewards_and_what_was_le
         assert left_out == (record.reward == 0.0)
 
 
+async def test_the_page_of_a_step_that_imitates_counts_groups_as_the_learner_does(model: TrainableModel) -> None:
+    rewards = {"0": itertools.cycle([1.0, 0.0]), "1": itertools.repeat(1.0), "2": itertools.repeat(0.0)}
+
+    async def run(model: TrainableModel, scenario: dict[str, str]) -> Trajectory:
+        trajectory = await rollout(model, scenario)
+        trajectory.reward = next(rewards[scenario["id"]])
+        return trajectory
+
+    options = {**SMALL, "scenarios_per_step": 3}
+    report = await Trainer(model, run, SCENARIOS, progress=quiet()[0], **options).atrain(1)
+    metrics = report.iterations[0].metrics
+    assert [metrics[f"groups/{name}"] for name in ("total", "trained", "all_good", "none_good")] == [3, 1, 1, 1]
+    api = await model.api()
+    headers = {"authorization": f"Bearer {api.key}"}
+    page = httpx.get(f"{api.url}/runs/{report.run}/steps/0?split=train", headers=headers, trust_env=False, timeout=60)
+    assert "<dd>1 of 3 <small>1 all good, 1 none good</small>" in page.text
+    assert page.text.count("✓ gradient") == 1 and " all good</span>" in page.text and " none good</span>" in page.text
+
+
 async def test_a_run_that_is_started_again_replays_the_rollouts_of_the_earlier_one(model: TrainableModel) -> None:
     for steps, rewards in ((1, (1.0, 0.0)), (2, (0.0, 0.0, 0.0, 1.0))):
         trainer = Trainer(model, rewarded(*rewards), SCENARIOS, progress=quiet()[0], replayed=3, **SMALL)

@@ -130,8 +130,8 @@ def collapse(history: Sequence[Metrics], share: float | None) -> Sign | None:
 
 
 COLLAPSE_ADVICE = (
-    "go back to an earlier checkpoint, and lower learning_rate or minibatches, add kl_coef, or balance the scenarios if one "
-    "answer is right in most of them"
+    "begin again from an earlier checkpoint. If one answer is right in most scenarios, balance them; a lower learning_rate, "
+    "fewer minibatches and kl_coef slow it down"
 )
 
 

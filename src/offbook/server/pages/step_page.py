@@ -18,7 +18,7 @@ from offbook.server.views.run_charts import evaluations_by_split, held_out_losse
 from offbook.server.views.run_index import TrainUpdate
 from offbook.server.views.run_summary import Fact
 from offbook.server.views.run_tables import run_name
-from offbook.server.views.step_groups import MIN_GROUP_SIZE, GroupLine, group_lines
+from offbook.server.views.step_groups import MIN_GROUP_SIZE, UNTRAINED, GroupLine, group_lines
 from offbook.server.views.timeline import Timeline, timeline
 
 from ..records import overview
@@ -91,6 +91,8 @@ def _lines(
     """The groups of a step. Supervised training needs no rewards, so it learns from each group or from none."""
     smallest = int(updates[-1].config.get("min_group_size", MIN_GROUP_SIZE)) if updates else MIN_GROUP_SIZE
     lines = group_lines(rollouts, smallest, updates[-1].min_reward if updates else None)
+    if updates and updates[-1].config.get("distill") is not None:
+        return [replace(line, why="" if line.failed < len(line.chips) else "all failed") for line in lines]
     if not supervised:
         return lines
     why = "" if any(update.applied for update in updates) else "held out" if held_out else "not trained"
@@ -131,13 +133,10 @@ def facts_of_step(
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None and not rollout.failed]
     mean, spread = (statistics.fmean(rewards), statistics.pstdev(rewards)) if rewards else (None, None)
     failed = sum(rollout.failed for rollout in rollouts)
-    learned = sum(line.learned for line in lines)
-    least = updates[-1].min_reward if updates else None
-    which = "groups whose rewards differ" if least is None else f"groups with a reward of at least {least:g}"
     facts = [
         Fact("Rollouts", number(len(rollouts)), f"{failed} failed" if failed else "none failed"),
         Fact("Reward", fixed(mean, 3), f"spread {fixed(spread, 3)}"),
-        Fact("Gradient from", f"{learned} of {len(lines)}", which),
+        _gradient(lines, updates),
     ]
     if supervised:
         facts[1:] = _learned_by_imitation(updates)
@@ -159,6 +158,19 @@ def facts_of_step(
         facts.append(Fact("Next step", next_step, note))
         facts.append(Fact("Training took", seconds(last.metrics.get("seconds/total")), _tokens(last)))
     return facts
+
+
+def _gradient(lines: Sequence[GroupLine], updates: Sequence[TrainUpdate]) -> Fact:
+    """How many groups were trained, and why others were not: as the learner counted them, or without one count by the
+    rewards."""
+    least = updates[-1].min_reward if updates else None
+    which = "groups whose rewards differ" if least is None else f"groups with a reward of at least {least:g}"
+    metrics = updates[0].metrics if len(updates) == 1 else {}
+    trained, total = metrics.get("groups/trained"), metrics.get("groups/total")
+    if trained is None or total is None:
+        return Fact("Gradient from", f"{sum(line.learned for line in lines)} of {len(lines)}", which)
+    others = [f"{number(count)} {why}" for name, why in UNTRAINED.items() if (count := metrics.get(f"groups/{name}"))]
+    return Fact("Gradient from", f"{number(trained)} of {number(total)}", ", ".join(others) or which)
 
 
 def _learned_by_imitation(updates: Sequence[TrainUpdate]) -> list[Fact]:

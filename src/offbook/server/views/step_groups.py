@@ -10,6 +10,15 @@ from offbook.base.rounding import distinct, reaches
 from offbook.server.records.overview import RolloutRow
 
 MIN_GROUP_SIZE = 2
+UNTRAINED = {
+    "no_spread": "equal rewards",
+    "all_good": "all good",
+    "none_good": "none good",
+    "dropped_too_few": "too few scored",
+    "truncated": "truncated",
+    "without_targets": "without a trained call",
+}
+"""The learner's classes of groups that are not trained, as words."""
 """Fewest scored rollouts in a group that is trained, unless the train request has another minimum."""
 _EDGES = (0.1, 0.75, 1.5)  # of the tints, in standard deviations
 
@@ -100,5 +109,7 @@ def _why(scored: int, spread: float | None, min_group_size: int) -> str:
 
 
 def _why_none_good(rewards: Sequence[float], members: int, min_reward: float) -> str:
+    if not rewards:
+        return "none scored"
     good = sum(reaches(reward, min_reward) for reward in rewards)
     return "none good" if not good else "all good" if good == members > 1 else ""

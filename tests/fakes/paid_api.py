@@ -35,12 +35,14 @@ GEMINI_USAGE = {
 @dataclass
 class PaidApi:
     """`text`: what it says; with `tools` in a request it calls `look_up` instead. `status`: of all answers, if not 200.
-    `cut`: streams break off after the first piece. `wait`: seconds before an answer."""
+    `cut`: streams break off after the first piece. `wait`: seconds before an answer. `usage`: what it says in place of its
+    own numbers, in every API."""
 
     text: str = "It is on its way."
     status: int = 200
     cut: bool = False
     wait: float = 0.0
+    usage: Any = None
     asked: list[tuple[str, dict[str, str], Json]] = field(default_factory=list)
     sent: list[bytes] = field(default_factory=list)
 
@@ -104,7 +106,7 @@ class PaidApi:
             message: Json = {"role": "assistant", "content": None if tool else self.text, "refusal": None}
             message |= {"annotations": []} | ({"tool_calls": [call]} if tool else {})
             choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reason}
-            whole = {**head, "object": "chat.completion", "choices": [choice], "usage": CHAT_USAGE}
+            whole = {**head, "object": "chat.completion", "choices": [choice], "usage": self.usage or CHAT_USAGE}
             return [json.dumps(whole, indent=2).encode()]
         deltas: list[Json] = [{"role": "assistant", "content": None if tool else "", "refusal": None}]
         if tool:
@@ -117,7 +119,7 @@ class PaidApi:
         choices.append({"index": 0, "delta": {}, "logprobs": None, "finish_reason": reason})
         events = [chunk | {"choices": [choice]} for choice in choices]
         if (body.get("stream_options") or {}).get("include_usage"):
-            events.append(chunk | {"choices": [], "usage": CHAT_USAGE})
+            events.append(chunk | {"choices": [], "usage": self.usage or CHAT_USAGE})
         return [*map(event, events), b"data: [DONE]\n\n"]
 
     def _response(self, body: Json, *, streamed: bool, tool: bool) -> list[bytes]:
@@ -127,7 +129,12 @@ class PaidApi:
             part = {"type": "output_text", "annotations": [], "logprobs": [], "text": self.text}
             item = {"id": "msg_1", "type": "message", "status": "completed", "role": "assistant", "content": [part]}
         whole = {"id": "resp_1", "object": "response", "created_at": 1, "status": "completed", "output": [item]}
-        whole |= {"model": "gpt-4.1-2025-04-14", "usage": RESPONSE_USAGE, "error": None, "incomplete_details": None}
+        whole |= {
+            "model": "gpt-4.1-2025-04-14",
+            "usage": self.usage or RESPONSE_USAGE,
+            "error": None,
+            "incomplete_details": None,
+        }
         whole |= {"instructions": None, "metadata": {}, "parallel_tool_calls": True, "tools": body.get("tools") or []}
         whole |= {"tool_choice": "auto", "temperature": 1.0, "top_p": 1.0}
         if not streamed:
@@ -145,7 +152,7 @@ class PaidApi:
         if tool:
             block = {"type": "tool_use", "id": "toolu_1", "name": "look_up", "input": json.loads(ARGUMENTS)}
         reason = "tool_use" if tool else "end_turn"
-        usage = {
+        usage = self.usage or {
             "input_tokens": 20,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": 10,
@@ -165,7 +172,7 @@ class PaidApi:
         events += [{"type": "content_block_delta", "index": 0, "delta": delta} for delta in deltas]
         events.append({"type": "content_block_stop", "index": 0})
         delta = {"stop_reason": reason, "stop_sequence": None}
-        events.append({"type": "message_delta", "delta": delta, "usage": {"output_tokens": 7}})
+        events.append({"type": "message_delta", "delta": delta, "usage": {"output_tokens": usage["output_tokens"]}})
         events.append({"type": "message_stop"})
         return [event(item, item["type"]) for item in events]
 
@@ -177,12 +184,14 @@ class PaidApi:
         if not streamed:
             shown = parts if tool else [{"text": self.text}]
             candidate = {"content": {"parts": shown, "role": "model"}, "finishReason": "STOP", "index": 0}
-            return [json.dumps({"candidates": [candidate], "usageMetadata": GEMINI_USAGE, **head}).encode()]
+            return [
+                json.dumps({"candidates": [candidate], "usageMetadata": self.usage or GEMINI_USAGE, **head}).encode()
+            ]
         chunks: list[Json] = [
             {"candidates": [{"content": {"parts": [part], "role": "model"}, "index": 0}], **head} for part in parts
         ]
         chunks[-1]["candidates"][0]["finishReason"] = "STOP"
-        chunks[-1]["usageMetadata"] = GEMINI_USAGE
+        chunks[-1]["usageMetadata"] = self.usage or GEMINI_USAGE
         return list(map(event, chunks))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -22,8 +23,11 @@ from offbook.base.types import (
     new_id,
 )
 from offbook.client.rollouts.capture import continues, histories_of
+from offbook.llms.usage import UsedTokens, used_tokens
 
 from .provider_formats import openai_tools
+
+logger = logging.getLogger(__name__)
 
 FINISHED = {"length": CallStatus.TRUNCATED, "max_tokens": CallStatus.TRUNCATED, "MAX_TOKENS": CallStatus.TRUNCATED}
 """Finish reasons of providers for a truncated answer."""
@@ -132,7 +136,22 @@ def output_of(index: int, message: BaseMessage) -> CallOutput:
     )
 
 
-def tokens_of(messages: Sequence[BaseMessage]) -> tuple[int, int]:
-    """The tokens read and written, as the provider reported them with the first choice; (0, 0) if it did not."""
+def tokens_of(messages: Sequence[BaseMessage]) -> UsedTokens | None:
+    """The tokens as the provider reported them with the first choice; None if it did not, or reported what is no count."""
     usage = next((message.usage_metadata for message in messages if isinstance(message, AIMessage)), None)
-    return (0, 0) if usage is None else (usage["input_tokens"], usage["output_tokens"])
+    if usage is None:
+        return None
+    details: Mapping[str, Any] = usage.get("input_token_details") or {}
+    lifetimes = {name: details.get(name) or 0 for name in ("ephemeral_5m_input_tokens", "ephemeral_1h_input_tokens")}
+    written = {"cache_write_tokens": (details.get("cache_creation") or 0) + sum(lifetimes.values())}
+    chat = {
+        "prompt_tokens": usage["input_tokens"],
+        "completion_tokens": usage["output_tokens"],
+        "prompt_tokens_details": {"cached_tokens": details.get("cache_read"), **written},
+        "cache_creation": lifetimes,
+    }
+    try:
+        return used_tokens({"usage": chat})
+    except ValueError as error:
+        logger.warning("the tokens of an answer are unknown: %s", error)
+        return None

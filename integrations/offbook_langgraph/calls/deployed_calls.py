@@ -7,7 +7,7 @@ from typing import Any, cast
 from uuid import UUID, uuid4
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.messages import BaseMessage
 from langchain_core.outputs import LLMResult
 from openai.lib._parsing import type_to_response_format_param  # pyright: ignore[reportPrivateImportUsage]
 from pydantic import Field, PrivateAttr
@@ -104,9 +104,7 @@ class PaidRuns(RunTree):
         messages = answers(response)
         try:
             output = output_of(0, messages[0])
-            answer = answer_of(
-                output.message, output.finish_reason or "stop", tokens_of(messages), _cached(messages[0])
-            )
+            answer = answer_of(output.message, output.finish_reason or "stop", tokens_of(messages))
             report = call.answered(answer)
         except Exception as error:  # noqa: BLE001  # an unusual answer must not fail the app's call
             return self._sides.warn(f"an answer cannot be reported: {error_text(error)}")
@@ -116,11 +114,6 @@ class PaidRuns(RunTree):
         call = self._asked.pop(run_id, None)
         if call is not None and isinstance(error, Exception):  # else it was cancelled
             self._sides.reports.add(call.route, call.answered(None))
-
-
-def _cached(message: BaseMessage) -> int:
-    usage = message.usage_metadata if isinstance(message, AIMessage) else None
-    return 0 if usage is None else (usage.get("input_token_details") or {}).get("cache_read") or 0
 
 
 class DeployedCall:

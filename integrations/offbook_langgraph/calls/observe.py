@@ -159,7 +159,8 @@ class Watcher(RunTree):
             messages = answers(response)
             outputs = tuple(output_of(index, message) for index, message in enumerate(messages))
             call = self._keep(started, outputs, outputs[0].status if outputs else CallStatus.FAILED, None)
-            self._tokens[call.id] = tokens_of(messages)
+            used = tokens_of(messages)
+            self._tokens[call.id] = (0, 0) if used is None else (used.prompt, used.completion)
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         started = self._started.pop(run_id, None)

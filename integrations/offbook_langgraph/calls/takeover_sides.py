@@ -24,6 +24,7 @@ from offbook.base.redaction import error_text
 from offbook.base.takeovers import TakeoverPlan
 from offbook.base.types import Json
 from offbook.client.connection.transport import LoopTransport
+from offbook.llms.usage import UsedTokens
 
 logger = logging.getLogger("offbook")
 
@@ -207,12 +208,13 @@ class Reports:
             logger.warning("deployed app: calls of its own model are not reported, %d so far: %s", self.lost, why)
 
 
-def answer_of(message: Mapping[str, Any], finish_reason: str, tokens: tuple[int, int], cached: int) -> dict[str, Json]:
-    """A chat completion as the server reads it. `tokens`: of the prompt and the completion, (0, 0) if the provider did not say."""
-    usage = {
-        "prompt_tokens": tokens[0],
-        "completion_tokens": tokens[1],
-        "prompt_tokens_details": {"cached_tokens": cached},
+def answer_of(message: Mapping[str, Any], finish_reason: str, used: UsedTokens | None) -> dict[str, Json]:
+    """A chat completion as the server reads it. `used=None`: the provider did not say."""
+    usage = used and {
+        "prompt_tokens": used.prompt,
+        "completion_tokens": used.completion,
+        "prompt_tokens_details": {"cached_tokens": used.cached, "cache_write_tokens": used.written},
+        "cache_creation": {"ephemeral_1h_input_tokens": used.written_1h},
     }
     choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": finish_reason}
-    return {"choices": [choice], "usage": usage if any(tokens) else None}
+    return {"choices": [choice], "usage": usage}

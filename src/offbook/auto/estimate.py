@@ -9,6 +9,7 @@ from offbook.llms.answer import Tokens
 from offbook.llms.llm import Llm
 from offbook.llms.prices import cost_of, price_of
 from offbook.llms.provider import load
+from offbook.llms.usage import UsedTokens
 
 CHARACTERS = 4
 """Characters of a token, about."""
@@ -58,7 +59,8 @@ def planned(stage: str, llm: Llm | None, questions: int, prompt: float, completi
         return StagePlan(stage, False)
     price = price_of(llm.options, load().model_cost)
     tokens = Tokens(round(questions * prompt), round(questions * completion))
-    return StagePlan(stage, False, questions, *tokens, None if price is None else cost_of(tokens, 0, price))
+    cost = None if price is None else questions * cost_of(UsedTokens(round(prompt), round(completion)), price)
+    return StagePlan(stage, False, questions, *tokens, cost)
 
 
 def plan_lines(plans: Sequence[StagePlan], max_cost: float | None) -> list[str]:

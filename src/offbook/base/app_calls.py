@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, FiniteFloat
 
+from .outside_numbers import MOST_USD
 from .takeovers import TakeoverPlan
 from .types import UnixSeconds
 from .wire import StoredJson, Wire
@@ -13,7 +14,7 @@ from .wire import StoredJson, Wire
 CALLS_AT_ONCE = 50
 """Calls of one report."""
 Thread = Annotated[str, Field(min_length=1, max_length=1000)]
-Usd = Annotated[FiniteFloat, Field(ge=0)]
+Usd = Annotated[FiniteFloat, Field(ge=0, le=MOST_USD)]
 
 
 class SideRequest(Wire):

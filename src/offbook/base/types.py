@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, cas
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     FiniteFloat,
@@ -30,6 +31,7 @@ from .choices import (
     is_choice,
     mark_of,
 )
+from .outside_numbers import token_count, usd
 from .redaction import Redaction, protect_environment
 from .user_values import plain_text
 
@@ -79,8 +81,22 @@ class Frozen(BaseModel):
 
 
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-TargetWeight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 """An integer that databases, orjson and trace formats can carry."""
+TargetWeight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+def _count(value: object) -> object:
+    return (token_count(value) or 0) if isinstance(value, int | float) else value
+
+
+def _cost(value: object) -> object:
+    return usd(value) if isinstance(value, int | float) else value
+
+
+TokenCount = Annotated[int, BeforeValidator(_count)]
+"""Tokens as another LLM's provider counted them. 0: unknown, also where it said what is no count."""
+Cost = Annotated[FiniteFloat | None, BeforeValidator(_cost)]
+"""USD. None: unknown, also where an amount cannot be."""
 UnixSeconds = Annotated[float, Field(ge=0, lt=253_402_300_800, allow_inf_nan=False)]
 """A time between 1970 and 9999."""
 
@@ -180,7 +196,7 @@ class Call(CallFields):
 class OutputTrace(OutputFields):
     """One choice of a call, with a token count instead of token ids. Logprobs are in nats; None: not recorded."""
 
-    tokens: Int64
+    tokens: TokenCount
     logprob_mean: float | None
     logprob_min: float | None
 
@@ -188,9 +204,9 @@ class OutputTrace(OutputFields):
 class CallTrace(CallFields):
     """A call without its token arrays, for trace sinks: recorded by the server, or answered by another LLM."""
 
-    prompt_tokens: Int64
+    prompt_tokens: TokenCount
     outputs: tuple[OutputTrace, ...]
-    cost: FiniteFloat | None = None  # USD; None: unknown
+    cost: Cost = None
 
     def without_tokens(self) -> Call:
         """The same as a Call whose token arrays are empty: for what reads conversations."""

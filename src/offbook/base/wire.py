@@ -423,10 +423,12 @@ class RouteState(Wire):
     cost: FiniteFloat = 0.0
     recorded: int = 0
     not_recorded: dict[str, int] = Field(default_factory=dict)  # calls of recorded threads, by reason
+    failed_steps: dict[str, int] = Field(default_factory=dict)  # failures of the server's own that no call noticed
     seconds_p50: FiniteFloat | None = None
     seconds_p99: FiniteFloat | None = None
 
 
+Score = Annotated[FiniteFloat, Field(ge=-1e6, le=1e6)]
 REWARDING = "score"
 """Name of the feedback that becomes the reward of a trajectory that had none."""
 
@@ -439,7 +441,7 @@ class FeedbackRequest(Wire):
     route: str | None = Field(default=None, min_length=1, max_length=200)
     trajectory_id: str | None = Field(default=None, min_length=1, max_length=200)
     call_id: str | None = Field(default=None, min_length=1, max_length=200)
-    score: FiniteFloat = Field(ge=-1e6, le=1e6)
+    score: Score
     comment: str | None = Field(default=None, max_length=10_000)
     name: str = Field(default=REWARDING, pattern=r"^[A-Za-z0-9._-]{1,60}$")
 

@@ -10,11 +10,11 @@ from typing import Any
 
 from offbook.base.errors import ConfigError, MissingExtraError
 from offbook.base.types import CallStatus, CallTrace, Trajectory
-from offbook.llms.answer import Tokens
 from offbook.llms.ledger import Reservation, SpendingTotals, spending
 from offbook.llms.options import LlmOptions, Price
 from offbook.llms.prices import cost_of, price_of
 from offbook.llms.provider import load
+from offbook.llms.usage import UsedTokens
 
 from .journal import MeasuredCall
 
@@ -71,10 +71,10 @@ class OwnCalls:
 
     def _measured(self, call: CallTrace, table: Mapping[str, Mapping[str, Any]]) -> MeasuredCall:
         written = sum(output.tokens for output in call.outputs)
-        known = call.prompt_tokens > 0
+        known = call.prompt_tokens > 0  # else the provider did not say them
         price = price_of(LlmOptions(model=call.model, prices=self._prices), table)
         failed = call.status in (CallStatus.FAILED, CallStatus.CANCELLED)
-        cost = cost_of(Tokens(call.prompt_tokens, written), 0, price) if known and price is not None else None
+        cost = cost_of(UsedTokens(call.prompt_tokens, written), price) if known and price is not None else None
         return MeasuredCall(
             seconds=max(call.ended_at - call.started_at, 0.0),
             prompt_tokens=call.prompt_tokens if known else None,

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, fields
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 
 from offbook.base.errors import BudgetExceeded, ConfigError, StoreError
@@ -99,6 +99,8 @@ class SpendingFile:
             try:
                 row = json.loads(line)
                 purpose, totals = str(row.pop("purpose")), SpendingTotals(**row)
+                if not all(0 <= value < inf for value in asdict(totals).values()):
+                    raise ValueError("a number of it is negative, or none")
                 sums[purpose] = sums.get(purpose, SpendingTotals()) + totals
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 logger.warning("%s:%d: a damaged line was skipped: %r", self._path, number, error)
@@ -124,8 +126,9 @@ class Reservation:
         self.cost = 0.0
 
     def charge(self, cost: float | None) -> None:
-        """Set the cost of the request in USD; None (unknown) counts as the estimate."""
-        self.cost = self.estimate if cost is None else cost
+        """Set the cost of the request in USD; what is unknown, or no amount, counts as the estimate."""
+        known = None if cost is None or not 0 <= cost < inf else cost
+        self.cost = self.estimate if known is None else known
 
 
 class Spending:

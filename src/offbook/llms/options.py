@@ -7,24 +7,34 @@ import os
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, SecretStr
 
 from offbook.base.config import Options
 from offbook.base.errors import ConfigError
 from offbook.base.option_names import FOREIGN, unknown_option
+from offbook.base.outside_numbers import MOST_USD
 from offbook.base.server_options import default_dir
 
 Structured = Literal["auto", "schema", "prompt"]
 
 
+Usd = Annotated[float, Field(ge=0, le=MOST_USD)]
+
+
 class Price(Options):
     """USD per million tokens."""
 
-    prompt: float = Field(ge=0)
-    completion: float = Field(ge=0)
-    cached_prompt: float | None = Field(default=None, ge=0, description="of cached prompt tokens; None: as `prompt`")
+    prompt: Usd
+    completion: Usd
+    cached_prompt: Usd | None = Field(default=None, description="of cached prompt tokens; None: as `prompt`")
+    cache_write: Usd | None = Field(
+        default=None, description="of prompt tokens that are written to the provider's cache; None: as `prompt`"
+    )
+    cache_write_1h: Usd | None = Field(
+        default=None, description="of those that it keeps for an hour; None: as `cache_write`"
+    )
 
 
 class LlmOptions(Options):

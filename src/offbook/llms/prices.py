@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from offbook.base.errors import ConfigError
 
-from .answer import Tokens
 from .options import LlmOptions, Price
+from .usage import UsedTokens
 
 MILLION = 1_000_000
 LIKELY_COMPLETION = 4096
@@ -27,30 +28,62 @@ def table_name(model: str, table: Table) -> str | None:
     return rest if rest in table and table[rest].get("litellm_provider") == provider else None
 
 
+class TablePrice(Price):
+    """A price of litellm's table. `tiers`: numbers of prompt tokens, rising, and the prices of all tokens of a longer prompt."""
+
+    tiers: tuple[tuple[int, Price], ...] = ()
+
+
 def price_of(options: LlmOptions, table: Table) -> Price | None:
     """The price from the options, else from the table; None if unknown."""
     if options.prices is not None:
         return options.prices
     name = table_name(options.model, table)
-    if name is None:
-        return None
-    entry = table[name]
-    prompt, completion = entry.get("input_cost_per_token"), entry.get("output_cost_per_token")
-    if prompt is None or completion is None:
-        return None
-    cached = entry.get("cache_read_input_token_cost")
-    return Price(
-        prompt=prompt * MILLION,
-        completion=completion * MILLION,
-        cached_prompt=None if cached is None else cached * MILLION,
-    )
+    return None if name is None else _table_price(table[name])
 
 
-def cost_of(tokens: Tokens, cached_prompt: int, price: Price) -> float:
-    """The cost of one answer in USD. `cached_prompt` is the number of prompt tokens in the provider's cache."""
-    cached_price = price.prompt if price.cached_prompt is None else price.cached_prompt
-    full = tokens.prompt - cached_prompt
-    return (full * price.prompt + cached_prompt * cached_price + tokens.completion * price.completion) / MILLION
+_ABOVE = re.compile(r"input_cost_per_token_above_(\d+)k_tokens")
+_COSTS = {
+    "prompt": "input_cost_per_token",
+    "completion": "output_cost_per_token",
+    "cached_prompt": "cache_read_input_token_cost",
+    "cache_write": "cache_creation_input_token_cost",
+    "cache_write_1h": "cache_creation_input_token_cost_above_1hr",
+}
+
+
+def _table_price(entry: Mapping[str, Any]) -> Price | None:
+    """An entry's price; None if it has none per token."""
+    costs = {field: entry.get(key) for field, key in _COSTS.items()}
+    if costs["prompt"] is None or costs["completion"] is None:
+        return None
+    tiers: list[tuple[int, Price]] = []
+    for above in sorted(int(match[1]) for match in map(_ABOVE.fullmatch, entry) if match is not None):
+        dearer = {field: entry.get(f"{key}_above_{above}k_tokens") for field, key in _COSTS.items()}
+        costs_above = {field: cost if dearer[field] is None else dearer[field] for field, cost in costs.items()}
+        tiers.append((above * 1000, Price(**_per_million(costs_above))))
+    return TablePrice(**_per_million(costs), tiers=tuple(tiers))
+
+
+def _per_million(costs: Mapping[str, Any]) -> dict[str, Any]:
+    return {field: None if cost is None else cost * MILLION for field, cost in costs.items()}
+
+
+def cost_of(used: UsedTokens, price: Price) -> float:
+    """The cost of one answer in USD."""
+    for above, dearer in price.tiers if isinstance(price, TablePrice) else ():
+        if used.prompt > above:
+            price = dearer
+    cached = price.prompt if price.cached_prompt is None else price.cached_prompt
+    written = price.prompt if price.cache_write is None else price.cache_write
+    written_1h = written if price.cache_write_1h is None else price.cache_write_1h
+    return (
+        (used.prompt - used.cached - used.written) * price.prompt
+        + used.cached * cached
+        + (used.written - used.written_1h) * written
+        + used.written_1h * written_1h
+        + used.completion * price.completion
+    ) / MILLION
 
 
 def estimate(options: LlmOptions, prompt_bytes: int, price: Price | None) -> float:
@@ -65,4 +98,4 @@ def estimate(options: LlmOptions, prompt_bytes: int, price: Price | None) -> flo
         )
     parameters = options.litellm_parameters
     longest = next((parameters[name] for name in LENGTHS if isinstance(parameters.get(name), int)), LIKELY_COMPLETION)
-    return cost_of(Tokens(prompt_bytes // 2 + 1, longest), 0, price)
+    return cost_of(UsedTokens(prompt_bytes // 2 + 1, longest), price)

@@ -19,12 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from offbook.base.errors import ConfigError, MissingExtraError
+from offbook.base.outside_numbers import usd
 from offbook.base.redaction import guard_logs
 
 from .answer import Tokens
 from .options import LlmOptions
 from .outcome import Outcome, of_exception, of_response
 from .prices import Table, cost_of, price_of, table_name
+from .usage import used_tokens
 
 logger = logging.getLogger("offbook")
 
@@ -127,17 +129,20 @@ def _request(
 def _usage(litellm: Any, response: Any, options: LlmOptions) -> tuple[Tokens | None, float | None]:
     """Tokens and cost in USD; None if unknown. Without usage litellm reports 0 tokens, which would look free."""
     usage = getattr(response, "usage", None)
-    tokens = Tokens(int(usage.prompt_tokens or 0), int(usage.completion_tokens or 0)) if usage is not None else None
-    if usage is None or tokens is None or not any(tokens):
+    try:
+        used = None if usage is None else used_tokens({"usage": usage.model_dump()})
+    except ValueError as error:
+        logger.warning("the tokens of an answer of %s are unknown: %s", options.model, error)
+        used = None
+    if used is None:
         return None, None
+    tokens = Tokens(used.prompt, used.completion)
     name = table_name(options.model, litellm.model_cost)
-    if options.prices is None and name is not None:  # the table also has tiers, audio and cache writes
+    if options.prices is None and name is not None:  # the table also has service tiers and audio
         provider = litellm.model_cost[name].get("litellm_provider")
         try:
-            return tokens, sum(litellm.cost_per_token(name, custom_llm_provider=provider, usage_object=usage))
+            return tokens, usd(sum(litellm.cost_per_token(name, custom_llm_provider=provider, usage_object=usage)))
         except Exception as error:  # noqa: BLE001  # litellm's own errors and malformed table entries
             logger.warning("litellm cannot price an answer of %s: %s", options.model, type(error).__name__)
     price = price_of(options, litellm.model_cost)
-    details = getattr(usage, "prompt_tokens_details", None)
-    cached = int(getattr(details, "cached_tokens", None) or 0)
-    return tokens, None if price is None else cost_of(tokens, cached, price)
+    return tokens, None if price is None else cost_of(used, price)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Mapping
 
 from pydantic import ValidationError
@@ -123,3 +124,13 @@ def as_api_error(error: OffbookError) -> ApiError:
             return ApiError(400, str(error), code="invalid_value")
         case _:
             return ApiError(500, f"{type(error).__name__}: {error}")
+
+
+def shown(error: Exception) -> str:
+    """An error for the log: one of this package as it is, of another the type and the place, since its message may have a text
+    of a call, or a key."""
+    if isinstance(error, OffbookError):
+        return str(error)
+    frame = traceback.extract_tb(error.__traceback__)[-1] if error.__traceback__ is not None else None
+    place = f" in {frame.filename.rpartition('/')[2]}:{frame.lineno}" if frame is not None else ""
+    return f"{type(error).__name__}{place}"

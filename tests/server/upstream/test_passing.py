@@ -98,6 +98,27 @@ async def test_every_api_passes_byte_for_byte_and_is_recorded_as_a_chat(
         assert said == {"role": "assistant", "content": "It is on its way."}
 
 
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+async def test_tokens_written_to_the_providers_cache_cost_what_the_provider_takes_for_them(
+    passing: Opening, streamed: bool
+) -> None:
+    async with passing(model="anthropic/claude-sonnet-4-5") as route:
+        split = {"ephemeral_5m_input_tokens": 100_000, "ephemeral_1h_input_tokens": 0}
+        route.paid.usage = {
+            "input_tokens": 0,
+            "cache_creation_input_tokens": 100_000,
+            "cache_read_input_tokens": 0,
+            "cache_creation": split,
+            "output_tokens": 100,
+        }
+        body = REQUESTS["messages"][2] | {"stream": streamed}
+        assert (await route.http.post("/v1/messages", json=body)).status_code == 200
+        state = await route.state()
+        assert (state.cost, state.prompt_tokens) == (pytest.approx(0.3765), 100_000)
+        [thread] = await route.threads()
+        assert thread.calls[0].cost == pytest.approx(0.3765)
+
+
 async def test_by_default_a_call_leaves_counts_and_no_text(passing: Opening, tmp_path: Path) -> None:
     async with passing(share=0.0) as route:
         answer = await route.chat("the password is swordfish-77", thread="customer-12345")

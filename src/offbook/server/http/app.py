@@ -54,7 +54,7 @@ def build(services: Services, guard: Guard) -> FastAPI:
     add_openapi(app)
     add_error_answers(app)
     app.add_middleware(openai_api.ModelCalls, services=services)
-    app.add_middleware(RouteCalls, gateway=services.upstream, app_routes=services.app_routes)
+    app.add_middleware(RouteCalls, gateway=services.upstream, app_routes=services.app_routes, sampler=services.sampler)
     if services.options.idle_exit is not None:
         app.add_middleware(CountedRequests, activity=services.activity)
     origins = services.options.allow_origin

@@ -21,7 +21,7 @@ from offbook.server.views.takeover_view import (
 
 from ..records.notes import ROUTE_NOTE, read_note
 from ..records.takeover_threads import threads_by_side
-from ..upstream.counts import RouteCounts
+from ..upstream.counts import RouteCounts, stored_counts
 from .rendering import Crumb, SourceDep, UnknownPage, page
 
 router = APIRouter()
@@ -48,8 +48,7 @@ async def takeover_page(
 
     def read(connection: Connection) -> tuple[RouteCounts, dict[tuple[int, bool], int]]:
         counts = read_note(connection, ROUTE_NOTE + name)
-        known = RouteCounts() if counts is None else RouteCounts.model_validate_json(counts)
-        return known, threads_by_side(connection, state.id)
+        return stored_counts(counts or "{}") or RouteCounts(), threads_by_side(connection, state.id)
 
     counts, threads = await source.read(read)
     decisions = decision_lines(state)

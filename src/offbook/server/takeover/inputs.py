@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import cast
 
 import orjson
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, ValidationError
 
+from offbook.base.takeovers import TakeoverState
 from offbook.base.types import Json
 from offbook.openai_dialect.chat_answer import Answer
 
@@ -53,6 +54,15 @@ class SeenInputs(BaseModel):
             return "longer"
         text = new_input(body)
         return "new words" if text is not None and self.words.strange(text) else None
+
+
+def stored_takeover(text: str) -> tuple[TakeoverState, SeenInputs] | None:
+    """The state and the inputs of a stored text; None for one that does not read back."""
+    state, _, seen = text.partition("\n")
+    try:
+        return TakeoverState.model_validate_json(state), SeenInputs.model_validate_json(seen)
+    except ValidationError:
+        return None
 
 
 def tool_names(body: Answer) -> set[str]:

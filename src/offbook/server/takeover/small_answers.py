@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import cast
 
 import orjson
 from starlette.types import ASGIApp, Message, Scope
 
 from offbook.base import clock
+from offbook.base.errors import EngineError
 from offbook.base.redaction import error_text
 from offbook.base.server_sent_events import EventReader
 from offbook.base.types import Message as ChatMessage
@@ -20,11 +23,11 @@ from offbook.base.wire import LENGTH_HEADER
 from offbook.llms.options import Price
 from offbook.openai_dialect.chat_answer import Answer
 
-from ..calls.sampled_calls import SampledCalls
 from ..dialects.dialect import Dialect
+from ..sampler.sampler import Sampler
 from ..upstream.answers import SHAPE_ERRORS, read_call, whole_answer
 from ..upstream.threads import position
-from ..upstream.traffic import PassedCall
+from ..upstream.traffic import PassedCall, RouteTraffic
 from .agreement import agreement
 from .inputs import failed_results
 from .takeover import Takeover
@@ -48,13 +51,35 @@ class SmallAnswer:
     failure: str | None = None
 
 
+class SamplerReadiness:
+    """Says whether the small model's sampler is gone, so that no call waits for it, and lets a failed one be started again:
+    without calls nobody else would. Without a `sampler` it is not known, and calls find out."""
+
+    def __init__(self) -> None:
+        self.sampler: Sampler | None = None
+        self._waking: asyncio.Task[None] | None = None
+
+    def gone(self) -> str | None:
+        """Why no call would be answered now; None if calls are answered."""
+        if self.sampler is None or (state := self.sampler.state) == "ok":
+            return None
+        if self._waking is None or self._waking.done():
+            self._waking = asyncio.create_task(self._wake(self.sampler))
+        return f"sampler {state}"
+
+    async def _wake(self, sampler: Sampler) -> None:
+        with suppress(EngineError):  # its own log says why
+            await sampler.ready()
+
+
 class SmallModel:
     """Asks the small model of a takeover, through the server's application below the gateway."""
 
-    def __init__(self, app: ASGIApp, takeover: Takeover, recorded: SampledCalls) -> None:
+    def __init__(self, app: ASGIApp, takeover: Takeover, traffic: RouteTraffic, readiness: SamplerReadiness) -> None:
         self._app = app
         self.takeover = takeover
-        self._recorded = recorded
+        self._traffic = traffic
+        self._readiness = readiness
         self._shadows: set[asyncio.Task[None]] = set()
 
     @property
@@ -64,24 +89,14 @@ class SmallModel:
         return Price(prompt=plan.prompt_price, completion=plan.completion_price)
 
     def chosen(self, call: PassedCall, path: str) -> bool:
-        """Whether a call is the small model's: by its thread's side, and only if it is like those that were seen. Never raises."""
-        try:
-            return self._chosen(call, path)
-        except Exception as error:  # noqa: BLE001  # whatever fails here, the paid model answers
-            logger.warning(
-                "takeover of %s: a call goes to the paid model: %s", self.takeover.state.route, error_text(error)
-            )
-            return False
-
-    def _chosen(self, call: PassedCall, path: str) -> bool:
+        """Whether a call is the small model's: by its thread's side, and only if it is like those that were seen."""
         takeover = self.takeover
         if not takeover.active or path.endswith(_COUNTS) or call.path.get("model") or call.path.get("trajectory"):
             return False
         small = takeover.asks_small(call.thread)
         number = takeover.state.stage
-        if not small and number > 0:
+        if (not small and number > 0) or (body := _object(call.request)) is None:
             return False
-        body: Answer = orjson.loads(call.request)
         if number == 0 or takeover.seen.few:
             takeover.seen.learn(body, len(call.request))
         if failed := failed_results(body):
@@ -95,7 +110,10 @@ class SmallModel:
         return small and takeover.active
 
     async def answer(self, call: PassedCall, path: str, scope: Scope) -> SmallAnswer:
-        """The small model's answer within the plan's seconds. Never raises."""
+        """The small model's answer within the plan's seconds; at once a failure while its sampler is known to be gone. Never
+        raises."""
+        if (gone := self._readiness.gone()) is not None:
+            return SmallAnswer(failure=gone)
         answer = SmallAnswer()
         try:
             async with asyncio.timeout(self.takeover.state.plan.answer_seconds):
@@ -142,6 +160,8 @@ class SmallModel:
         thread, shadowed = call.thread or call.id, self.takeover.stage.shadowed
         if not self.takeover.shadowing or call.status >= 400 or not call.answer or len(self._shadows) >= SHADOWED:
             return
+        if self._readiness.gone() is not None:
+            return
         if path.endswith(_COUNTS) or thread in shadowed or position("shadow", thread, call.id) >= 0.5:
             return
         shadowed.add(thread)
@@ -150,26 +170,36 @@ class SmallModel:
         task.add_done_callback(self._shadows.discard)
 
     async def _compare(self, call: PassedCall, path: str, scope: Scope) -> None:
-        takeover = self.takeover
-        stage, started = takeover.stage, clock.now()
-        answer = await self.answer(call, path, scope)
-        seconds = clock.end_of(started) - started
-        try:
-            body: Answer = orjson.loads(call.request)
-            paid = await self._message(call, body, b"".join(call.answer or ()))
-            score = 0.0 if answer.failure else agreement(await self._message(call, body, answer.body), paid)
-        except SHAPE_ERRORS as error:
-            logger.info("takeover of %s: a call cannot be compared: %s", takeover.state.route, error_text(error))
-            return
-        if stage is takeover.stage and takeover.shadowing:
-            stage.add_call(seconds, answer.failure)
-            stage.agreement.add(score)
-            takeover.decide()
+        with self._traffic.step("shadow"):
+            takeover = self.takeover
+            stage, started = takeover.stage, clock.now()
+            answer = await self.answer(call, path, scope)
+            seconds = clock.end_of(started) - started
+            try:
+                body: Answer = orjson.loads(call.request)
+                paid = await self._message(call, body, b"".join(call.answer or ()))
+                score = 0.0 if answer.failure else agreement(await self._message(call, body, answer.body), paid)
+            except SHAPE_ERRORS as error:
+                logger.info("takeover of %s: a call cannot be compared: %s", takeover.state.route, error_text(error))
+                return
+            if stage is takeover.stage and takeover.shadowing:
+                stage.add_call(seconds, answer.failure)
+                stage.agreement.add(score)
+                takeover.decide()
 
     async def _message(self, call: PassedCall, body: Answer, raw: bytes) -> ChatMessage:
         answer = whole_answer(call.dialect, raw)
-        read = await read_call(call.dialect, body, call.path, answer, self._recorded)
+        read = await read_call(call.dialect, body, call.path, answer, self._traffic.recorded)
         return read.answers[0][0]
+
+
+def _object(raw: bytes) -> Answer | None:
+    """A request's body; None if it is no JSON object, which is for the provider to refuse."""
+    try:
+        body: object = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return None
+    return cast(Answer, body) if isinstance(body, dict) else None
 
 
 def _failure(answer: SmallAnswer, dialect: Dialect | None) -> str | None:

@@ -12,12 +12,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from offbook.base import clock
-from offbook.base.errors import OffbookError
 from offbook.base.takeovers import SHADOW, Decision, Numbers, Status, TakeoverPlan, TakeoverState, Verdict
 from offbook.base.types import new_id
 
-from ..errors import ApiError
-from ..records.notes import TAKEOVER_NOTE, read_note, save_notes
+from ..errors import ApiError, shown
+from ..records.notes import TAKEOVER_NOTE, kept_note, read_note, save_notes
 from ..records.store import Store
 from ..records.takeover_threads import (
     TakenThread,
@@ -28,7 +27,7 @@ from ..records.takeover_threads import (
     score_threads,
 )
 from ..upstream.threads import position, trajectory_id
-from .inputs import SeenInputs
+from .inputs import SeenInputs, stored_takeover
 from .stage import Stage, needs_of
 
 logger = logging.getLogger(__name__)
@@ -63,16 +62,20 @@ class Takeover:
         self._decided = asyncio.Event()
 
     async def open(self) -> None:
-        """Go on from the records. Raises StoreError."""
+        """Go on from the records. Those that do not read back leave all calls with the paid model. Raises StoreError."""
         text = await self._store.read(lambda connection: read_note(connection, self._key))
-        if text is not None:
-            state, _, seen = text.partition("\n")
-            self.state, self.seen = TakeoverState.model_validate_json(state), SeenInputs.model_validate_json(seen)
-            self._saved = text
+        if text is not None and (stored := stored_takeover(text)) is not None:
+            (self.state, self.seen), self._saved = stored, text
+        elif text is not None:
+            await self._store.write(save_notes, kept_note(self._key, text))
+            logger.error("takeover of %s: its stored state does not read back: it has ended", self.state.route)
         if self.state.status in ACTIVE:
             await self._store.write(begin_takeover, "")  # its table, which an older database lacks
             rows = await self._store.read(lambda connection: read_threads(connection, self.state.id))
-            self._replay(rows)
+            try:
+                self._replay(rows)
+            except Exception as error:  # noqa: BLE001  # records of any shape
+                self._leave("left", f"guard: its stored threads do not read back: {shown(error)}")
         self._saving = asyncio.create_task(self._save_all())
 
     async def close(self) -> None:
@@ -82,8 +85,8 @@ class Takeover:
             await asyncio.gather(self._saving, return_exceptions=True)
         try:
             await self.save()
-        except OffbookError as error:
-            logger.error("takeover of %s: its last decisions are not stored: %s", self.state.route, error)
+        except Exception as error:  # noqa: BLE001  # a server ends whatever its records do
+            logger.error("takeover of %s: its last decisions are not stored: %s", self.state.route, shown(error))
 
     @property
     def active(self) -> bool:
@@ -282,5 +285,5 @@ class Takeover:
             self._decided.clear()
             try:
                 await self.save()
-            except OffbookError as error:
-                logger.error("takeover of %s is not stored: %s", self.state.route, error)
+            except Exception as error:  # noqa: BLE001  # the next second stores it
+                logger.error("takeover of %s is not stored: %s", self.state.route, shown(error))

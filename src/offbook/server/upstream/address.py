@@ -16,7 +16,14 @@ from offbook.llms.prices import price_of
 from offbook.llms.provider import installed_prices
 
 AUTHORIZATION = "authorization"
-OPTIONS = ("api_base", "api_key_variable", "prompt_price", "completion_price", "cached_price")
+PRICES = {
+    "prompt_price": "prompt",
+    "completion_price": "completion",
+    "cached_price": "cached_prompt",
+    "cache_write_price": "cache_write",
+    "cache_write_1h_price": "cache_write_1h",
+}
+OPTIONS = ("api_base", "api_key_variable", *PRICES)
 
 
 @dataclass(frozen=True)
@@ -93,8 +100,7 @@ def upstream_model(text: str, environ: Mapping[str, str] = os.environ) -> Upstre
 
 
 def _price(model: str, options: Mapping[str, str]) -> Price | None:
-    names = {"prompt_price": "prompt", "completion_price": "completion", "cached_price": "cached_prompt"}
-    written = {field: options[name] for name, field in names.items() if name in options}
+    written = {field: options[name] for name, field in PRICES.items() if name in options}
     try:
         own = Price.model_validate(written) if written else None
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Reads what a paid model answered, after its bytes have been passed on: the tokens, and the answer as a chat message.
+"""Reads what a paid model answered, after its bytes have been passed on: the answer as a chat message.
 
 A stream is first put together to the whole answer of its API. That answer, as the next turn of the request, is read by the
 dialect that reads requests.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import cast
 
 import orjson
 
@@ -28,14 +28,6 @@ from ..errors import ApiError
 _CUT = frozenset(
     {"length", "max_tokens", "MAX_TOKENS", "incomplete", "max_output_tokens", "model_context_window_exceeded"}
 )
-
-
-class UsedTokens(NamedTuple):
-    """Tokens of a call as its provider counted them. `cached`: those of the prompt that came from its cache."""
-
-    prompt: int
-    completion: int
-    cached: int = 0
 
 
 @dataclass(frozen=True)
@@ -71,27 +63,6 @@ def whole_answer(dialect: Dialect | None, raw: bytes) -> Answer:
 
 SHAPE_ERRORS = (ApiError, ValueError, LookupError, TypeError, AttributeError, StopIteration)
 """What reading an answer of an unknown shape raises."""
-
-
-def used_tokens(answer: Answer) -> UsedTokens | None:
-    """The tokens of a whole answer of any API; None if it does not say, as streams of chat completions without
-    `stream_options.include_usage`."""
-    if usage := cast(Answer, answer.get("usageMetadata")):
-        thoughts = usage.get("thoughtsTokenCount") or 0
-        completion = (usage.get("candidatesTokenCount") or 0) + thoughts
-        return UsedTokens(usage.get("promptTokenCount") or 0, completion, usage.get("cachedContentTokenCount") or 0)
-    if not (usage := cast(Answer, answer.get("usage"))):
-        return None
-    if "prompt_tokens" in usage:
-        cached = _cached(usage.get("prompt_tokens_details"))
-        return UsedTokens(usage["prompt_tokens"], usage.get("completion_tokens") or 0, cached)
-    read, written = usage.get("cache_read_input_tokens") or 0, usage.get("cache_creation_input_tokens") or 0
-    cached = read or _cached(usage.get("input_tokens_details"))
-    return UsedTokens((usage.get("input_tokens") or 0) + read + written, usage.get("output_tokens") or 0, cached)
-
-
-def _cached(details: Json) -> int:
-    return cast(Answer, details or {}).get("cached_tokens") or 0
 
 
 async def read_call(
@@ -194,7 +165,11 @@ def _joined_message(events: list[Answer]) -> Answer:
                 if name in delta:
                     blocks[index][name] = (blocks[index].get(name) or "") + delta[name]
         elif kind == "message_delta":
-            usage = {**cast(Answer, whole.get("usage") or {}), **cast(Answer, event.get("usage") or {})}
+            newer = cast(Answer, event.get("usage") or {})  # cumulative; some servers send 0 for what came first
+            usage = {
+                **cast(Answer, whole.get("usage") or {}),
+                **{name: count for name, count in newer.items() if count},
+            }
             whole |= {**event["delta"], "usage": usage}
     for index, block in blocks.items():
         if block.get("type") == "tool_use":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -24,9 +25,12 @@ from ..calls.sampled_calls import SampledCalls
 from ..errors import ApiError
 from ..records.notes import TAKEOVER_NOTE, notes_under
 from ..records.store import Store
-from ..takeover.small_answers import SmallAnswer, SmallModel
+from ..sampler.sampler import Sampler
+from ..takeover.small_answers import SamplerReadiness, SmallAnswer, SmallModel
 from ..takeover.takeover import Takeover
 from .traffic import PassedCall, RecordingPolicy, RouteTraffic
+
+logger = logging.getLogger(__name__)
 
 MOST_ROUTES = 100
 CHAT = "/v1/chat/completions"
@@ -42,17 +46,28 @@ class AppRoute:
 
     async def answer(self, call: PassedCall, scope: Scope) -> SmallAnswer:
         """The small model's answer to a call on its side. Raises ApiError if there is none, and the app's own model answers."""
-        if not self.takeover.asks_small(call.thread):
+        side, answer = "paid", None
+        with self.traffic.step("takeover"):
+            side, answer = await self._answer(call, scope)
+        if answer is not None:
+            return answer
+        if side == "paid":
             raise ApiError(409, "this call is on the side of the app's own model", code="paid_side")
+        raise ApiError(503, f"the small model failed: {side}", code="small_model_failed")
+
+    async def _answer(self, call: PassedCall, scope: Scope) -> tuple[str, SmallAnswer | None]:
+        """The small model's answer; None on the side "paid", or with why it failed."""
+        if not self.takeover.asks_small(call.thread):
+            return "paid", None
         stage = self.takeover.stage
         answer = await self.small.answer(call, CHAT, scope)
         stage.add_call(clock.end_of(call.started_at) - call.started_at, answer.failure)
         self.takeover.decide()
         if answer.failure is not None:
-            raise ApiError(503, f"the small model failed: {answer.failure}", code="small_model_failed")
+            return answer.failure, None
         call.on_cost = stage.add_small_cost
         call.small = (self.takeover.state.model, self.small.price)
-        return answer
+        return "small", answer
 
     async def note(self, told: AppCall, scope: Scope) -> None:
         """Take in a call that the app's own model has answered. Its cost is that of its thread's side, whoever answered."""
@@ -67,14 +82,21 @@ class AppRoute:
             ended_at=max(told.started_at, told.ended_at),
             status=200 if answer else 502,
             answer=answer,
-            paid=(told.model, await _price(told)),
+            paid=(told.model, None),
         )
-        if self.takeover.active:
-            stage = self.takeover.stage
-            call.on_cost = stage.add_small_cost if self.takeover.asks_small(call.thread) else stage.add_paid_cost
-        self.traffic.place(call)
-        self.traffic.note(call)
-        self.small.shadow(call, CHAT, scope)
+        step = self.traffic.step
+        with step("price"):
+            call.paid = (told.model, await _price(told))
+        with step("takeover"):
+            if self.takeover.active:
+                stage = self.takeover.stage
+                call.on_cost = stage.add_small_cost if self.takeover.asks_small(call.thread) else stage.add_paid_cost
+        with step("place"):
+            self.traffic.place(call)
+        with step("note"):
+            self.traffic.note(call)
+        with step("shadow"):
+            self.small.shadow(call, CHAT, scope)
 
 
 def _bytes(value: dict[str, Json]) -> bytes:
@@ -101,7 +123,13 @@ class AppRoutes:
         self._recorded = recorded
         self._routes: dict[str, AppRoute] = {}
         self._opening = asyncio.Lock()
-        self.below: ASGIApp | None = None
+        self._app: ASGIApp | None = None
+        self.readiness = SamplerReadiness()
+
+    def connect(self, app: ASGIApp, sampler: Sampler) -> None:
+        """Where the small models are asked: the server's application below the middleware; and the sampler that answers."""
+        self._app = app
+        self.readiness.sampler = sampler
 
     def __iter__(self) -> Iterator[AppRoute]:
         return iter(list(self._routes.values()))
@@ -109,8 +137,11 @@ class AppRoutes:
     async def open(self, gateway: str | None) -> None:
         """Go on with every takeover of the records, but that of the `gateway`'s route. Raises StoreError."""
         for name in await self._store.read(lambda connection: notes_under(connection, TAKEOVER_NOTE)):
-            if name != gateway:
-                await self.opened(name)
+            if name != gateway and name not in self._routes:
+                try:
+                    await self.opened(name)
+                except ApiError as error:  # one too many, which its own calls will be told too
+                    logger.error("the takeover of %s does not go on: %s", name, error)
 
     def get(self, name: str) -> AppRoute | None:
         """A route that was used; None for another one."""
@@ -127,7 +158,7 @@ class AppRoutes:
                 await traffic.open()
                 takeover = Takeover(name, self._store)
                 await takeover.open()
-                route = AppRoute(traffic, takeover, SmallModel(self._below, takeover, self._recorded))
+                route = AppRoute(traffic, takeover, SmallModel(self._below, takeover, traffic, self.readiness))
                 self._routes[name] = route
         return route
 
@@ -140,7 +171,10 @@ class AppRoutes:
                 if not takeover.state.id:
                     await takeover.start(request.plan, model)
         call = PassedCall(new_id("call"), None, {}, _bytes(request.request), thread=request.thread_id)
-        return SideAnswer(small=route.small.chosen(call, CHAT), seconds=takeover.state.plan.answer_seconds)
+        small = False
+        with route.traffic.step("takeover"):
+            small = route.small.chosen(call, CHAT)
+        return SideAnswer(small=small, seconds=takeover.state.plan.answer_seconds)
 
     async def close(self) -> None:
         """Finish reading and recording, and store what is not stored."""
@@ -150,5 +184,5 @@ class AppRoutes:
                 await route.takeover.close()
 
     async def _below(self, scope: Scope, receive: Receive, send: Send) -> None:
-        assert self.below is not None, "the middleware sets it before any call"
-        await self.below(scope, receive, send)
+        assert self._app is not None, "the middleware connects it before any call"
+        await self._app(scope, receive, send)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import bisect
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
-from offbook.llms.answer import Tokens
 from offbook.llms.options import Price
 from offbook.llms.prices import cost_of
-
-if TYPE_CHECKING:
-    from .answers import UsedTokens
+from offbook.llms.usage import UsedTokens
 
 EDGES = tuple(0.001 * 1.25**number for number in range(64))
 """Upper edges of the bins of latency in seconds, from 1 ms to 21 min. A quantile is exact to 25 %."""
@@ -23,7 +20,7 @@ class RouteCounts(BaseModel):
     """Sums over all calls of an app. `failed`: the upstream's status was 400 or more, or it could not be reached.
 
     `uncounted` calls did not say their tokens; `unpriced` had tokens, and no known price. `not_recorded`: calls of recorded
-    threads that could not be recorded, by reason.
+    threads that could not be recorded, by reason. `failed_steps`: failures of this server's own that no call noticed, by step.
     """
 
     calls: Count = 0
@@ -34,10 +31,11 @@ class RouteCounts(BaseModel):
     prompt_tokens: Count = 0
     cached_tokens: Count = 0
     completion_tokens: Count = 0
-    cost: float = 0.0
+    cost: FiniteFloat = Field(default=0.0, ge=0)
     recorded: Count = 0
     not_recorded: dict[str, Count] = Field(default_factory=dict)
-    seconds: list[Count] = Field(default_factory=lambda: [0] * len(EDGES))
+    failed_steps: dict[str, Count] = Field(default_factory=dict)
+    seconds: list[Count] = Field(default_factory=lambda: [0] * len(EDGES), min_length=len(EDGES), max_length=len(EDGES))
 
     def add(self, status: int, seconds: float, *, cancelled: bool) -> None:
         """Count a call."""
@@ -48,14 +46,12 @@ class RouteCounts(BaseModel):
 
     def spend(self, used: UsedTokens, price: Price | None) -> float | None:
         """Add a call's tokens; returns its cost in USD, None if the price is unknown."""
+        cost = None if price is None else cost_of(used, price)
         self.prompt_tokens += used.prompt
         self.cached_tokens += used.cached
         self.completion_tokens += used.completion
-        if price is None:
-            self.unpriced += 1
-            return None
-        cost = cost_of(Tokens(used.prompt, used.completion), used.cached, price)
-        self.cost += cost
+        self.unpriced += cost is None
+        self.cost += cost or 0.0
         return cost
 
     def skip(self, reason: str) -> None:
@@ -75,4 +71,12 @@ class RouteCounts(BaseModel):
             left -= number
             if number and left <= 0:
                 return edge
+        return None
+
+
+def stored_counts(text: str) -> RouteCounts | None:
+    """The counts of a stored text; None for one that does not read back, as of a version that believed every number."""
+    try:
+        return RouteCounts.model_validate_json(text)
+    except ValidationError:
         return None

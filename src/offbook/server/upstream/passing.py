@@ -26,7 +26,8 @@ from offbook.http_listener.access_checks import CLOSE
 from ..calls.chat_exchange import until_disconnected
 from ..errors import ApiError
 from ..http.model_paths import found_path, refusal_body
-from ..takeover.small_answers import SmallAnswer, SmallModel
+from ..sampler.sampler import Sampler
+from ..takeover.small_answers import SamplerReadiness, SmallAnswer, SmallModel
 from ..takeover.takeover import Takeover
 from .address import UpstreamModel
 from .app_routes import CHAT, AppRoute, AppRoutes
@@ -72,11 +73,11 @@ class UpstreamGateway:
 class RouteCalls:
     """ASGI middleware: requests below /r/ROUTE/ go to the upstream, or on a route without one to the small model."""
 
-    def __init__(self, app: ASGIApp, gateway: UpstreamGateway | None, app_routes: AppRoutes) -> None:
+    def __init__(self, app: ASGIApp, gateway: UpstreamGateway | None, app_routes: AppRoutes, sampler: Sampler) -> None:
         self._app = app
-        self._gateway = None if gateway is None else UpstreamCalls(app, gateway)
+        self._gateway = None if gateway is None else UpstreamCalls(app, gateway, app_routes.readiness)
         self._app_routes = app_routes
-        app_routes.below = app
+        app_routes.connect(app, sampler)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         match = BELOW.fullmatch(scope["path"]) if scope["type"] == "http" else None
@@ -133,9 +134,17 @@ async def _opened_chat(route: AppRoute, path: str, request: Request) -> PassedCa
             code="not_passed_on",
         )
     body = await request.body()
-    call = PassedCall(new_id("call"), None, {}, body, thread=thread_of(request.headers, body))
-    route.traffic.place(call)
+    call = PassedCall(new_id("call"), None, {}, body)
+    _place(route.traffic, call, request)
     return call
+
+
+def _place(traffic: RouteTraffic, call: PassedCall, request: Request) -> None:
+    """Find the call's thread, and choose whether and where it is recorded."""
+    with traffic.step("thread"):
+        call.thread = thread_of(request.headers, call.request)
+    with traffic.step("place"):
+        traffic.place(call)
 
 
 async def _answer_chat(route: AppRoute, call: PassedCall, scope: Scope, receive: Receive, send: Send) -> None:
@@ -153,10 +162,10 @@ class IncompleteAnswer(Exception):
 class UpstreamCalls:
     """The calls of the gateway's route. They need neither the sampler nor the records."""
 
-    def __init__(self, app: ASGIApp, gateway: UpstreamGateway) -> None:
+    def __init__(self, app: ASGIApp, gateway: UpstreamGateway, readiness: SamplerReadiness) -> None:
         self._gateway = gateway
         self._upstream = gateway.upstream
-        self._small = SmallModel(app, gateway.takeover, gateway.traffic.recorded)
+        self._small = SmallModel(app, gateway.takeover, gateway.traffic, readiness)
 
     @property
     def name(self) -> str:
@@ -178,29 +187,39 @@ class UpstreamCalls:
             call.counted = False
             return call
         call.path, call.dialect = found[0].groupdict(), found[1]
-        call.thread = thread_of(request.headers, body)
-        traffic.place(call)
+        _place(traffic, call, request)
         return call
 
     async def answer(self, call: PassedCall, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer of the small model if the call is its own and it answers, else of the upstream."""
-        if not call.counted or not self._small.takeover.active:
-            return await self._pass(call, path, scope, receive, send)
-        stage = self._small.takeover.stage
-        if self._small.chosen(call, path):
-            answer = await self._small.answer(call, path, scope)
-            seconds = clock.end_of(call.started_at) - call.started_at
-            call.on_cost = stage.add_small_cost
-            if answer.failure is None:
-                call.small = (self._small.takeover.state.model, self._small.price)
-            stage.add_call(seconds, answer.failure)
-            self._small.takeover.decide()
-            if answer.failure is None:
-                return await send_small(self._gateway.traffic, call, answer, send)
-        else:
-            call.on_cost = stage.add_paid_cost
+        traffic, answer = self._gateway.traffic, None
+        if call.counted:
+            with traffic.step("takeover"):
+                answer = await self._small_answer(call, path, scope)
+        if answer is not None:
+            return await send_small(traffic, call, answer, send)
         await self._pass(call, path, scope, receive, send)
-        self._small.shadow(call, path, scope)
+        if call.counted:
+            with traffic.step("shadow"):
+                self._small.shadow(call, path, scope)
+
+    async def _small_answer(self, call: PassedCall, path: str, scope: Scope) -> SmallAnswer | None:
+        """The small model's answer if the call is its own and it answers; None: the upstream answers."""
+        takeover = self._small.takeover
+        if not takeover.active:
+            return None
+        stage = takeover.stage
+        if not self._small.chosen(call, path):
+            call.on_cost = stage.add_paid_cost
+            return None
+        call.on_cost = stage.add_small_cost
+        answer = await self._small.answer(call, path, scope)
+        stage.add_call(clock.end_of(call.started_at) - call.started_at, answer.failure)
+        takeover.decide()
+        if answer.failure is not None:
+            return None
+        call.small = (takeover.state.model, self._small.price)
+        return answer
 
     async def _pass(self, call: PassedCall, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         started, refusal, headers = False, None, list[tuple[bytes, bytes]]()
@@ -228,7 +247,8 @@ class UpstreamCalls:
         finally:
             call.ended_at = clock.end_of(call.started_at)
             if call.counted:
-                self._gateway.traffic.note(call)
+                with self._gateway.traffic.step("note"):
+                    self._gateway.traffic.note(call)
         if refusal is not None and started:
             raise IncompleteAnswer
         if refusal is not None:
@@ -271,7 +291,8 @@ async def send_small(traffic: RouteTraffic, call: PassedCall, answer: SmallAnswe
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         await send({"type": "http.response.body", "body": answer.body, "more_body": False})
     finally:
-        traffic.note(call)
+        with traffic.step("note"):
+            traffic.note(call)
 
 
 def route_names(gateway: str | None, app_routes: AppRoutes) -> list[str]:

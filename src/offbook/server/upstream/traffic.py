@@ -5,30 +5,31 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import orjson
 
 from offbook.base import clock
-from offbook.base.errors import OffbookError
 from offbook.base.personal_data import mask_personal
 from offbook.base.redaction import redact
 from offbook.base.types import CallStatus, CallTrace, OutputTrace
-from offbook.llms.answer import Tokens
 from offbook.llms.options import Price
 from offbook.llms.prices import cost_of
+from offbook.llms.usage import UsedTokens, used_tokens
 from offbook.openai_dialect.chat_answer import Answer
 from offbook.supervised.masking import Masking
 
 from ..calls.sampled_calls import SampledCalls
 from ..dialects.dialect import Dialect
-from ..records.notes import ROUTE_NOTE, read_note, save_notes
+from ..errors import shown
+from ..records.notes import ROUTE_NOTE, kept_note, read_note, save_notes
 from ..records.store import Store
 from ..records.upstream_threads import Retention, ThreadCall, add_thread_calls, apply_retention
 from .address import UpstreamModel
-from .answers import SHAPE_ERRORS, ReadCall, UsedTokens, read_call, used_tokens, whole_answer
-from .counts import RouteCounts
+from .answers import ReadCall, read_call, whole_answer
+from .counts import RouteCounts, stored_counts
 from .threads import position, trajectory_id
 
 logger = logging.getLogger(__name__)
@@ -108,7 +109,7 @@ class RouteTraffic:
         self._waiting = 0
         self._queued = self._settled = 0
         self._key = ROUTE_NOTE + name
-        self._told = ""
+        self._told: set[str] = set()
         self._tasks = [asyncio.create_task(work) for work in (self._read_all(), self._save_all(), self._retain())]
 
     @property
@@ -117,13 +118,31 @@ class RouteTraffic:
         return f"route/{self.name}"
 
     async def open(self) -> None:
-        """Go on from the stored counts. Raises StoreError."""
+        """Go on from the stored counts; those that do not read back begin anew. Raises StoreError."""
         text = await self._store.read(lambda connection: read_note(connection, self._key))
-        if text is not None:
-            self.counts = RouteCounts.model_validate_json(text)
+        if text is not None and (counts := stored_counts(text)) is not None:
+            self.counts = counts
+        elif text is not None:
+            await self._store.write(save_notes, kept_note(self._key, text))
+            logger.error("route %s: its stored counts do not read back, and begin anew", self.name)
+
+    @contextmanager
+    def step(self, name: str) -> Generator[None]:
+        """Run what only this server needs of a call. What it raises is counted, and logged once: it can fail no call."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  # whatever fails here, the paid model answers
+            self.counts.failed_steps[name] = self.counts.failed_steps.get(name, 0) + 1
+            self._tell(f"step {name} {type(error).__name__}", f"its own step {name!r} failed, and its calls go on: {shown(error)}")
+
+    def _tell(self, reason: str, text: str) -> None:
+        """Log the first warning with this reason."""
+        if reason not in self._told:
+            self._told.add(reason)
+            logger.warning("route %s: %s", self.name, text)
 
     def note(self, call: PassedCall) -> None:
-        """Count a call, and queue it to be read. Returns at once, and never raises."""
+        """Count a call, and queue it to be read. Returns at once."""
         if call.small is None:
             self.counts.add(call.status, call.ended_at - call.started_at, cancelled=call.cancelled)
         if call.cancelled or call.status >= 400 or call.answer is None:
@@ -163,8 +182,10 @@ class RouteTraffic:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self.settled()
                 await self._save()
-        except (TimeoutError, OffbookError) as error:
-            logger.error("route %s: %d calls are not recorded: %r", self.name, self._queued - self._settled, error)
+        except Exception as error:  # noqa: BLE001  # a server ends whatever its records do
+            logger.error(
+                "route %s: %d calls are not recorded: %s", self.name, self._queued - self._settled, shown(error)
+            )
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -176,11 +197,10 @@ class RouteTraffic:
                 await asyncio.sleep(GATHER_SECONDS)
             while len(calls) < GATHERED_CALLS and not self._queue.empty():
                 calls.append(self._queue.get_nowait())
-            try:
+            with self.step("recording"):
                 await self._record(calls)
-            finally:
-                for call in calls:
-                    self._waiting -= call.size
+            for call in calls:
+                self._waiting -= call.size
                 self._settled += len(calls)
 
     async def _record(self, calls: Sequence[PassedCall]) -> None:
@@ -189,51 +209,62 @@ class RouteTraffic:
         traces = list[tuple[PassedCall, CallTrace]]()
         for call in calls:
             await asyncio.sleep(0)  # an app's calls come first
-            try:
+            with self.step("reading"):
                 if (trace := await self._read(call)) is not None:
                     traces.append((call, trace))
-            except Exception as error:  # noqa: BLE001
-                self._fail(call, error)
-        writes = (
-            self._store.write(add_thread_calls, ThreadCall(trace, self.run, call.thread)) for call, trace in traces
-        )
-        written = await asyncio.gather(*writes, return_exceptions=True)
+        written = await asyncio.gather(*(self._write(*pair) for pair in traces), return_exceptions=True)
         for (call, _), result in zip(traces, written, strict=True):
             if isinstance(result, Exception):
                 self._fail(call, result)
             else:
                 self.counts.recorded += 1
 
+    async def _write(self, call: PassedCall, trace: CallTrace) -> None:
+        await self._store.write(add_thread_calls, ThreadCall(trace, self.run, call.thread))
+
     async def _read(self, call: PassedCall) -> CallTrace | None:
         """What is recorded of a call, None if nothing is. Counts what is paid for it."""
         try:
             answer = whole_answer(call.dialect, b"".join(call.answer or ()))
-            used = used_tokens(answer)
-        except SHAPE_ERRORS as error:
+            body: Answer = orjson.loads(call.request) if call.request else {}
+            used = self._used(answer)
+        except Exception as error:  # noqa: BLE001  # an answer of any shape
             self._uncount(call)
-            if call.trajectory_id is not None:
-                self._fail(call, error)
-            return None
-        body: Answer = orjson.loads(call.request) if call.request else {}
-        model, cost = self._paid(call, body, used)
+            return self._fail(call, error)
+        model, cost = "unknown", None
+        with self.step("price"):
+            model, price = self._answering(call, body)
+            cost = self._cost(call, used, price)
         if call.on_cost is not None:
-            call.on_cost(cost)
+            with self.step("takeover"):
+                call.on_cost(cost)
         if call.trajectory_id is None:
             return None
-        read = await read_call(call.dialect, body, call.path, answer, self.recorded)
-        return _trace(call, model, self._masked(read), used, cost)
+        try:
+            read = await read_call(call.dialect, body, call.path, answer, self.recorded)
+            return _trace(call, model, self._masked(read), used, cost)
+        except Exception as error:  # noqa: BLE001  # a call of any shape
+            return self._fail(call, error)
 
-    def _paid(self, call: PassedCall, body: Answer, used: UsedTokens | None) -> tuple[str, float | None]:
-        """The model that answered, and the call's cost in USD, None if it is unknown. Counts what is paid."""
+    def _used(self, answer: Answer) -> UsedTokens | None:
+        """The tokens of an answer; None if the provider does not say them, or says what cannot be."""
+        try:
+            return used_tokens(answer)
+        except ValueError as error:
+            self._tell("usage", f"the provider's numbers of tokens are not counted: {error}")
+            return None
+
+    def _cost(self, call: PassedCall, used: UsedTokens | None, price: Price | None) -> float | None:
+        """The call's cost in USD, None if it is unknown. Counts what is paid."""
         if call.small is not None:
-            model, price = call.small
-            return model, None if used is None else cost_of(Tokens(used.prompt, used.completion), used.cached, price)
+            return None if used is None or price is None else cost_of(used, price)
         self.counts.uncounted += used is None
-        model, price = self._answering(call, body)
-        return model, None if used is None else self.counts.spend(used, price)
+        return None if used is None else self.counts.spend(used, price)
 
     def _answering(self, call: PassedCall, body: Answer) -> tuple[str, Price | None]:
-        """The paid model that answered, and its price, None if it is unknown."""
+        """The model that answered, and its price, None if it is unknown."""
+        if call.small is not None:
+            return call.small
         if call.paid is not None or self.upstream is None:
             return call.paid or ("unknown", None)
         asked = body.get("model") or call.path.get("named")
@@ -247,13 +278,12 @@ class RouteTraffic:
         return ReadCall(tuple(map(masking.message, read.messages)), tools, read.sampling, answers)
 
     def _fail(self, call: PassedCall, error: Exception) -> None:
-        """Count why a call is not recorded; log the first of a row of equal reasons, without the call's text."""
+        """Count why a call is not recorded, if it was to be; log each reason once, without the call's text."""
+        if call.trajectory_id is None:
+            return
         reason = str(getattr(error, "code", None) or type(error).__name__)
         self.counts.skip(reason)
-        if reason != self._told:
-            self._told = reason
-            shown = error if isinstance(error, OffbookError) else type(error).__name__
-            logger.warning("route %s: call %s was answered, and is not recorded: %s", self.name, call.id, shown)
+        self._tell(f"call {reason}", f"call {call.id} was answered, and is not recorded: {shown(error)}")
 
     async def _save(self) -> None:
         await self._store.write(save_notes, (self._key, self.counts.model_dump_json()))
@@ -262,12 +292,10 @@ class RouteTraffic:
         saved = ""
         while True:
             await asyncio.sleep(SAVE_SECONDS)
-            if (text := self.counts.model_dump_json()) != saved:
-                try:
+            with self.step("saving"):
+                if (text := self.counts.model_dump_json()) != saved:
                     await self._save()
                     saved = text
-                except OffbookError as error:
-                    logger.error("route %s: its counts are not stored: %s", self.name, error)
 
     async def retain(self) -> int:
         """Delete the threads that are too old or beyond the size; returns their number. Raises StoreError."""
@@ -276,10 +304,8 @@ class RouteTraffic:
 
     async def _retain(self) -> None:
         while True:
-            try:
+            with self.step("deleting old threads"):
                 await self.retain()
-            except OffbookError as error:
-                logger.error("route %s: old threads are not deleted: %s", self.name, error)
             await asyncio.sleep(RETENTION_SECONDS)
 
 

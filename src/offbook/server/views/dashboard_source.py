@@ -20,6 +20,7 @@ from offbook.server.records.notes import ROUTE_NOTE, TAKEOVER_NOTE, ended_at, no
 from offbook.server.records.overview import RolloutRow, RunRow, StepRollouts
 from offbook.server.records.read_only import Readable
 from offbook.server.records.store import recorded_trajectory
+from offbook.server.takeover.inputs import stored_takeover
 
 from .run_index import EvaluationIndex, ListedRun, LoggedEvaluation, TrainUpdate, UpdateIndex, under_trainings
 
@@ -227,7 +228,8 @@ class DashboardSource:
         def read(connection: Connection) -> list[TakeoverState]:
             states = {name: TakeoverState(route=name) for name in notes_under(connection, ROUTE_NOTE)}
             for name, text in notes_under(connection, TAKEOVER_NOTE).items():
-                states[name] = TakeoverState.model_validate_json(text.partition("\n")[0])
+                stored = stored_takeover(text)
+                states[name] = TakeoverState(route=name) if stored is None else stored[0]
             return [state for _, state in sorted(states.items())]
 
         live = {state.route: state for state in (self.engine.takeovers if self.engine is not None else ())}

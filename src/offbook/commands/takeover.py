@@ -149,5 +149,6 @@ def _numbers(numbers: Numbers) -> str:
             *parts,
             f"{numbers.calls} calls, {failed} failed, {numbers.slow} slow, {numbers.unknown} unknown",
             f"{numbers.tool_errors} of {numbers.results} tool results failed",
+            *([f"{numbers.out_of_range} scores out of range"] if numbers.out_of_range else []),
         ]
     )

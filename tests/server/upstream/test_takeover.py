@@ -12,12 +12,15 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from pydantic import ValidationError
 
-from offbook.base.takeovers import TakeoverState
+from offbook.base.takeovers import TakeoverPlan, TakeoverState
 from offbook.commands.main import run
 from offbook.llms.options import Price
 from offbook.server.records.notes import read_note, save_notes
 from offbook.server.takeover import inputs
+from offbook.server.takeover.stage import needs_of
+from offbook.server.upstream.threads import trajectory_id
 from offbook.testing import ScriptedChoice, ScriptedCompletion
 
 from .conftest import Opening, Passing
@@ -195,6 +198,155 @@ async def test_a_restart_goes_on_with_the_round_in_which_it_was(passing: Opening
     async with passing(share=0.0) as route:
         after = await state(route)
         assert after.decisions == before.decisions and after.numbers.tested == before.numbers.tested == 4
+
+
+async def feedback(route: Passing, /, **body: Any) -> httpx.Response:
+    return await route.http.post(f"{route.url}/api/feedback", json=body)
+
+
+async def test_feedback_that_the_records_refuse_is_no_evidence(passing: Opening) -> None:
+    async with passing() as route:
+        await ask(route, "start")
+        names = [f"t-{number}" for number in range(6)]
+        for name in names:
+            await said(route, name)
+        for name in names:
+            call = f"{trajectory_id('desk', name)}.0000000000000000"
+            refused = await feedback(route, call_id=call, score=1)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (404, "unknown_call")
+            assert (await feedback(route, thread_id=f"{name}-unknown", route="desk", score=1)).status_code == 404
+            assert (await feedback(route, trajectory_id=call, score=1)).status_code == 404
+        numbers = (await state(route)).numbers
+        assert (numbers.tested, numbers.reference) == (0, 0)
+
+
+async def test_a_thread_is_evidence_once_whatever_names_it(passing: Opening) -> None:
+    async with passing() as route:
+        await ask(route, "start", stages=[0.999, 1])
+        call = (await route.chat(thread="t-1")).headers["x-offbook-call"]
+        for _ in range(2):
+            assert (await feedback(route, call_id=call, score=1)).status_code == 200
+        assert (await feedback(route, thread_id="t-1", route="desk", score=0)).status_code == 200
+        assert (await feedback(route, trajectory_id=trajectory_id("desk", "t-1"), score=0.5)).status_code == 200
+        assert (await feedback(route, thread_id="t-1", route="desk", score=0, name="stars")).status_code == 200
+        numbers = (await state(route)).numbers
+        assert (numbers.tested, numbers.reference, numbers.score) == (1, 0, 1.0)
+
+
+async def test_a_score_of_a_call_that_the_other_side_answered_is_no_evidence(passing: Opening) -> None:
+    async with passing() as route:
+        await ask(route, "start", stages=[0.999, 1])
+        route.sampler.completions.append(ScriptedCompletion(status=500, error={"error": {"message": "out of memory"}}))
+        by_paid = await route.chat(thread="t-1")
+        by_small = await route.chat(thread="t-1")
+        texts = [answer.json()["choices"][0]["message"]["content"] for answer in (by_paid, by_small)]
+        assert texts == [PAID, SMALL]
+        assert (await feedback(route, call_id=by_paid.headers["x-offbook-call"], score=1)).status_code == 200
+        assert (await state(route)).numbers.tested == 0
+        assert (await feedback(route, call_id=by_small.headers["x-offbook-call"], score=0)).status_code == 200
+        numbers = (await state(route)).numbers
+        assert (numbers.tested, numbers.score) == (1, 0.0)
+
+
+async def test_a_score_is_evidence_for_the_route_of_its_thread_alone(passing: Opening) -> None:
+    async with passing() as route:
+        side = {"request": {"messages": [{"role": "user", "content": "hi"}]}, "plan": PLAN | {"model": "default"}}
+        other = f"{route.url}/api/routes/other"
+        assert (await route.http.post(f"{other}/side", json=side | {"thread_id": "t-1"})).status_code == 200
+        await ask(route, "start")
+        call = (await route.chat(thread="t-1")).headers["x-offbook-call"]
+        assert (await feedback(route, call_id=call, route="other", score=1)).status_code == 200
+        states = [
+            TakeoverState.model_validate_json(
+                (await route.http.get(f"{route.url}/api/takeover", params={"route": name})).content
+            )
+            for name in ("desk", "other")
+        ]
+        assert [now.numbers.tested + now.numbers.reference for now in states] == [1, 0]
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0], ids=["not recorded", "recorded"])
+async def test_a_score_beyond_the_plans_range_is_no_evidence_and_said(
+    passing: Opening, share: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with passing(share=share) as route:
+        await ask(route, "start", stages=[0.999, 1])
+        await said(route, "t-1")
+        for stars in (5, -1):
+            answer = await score(route, "t-1", stars)
+            assert answer.status_code == (200 if share else 400)
+            assert share or answer.json()["error"]["code"] == "score_out_of_range"
+        numbers = (await state(route)).numbers
+        assert (numbers.tested, numbers.out_of_range) == (0, 2)
+        assert len([line for line in caplog.messages if "is not between the takeover's lowest (0)" in line]) == 1
+        assert (await score(route, "t-1", 1)).status_code == 200
+        assert (await state(route)).numbers.tested == 1
+
+
+@pytest.mark.parametrize("number", [1e308, -1e308, 1e-308, 0, -1, 2**70])
+@pytest.mark.parametrize(
+    "field",
+    [name for name, field in TakeoverPlan.model_fields.items() if name not in ("model", "stages", "score", "approve")],
+)
+def test_no_number_of_a_plan_breaks_its_needs(field: str, number: float) -> None:
+    body = {"stages": [0, 0.5, 1], field: number}
+    try:
+        plan = TakeoverPlan.model_validate(body)
+    except ValidationError as error:
+        assert field in str(error)
+    else:
+        assert all(0 < needs.usual <= needs.most <= needs.traffic < 2**63 for needs in needs_of(plan))
+
+
+async def test_plans_that_no_traffic_can_show_are_refused_by_name(passing: Opening) -> None:
+    async with passing(share=0.0) as route:
+        for plan in ({"highest": 1e308}, {"margin": 1e-300}, {"stages": [1e-320, 1]}, {"answer_seconds": 1e308}):
+            for action in ("plan", "start"):
+                answer = await route.http.post(f"{route.url}/api/takeover/{action}", json=PLAN | plan)
+                assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_value"), plan
+        assert (await state(route)).status == "none"
+
+
+async def test_a_sampler_that_is_known_to_be_gone_is_not_waited_for_and_its_return_is_seen(
+    passing: Opening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with passing(share=0.0) as route:
+        await ask(route, "start", stages=[0.999, 1], answer_seconds=3600)
+        assert await said(route, "t-1") == SMALL
+        sampler = route.services.sampler
+        for gone in ("starting", "failed", "stopped"):
+            monkeypatch.setattr(sampler, "_state", gone)
+            async with asyncio.timeout(20):
+                assert await said(route, f"t-{gone}") == PAID
+        assert (await state(route)).numbers.failed == {"sampler starting": 1, "sampler failed": 1, "sampler stopped": 1}
+        assert len(route.sampler.received) == 1
+        monkeypatch.setattr(sampler, "_state", "ok")
+        assert await said(route, "t-failed") == SMALL
+
+
+async def test_calls_that_go_past_a_failed_sampler_let_it_be_started_again(
+    passing: Opening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with passing(share=0.0) as route:
+        await ask(route, "start", stages=[0.999, 1], answer_seconds=3600)
+        sampler = route.services.sampler
+        monkeypatch.setattr(sampler, "_state", "failed")
+        assert await said(route, "t-1") == PAID
+        async with asyncio.timeout(20):
+            while sampler.state != "starting":  # its supervisor would start it now
+                await asyncio.sleep(0)
+
+
+async def test_in_shadow_a_sampler_that_is_gone_is_no_disagreement(
+    passing: Opening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with passing(share=0.0) as route:
+        await ask(route, "start", stages=[0, 0.5, 1])
+        monkeypatch.setattr(route.services.sampler, "_state", "starting")
+        for number in range(10):
+            assert await said(route, f"t-{number}") == PAID
+        numbers = (await state(route)).numbers
+        assert (numbers.tested, numbers.calls) == (0, 0)
 
 
 @pytest.mark.parametrize("agrees", [True, False])

@@ -37,24 +37,43 @@ async def feedback(request: FeedbackRequest, services: ServicesDep) -> FeedbackR
         name = trajectory_id(request.route or default_route(services), request.thread_id)
     if request.comment is not None and not services.options.keep_personal:
         request = request.model_copy(update={"comment": mask_personal(request.comment)})
-    first = None
-    trajectory = name or str(request.call_id).rpartition(".")[0]
-    for takeover in takeovers(services):
-        if first is None:
-            first = await takeover.score(trajectory, request.name, request.score)
-    given = Feedback(request, name, clock.now())
     try:
-        try:
-            return await services.store.write(add_feedback, given)
-        except ApiError as error:
-            if error.status != 404:
-                raise
-            await _read_what_waits(services)  # its call may have been answered just now
-            return await services.store.write(add_feedback, given)
+        result = await _stored(Feedback(request, name, clock.now()), services)
     except ApiError as error:
-        if first is None or error.status != 404 or name is None:
+        if error.status != 404 or name is None:
             raise
-        return FeedbackResult(trajectory_id=name, reward=request.score, changed=first)  # not recorded, and compared
+        first = await _scored(request, name, services)  # a takeover's thread need not be recorded
+        if first is None:
+            raise
+        return FeedbackResult(trajectory_id=name, reward=request.score, changed=first)
+    with suppress(ApiError):  # a score beyond the plan's is feedback all the same
+        await _scored(request, result.trajectory_id, services)
+    return result
+
+
+async def _stored(feedback: Feedback, services: Services) -> FeedbackResult:
+    try:
+        return await services.store.write(add_feedback, feedback)
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        await _read_what_waits(services)  # its call may have been answered just now
+        return await services.store.write(add_feedback, feedback)
+
+
+async def _scored(request: FeedbackRequest, trajectory: str, services: Services) -> bool | None:
+    """Take a score in as evidence of the takeover that has its thread, after the records have taken it: what they refuse is no
+    evidence. Returns whether it is the thread's first; None: no evidence. Raises ApiError 400 for one beyond the plan's."""
+    answered_by = None
+    if request.call_id is not None:
+        record = (await services.store.finished([trajectory])).get(trajectory)
+        calls = () if record is None else record.outside_calls
+        answered_by = next((call.model for call in calls if call.id == request.call_id), None)
+    for takeover in takeovers(services):
+        first = await takeover.score(trajectory, request.name, request.score, answered_by)
+        if first is not None:
+            return first
+    return None
 
 
 async def _read_what_waits(services: ServicesDep) -> None:

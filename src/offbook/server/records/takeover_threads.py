@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -24,6 +26,8 @@ from sqlalchemy import (
 from offbook.base.errors import OffbookError
 
 from .tables import metadata
+
+logger = logging.getLogger(__name__)
 
 threads = Table(
     "takeover_threads",
@@ -49,12 +53,14 @@ class TakenThread(NamedTuple):
 
 
 class ThreadScore(NamedTuple):
-    """A score of a thread of a takeover, and when it came."""
+    """A score of a thread of a takeover, and when it came. `small`: whether the small model answered the call that it is on;
+    None: it is on the whole thread."""
 
     id: str
     takeover: str
     score: float
     scored_at: float
+    small: bool | None = None
 
 
 class ScoredThread(NamedTuple):
@@ -88,12 +94,13 @@ def add_threads(connection: Connection, batch: Sequence[Sequence[TakenThread]]) 
 
 
 def score_threads(connection: Connection, batch: Sequence[ThreadScore]) -> list[ScoredThread | OffbookError | None]:
-    """Store the first score of each thread; None for a thread that is none of the takeover."""
+    """Store the first score of each thread; None for a thread that is none of the takeover, and for a score of a call that the
+    other side answered."""
     results: list[ScoredThread | OffbookError | None] = []
     for score in batch:
         mine = (threads.c.id == score.id) & (threads.c.takeover == score.takeover)
         row = connection.execute(select(threads.c.stage, threads.c.small, threads.c.score).where(mine)).first()
-        if row is None:
+        if row is None or (score.small is not None and score.small != row.small):
             results.append(None)
             continue
         if row.score is None:
@@ -103,13 +110,23 @@ def score_threads(connection: Connection, batch: Sequence[ThreadScore]) -> list[
 
 
 def read_threads(connection: Connection, takeover: str) -> list[tuple[TakenThread, float | None, float]]:
-    """The threads of a takeover with their scores and when those came: first those with a score, in its order."""
+    """The threads of a takeover with their scores and when those came: first those with a score, in its order. A row whose
+    score is no number is left out."""
     query = select(threads).where(threads.c.takeover == takeover)
-    rows = connection.execute(query.order_by(threads.c.scored_at.is_(None), threads.c.scored_at, threads.c.began_at))
+    rows = connection.execute(
+        query.order_by(threads.c.scored_at.is_(None), threads.c.scored_at, threads.c.began_at)
+    ).all()
+    sound = [row for row in rows if all(map(_finite, (row.score or 0.0, row.scored_at or 0.0)))]
+    if len(sound) < len(rows):
+        logger.error("takeover %s: %d stored threads do not read back", takeover, len(rows) - len(sound))
     return [
         (TakenThread(row.id, row.takeover, row.stage, row.small, row.began_at), row.score, row.scored_at or 0.0)
-        for row in rows
+        for row in sound
     ]
+
+
+def _finite(value: object) -> bool:
+    return isinstance(value, float) and math.isfinite(value)
 
 
 def threads_by_side(connection: Connection, takeover: str) -> dict[tuple[int, bool], int]:

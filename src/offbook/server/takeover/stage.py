@@ -77,6 +77,7 @@ class Stage:
     unlike: Counter[str] = field(default_factory=Counter[str])
     results: int = 0
     tool_errors: int = 0
+    out_of_range: int = 0
     calls: int = 0
     shadowed: set[str] = field(default_factory=set[str])
     small_cost: Sums = field(default_factory=Sums)
@@ -188,6 +189,7 @@ class Stage:
             results=self.results,
             tool_errors=self.tool_errors,
             unknown=self.unlike.total(),
+            out_of_range=self.out_of_range,
             cost=self.small_cost.mean,
             reference_cost=self.paid_cost.mean,
         )

@@ -121,22 +121,40 @@ class Takeover:
             self._new.append(TakenThread(name, state.id, side.stage, side.small, clock.now()))
         return side.small
 
-    async def score(self, trajectory: str, name: str, score: float) -> bool | None:
-        """Take in feedback named `name`: whether it is the thread's first score; None for a thread that is not part of this.
+    async def score(self, trajectory: str, name: str, score: float, answered_by: str | None = None) -> bool | None:
+        """Take in feedback named `name`: whether it is the thread's first score; None for what is no evidence: of a thread that
+        is not part of this, or on a call that the other side answered. `answered_by`: the model of the call that it is on; None:
+        on the whole thread.
 
-        Raises StoreError.
+        Raises ApiError 400 for a score that is not between the plan's lowest and highest, StoreError.
         """
         state = self.state
         if not self.active or name != state.plan.score:
             return None
+        if not state.plan.takes(score):
+            return self._refuse(trajectory, score)
         await self._save_threads()
-        scored = await self._store.write(score_threads, ThreadScore(trajectory, state.id, score, clock.now()))
+        small = None if answered_by is None else answered_by == state.model
+        scored = await self._store.write(score_threads, ThreadScore(trajectory, state.id, score, clock.now(), small))
         if scored is None:
             return None
         if scored.first and state.id == self.state.id and scored.stage == self.state.stage:
             self._stage.add_score(score, small=scored.small)
             self.decide()
         return scored.first
+
+    def _refuse(self, trajectory: str, score: float) -> None:
+        if trajectory not in self._sides:
+            return
+        self._stage.out_of_range += 1
+        plan = self.state.plan
+        message = (
+            f"score {score:g} is not between the takeover's lowest ({plan.lowest:g}) and highest ({plan.highest:g}), and no "
+            "evidence: start it with the scores that your app gives"
+        )
+        if self._stage.out_of_range == 1:
+            logger.warning("takeover of %s: %s", self.state.route, message)
+        raise ApiError(400, message, "score", "score_out_of_range")
 
     async def start(self, plan: TakeoverPlan, model: str) -> TakeoverState:
         """Begin a takeover by `model`, a name with a step. Raises ApiError 409 while one is under way, StoreError."""

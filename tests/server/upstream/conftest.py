@@ -41,13 +41,18 @@ class Passing:
         headers = {"x-offbook-thread": thread} if thread else {}
         return await self.http.post("/v1/chat/completions", json=asked, headers=headers)
 
-    async def state(self) -> RouteState:
+    async def settled(self) -> None:
+        """Wait until every call that was answered is read. Its client has the answer a moment before it is noted."""
+        await self.http.get(f"{self.url}/api/routes")
         await self.gateway.traffic.settled()
+
+    async def state(self) -> RouteState:
+        await self.settled()
         [state] = (await self.http.get(f"{self.url}/api/routes")).json()
         return RouteState.model_validate(state)
 
     async def threads(self) -> list[RolloutTrace]:
-        await self.gateway.traffic.settled()
+        await self.settled()
         answer = await self.http.get(f"{self.url}/api/traces", params={"run": "route/desk"})
         return list(TracePage.model_validate_json(answer.content).rollouts)
 

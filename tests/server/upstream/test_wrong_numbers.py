@@ -40,14 +40,6 @@ def usages(lie: Any) -> list[dict[str, Any]]:
     ]
 
 
-async def read(route: Passing, calls: int) -> RouteState:
-    """The state when so many calls are read: the end of an answer arrives a moment before its call is noted."""
-    async with asyncio.timeout(20):
-        while (state := await route.state()).recorded + sum(state.not_recorded.values()) < calls:
-            await asyncio.sleep(0)
-    return state
-
-
 async def test_whatever_a_provider_says_of_its_tokens_calls_pass_and_are_counted_as_unknown(
     passing: Opening, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -61,7 +53,7 @@ async def test_whatever_a_provider_says_of_its_tokens_calls_pass_and_are_counted
             assert (answer.status_code, answer.content) == (200, route.paid.sent[-1])
         route.paid.usage = None
         await route.chat(thread="right")
-        state = await read(route, len(lying) + 1)
+        state = await route.state()
         assert (state.calls, state.failed, state.uncounted) == (len(lying) + 1, 0, len(lying))
         assert (state.prompt_tokens, state.completion_tokens, state.cached_tokens) == (30, 7, 10)
         assert state.cost == pytest.approx(101e-6)  # 20 tokens at 2, 10 from the cache at 0.5, 7 at 8
@@ -95,7 +87,7 @@ async def test_lies_in_the_numbers_of_every_api_are_counted_as_unknown(
         route.paid.usage = dict.fromkeys(fields, 5) | {random.choice(fields[:2]): lie, "thoughtsTokenCount": lie}
         answer = await route.http.post(path, json=body | asked)
         assert (answer.status_code, answer.content) == (200, route.paid.sent[-1])
-        state = await read(route, 1)
+        state = await route.state()
         assert (state.calls, state.uncounted, state.prompt_tokens, state.recorded) == (1, 1, 0, 1)
 
 
@@ -256,8 +248,7 @@ async def each_broken_in_turn(
                 answer = await route.chat(thread=f"{name}-{number}-{call}", stream=bool(call))
                 assert answer.status_code == 200, (name, answer.text)
                 assert any(text.split()[-1] in answer.text for text in expected), (name, answer.text)
-            await route.state()  # a stream's end is read a moment before it is noted
-            await route.gateway.traffic.settled()
+            await route.settled()
             await asyncio.gather(*(task for task in asyncio.all_tasks() if "_compare" in repr(task.get_coro())))
         after = await route.state()
         grown = [

@@ -133,7 +133,10 @@ class RouteTraffic:
             yield
         except Exception as error:  # noqa: BLE001  # whatever fails here, the paid model answers
             self.counts.failed_steps[name] = self.counts.failed_steps.get(name, 0) + 1
-            self._tell(f"step {name} {type(error).__name__}", f"its own step {name!r} failed, and its calls go on: {shown(error)}")
+            self._tell(
+                f"step {name} {type(error).__name__}",
+                f"its own step {name!r} failed, and its calls go on: {shown(error)}",
+            )
 
     def _tell(self, reason: str, text: str) -> None:
         """Log the first warning with this reason."""

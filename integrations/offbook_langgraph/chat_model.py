@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +22,7 @@ from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, model_validator
 
 from offbook import TrainableModel
 from offbook.base.errors import ConfigError
+from offbook.base.json_files import parse_json
 from offbook.base.types import CallOrigin, Message
 from offbook.base.wire import call_headers
 from offbook.client.connection.transport import LoopTransport
@@ -338,7 +338,7 @@ def _with_raw_text(call: Message, raw: str | None) -> Message:
     if raw is None:
         return call
     try:
-        if json.loads(raw) != json.loads(call["function"]["arguments"]):
+        if parse_json(raw) != parse_json(call["function"]["arguments"]):
             return call
     except ValueError:
         return call

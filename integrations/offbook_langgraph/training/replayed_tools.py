@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,6 +13,7 @@ from langchain_core.tools import tool as tool_of
 from pydantic import BaseModel, ValidationError
 
 from offbook.base.errors import ConfigError
+from offbook.base.json_files import parse_json
 from offbook.base.types import Message
 from offbook.supervised.conversations import Rows, read_conversations
 
@@ -49,8 +51,9 @@ def _results(tool: BaseTool, conversations: Sequence[Sequence[Message]]) -> Resu
         for message in messages:
             for call in cast("list[Any]", message.get("tool_calls") or []):
                 if call["function"]["name"] == tool.name and call["id"] in said:
-                    key = _key(tool, json.loads(call["function"]["arguments"] or "{}"))
-                    own.setdefault(key, said[call["id"]])
+                    with suppress(ValueError):  # a call whose arguments are not JSON was never run
+                        key = _key(tool, parse_json(call["function"]["arguments"] or "{}"))
+                        own.setdefault(key, said[call["id"]])
         known |= own
     return known
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Coroutine, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from openai.types.chat.chat_completion_message_tool_call import ChatCompletionMe
 from offbook import History
 from offbook.base import clock
 from offbook.base.errors import ConfigError
+from offbook.base.json_files import parse_json
 from offbook.base.redaction import error_text
 from offbook.base.types import ToolRun
 from offbook_mcp.tools.free_form import result_digest
@@ -213,8 +213,8 @@ class AgentLoop:
 def parsed(written: str) -> Arguments | None:
     """Parse the arguments that a model wrote; None if they are not a JSON object."""
     try:
-        arguments: object = json.loads(written or "{}")
-    except (ValueError, RecursionError):
+        arguments = parse_json(written or "{}")
+    except ValueError:
         return None
     return cast(Arguments, arguments) if isinstance(arguments, dict) else None
 

@@ -13,6 +13,7 @@ from typing import cast
 from pydantic import BaseModel, Field, field_validator
 
 from offbook.base.errors import ConfigError, LlmError
+from offbook.base.json_files import parse_json
 from offbook.llms.llm import Llm
 from offbook_mcp.tools.toolset import ModelTool
 
@@ -359,7 +360,7 @@ class _Writer:
         if tool is None:
             return "a tool that does not exist or may not be used"
         try:
-            arguments = cast(object, json.loads(written.arguments or "{}"))
+            arguments = parse_json(written.arguments or "{}")
         except ValueError:
             return "arguments that are no JSON"
         if not isinstance(arguments, dict):

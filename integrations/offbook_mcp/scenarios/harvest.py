@@ -7,7 +7,8 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
+from itertools import islice
 from typing import TypeAlias, cast
 
 from offbook_mcp.connection.servers import ROLLOUT_DIR
@@ -20,12 +21,14 @@ Scalar: TypeAlias = str | int | float | bool
 LONGEST_VALUE = 63
 """Arguments stay below 64 characters: a small policy copies them character by character."""
 _MOST_LEAVES = 400
+_MOST_READ = 2_000
+"""Values of a result that are looked at: the words of a new name take a millisecond."""
 _DEEPEST = 8
 SHORT = " (short)"
 _HASH = re.compile(r"[0-9a-f]{32,64}")
 _LABELLED = re.compile(r"([^\W\d_][\w /-]{0,30}): +(.+)")
 _MARKED = re.compile(r"\[([A-Za-z]+)\] +(.+)")
-_BULLET = re.compile(r"(?:[-*+•]|\d+[.)])\s+")
+_BULLET = re.compile(r"(?:[-*+•]|(?<!\d)\d+[.)])\s+")
 _WRAPPERS = {"result", "content", "text"}
 
 
@@ -50,7 +53,7 @@ def words_of(name: str) -> tuple[str, ...]:
     return tuple(singular(word.lower()) for word in re.findall(r"[^\W\d_]+|\d+", spaced))
 
 
-@cache
+@lru_cache(maxsize=10_000)
 def singular(word: str) -> str:
     """The singular of an English word: `entities` -> `entity`, `people` -> `person`. A word that is none stays."""
     if len(word) < 4 or word.endswith(("ss", "us", "is")) or not word.isascii():
@@ -74,9 +77,11 @@ def leaves_of(tool: str, arguments: Mapping[str, object], result: ToolResult, ne
     folder = _folder(arguments)
     about = tuple(word for word in words_of(tool) if not is_verb(word)) or words_of(tool)
     leaves: list[Leaf] = []
-    for value, place, words, record in _values(result, neutral):
+    for value, place, words, record in islice(_values(result, neutral), _MOST_READ):
+        if len(leaves) >= _MOST_LEAVES:
+            break
         usable = usable_value(value)
-        if usable is None or usable in context or len(leaves) >= _MOST_LEAVES:
+        if usable is None or usable in context:
             continue
         if place[:1] == "[" and place[1:2].isalpha() and isinstance(usable, str) and folder:
             usable = f"{folder}/{usable}"
@@ -198,10 +203,10 @@ def _lines(text: str) -> Iterator[FoundValue]:
 
 def comma_list(line: str) -> list[str]:
     """The values of a line such as `bolt, nut and washer`; [] if it is a sentence."""
-    first, *others = re.split(r"\s*[,;]\s+|\s*[,;](?=[^\d\s])", line.strip().removesuffix("."))
+    first, *others = re.split(r"\s{0,9}[,;](?:\s+|(?=[^\d\s]))", line.strip().removesuffix("."))
     if not others:
         return []
-    values = [first, *others[:-1], *re.split(r"^(?:and|or)\s+|\s+(?:and|or)\s+", others[-1])]
+    values = [first, *others[:-1], *re.split(r"(?:^|\s{1,9})(?:and|or)\s+", others[-1])]
     values = [value for value in values if value]
     short = all(len(value.split()) <= (3 if len(values) > 2 else 2) and usable_value(value) for value in values)
     return values if short else []

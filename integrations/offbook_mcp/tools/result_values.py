@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from io import StringIO
 from typing import TypeAlias, cast
@@ -15,18 +16,25 @@ from xml.etree import ElementTree
 
 from json_repair import repair_json
 
+from offbook.base.json_files import DEEPEST, too_deep
+
 Structure: TypeAlias = dict[str, object] | list[object]
 
-_FENCE = re.compile(r"^```[\w+-]*[ \t]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
+_OPENS = re.compile(r"```[\w+-]*[ \t]*")
+_CLOSES = re.compile(r"```[ \t]*")
 _CUT_NOTE = re.compile(r"\n\[cut here: these are the first [\d,]+ of [\d,]+ characters\]$")
-_RULE = re.compile(r"[\s|+:=─━┼│┃╇┡┩╪═-]*[-─━═=]{2,}[\s|+:=─━┼│┃╇┡┩╪═┏┓┗┛┌┐└┘├┤┬┴-]*")
+_RULE = re.compile(r"(?=[\s|+:=─━┼│┃╇┡┩╪═-]*?[-─━═=]{2})[\s|+:=─━┼│┃╇┡┩╪═┏┓┗┛┌┐└┘├┤┬┴-]+")
+"""Its lookahead is lazy: of greedy repetitions of the same characters, each would be tried with each."""
 _CELLS = re.compile(r"[|│┃]")
 _PAIR = re.compile(r"(?:[-*+•] +)?\**(?P<key>[^\W\d_][\w /.#()-]{0,39}?)\**[ \t]*(?::|=)\**[ \t]+(?P<value>\S.*)")
 _NAME = re.compile(r"[^\W\d_][^\W\d]*(?:[ -][^\W\d]+)*")
 _LONGEST_CELL = 200
 _DELIMITERS = (",", "\t", ";", "|")
 _LONGEST_READ = 200_000
-"""Longer texts are compared as text: reading them takes too long between two calls."""
+"""Longer texts are text: reading them takes too long between two calls. What is shorter is read in linear time, whatever it says."""
+_LONGEST_REPAIRED = 50_000
+"""json_repair takes up to a tenth of a millisecond for a character."""
+_LONGEST_INTEGER = 1_000  # bits: longer ones cannot be printed
 _PREFACE = 200
 """The most characters of an introduction such as `Found 3 parts:` before JSON, Python or XML."""
 
@@ -40,8 +48,9 @@ def structure_of(text: str, *, cut: bool = False) -> Structure | None:
     [{'id': 'p1', 'name': 'bolt'}]
     """
     text = _CUT_NOTE.sub("", text).strip() if cut else text.strip()
-    bodies = _FENCE.findall(text)
-    if bodies:
+    if len(text) > _LONGEST_READ:
+        return None
+    if bodies := _fenced(text):
         parts = [structure for body in bodies if (structure := structure_of(body)) is not None]
         return parts[0] if len(parts) == 1 else cast(list[object], parts) or None
     readers: tuple[Callable[[str], Structure | None], ...] = (_json, _cut_json if cut else _python, _xml)
@@ -53,9 +62,24 @@ def structure_of(text: str, *, cut: bool = False) -> Structure | None:
     return next((value for read in (_table, _rows, _pairs) if (value := read(whole)) is not None), None)
 
 
+def _fenced(text: str) -> list[str]:
+    """The texts between Markdown's fences."""
+    bodies: list[str] = []
+    body: list[str] | None = None
+    for line in text.split("\n") if "```" in text else ():
+        if body is not None and _CLOSES.fullmatch(line):
+            bodies.append("".join(body))
+            body = None
+        elif body is not None:
+            body.append(f"{line}\n")
+        elif _OPENS.fullmatch(line):
+            body = []
+    return bodies
+
+
 def digest_of(text: str) -> str:
     """A hash of a result's values that ignores the notation, the order of rows and of columns, and the columns' names."""
-    value: object = (structure_of(text) if len(text) <= _LONGEST_READ else None) or text
+    value: object = structure_of(text) or text
     while isinstance(value, Mapping) and len(named := cast(Mapping[str, object], value)) == 1:  # {"rows": [...]}
         value = next(iter(named.values()))
     rows: list[object] = cast(list[object], value) if isinstance(value, list) else [cast(object, value)]
@@ -107,7 +131,7 @@ def _json(text: str) -> Structure | None:
             place = _behind(text, place)
     except (ValueError, RecursionError):
         return None
-    return _one_or_all(values)
+    return _one_or_all(values, text)
 
 
 def _behind(text: str, place: int) -> int:
@@ -120,21 +144,26 @@ def _cut_json(text: str) -> Structure | None:
     """JSON without its end. The last value may be incomplete, so it is left out."""
     if text[0] not in "{[":
         return None
+    if len(text) > _LONGEST_REPAIRED:
+        return None
     complete = max(text.rfind(","), text.rfind("\n"))
-    value = cast(object, repair_json(text[: max(complete, 1)], return_objects=True, skip_json_loads=True))
-    return cast(Structure, value) if isinstance(value, dict | list) and value else None
+    try:
+        value = cast(object, repair_json(text[: max(complete, 1)], return_objects=True, skip_json_loads=True))
+    except (ValueError, RecursionError):  # nested too deeply
+        return None
+    return _one_or_all([value], text) if value else None
 
 
 def _python(text: str) -> Structure | None:
     """Python literals, on one line or one a line, and objects such as `Part(id=1)`, `Decimal("2.5")`."""
     whole = _python_value(text)
     if whole is not None:
-        return _one_or_all([whole])
+        return _one_or_all([whole], text)
     lines = [line for line in text.splitlines() if line.strip()]
     if len(lines) < 2 or len(lines) > 2_000:
         return None
     values = [_python_value(line.strip()) for line in lines]
-    return None if any(value is None for value in values) else cast(list[object], values)
+    return None if any(value is None for value in values) else _one_or_all(cast(list[object], values), text)
 
 
 def _python_value(text: str) -> Structure | None:
@@ -144,8 +173,8 @@ def _python_value(text: str) -> Structure | None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SyntaxWarning)
             value = _evaluated(ast.parse(text, mode="eval").body)
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
-        return None
+    except (ValueError, SyntaxError, TypeError, OverflowError, RecursionError, MemoryError):
+        return None  # TypeError: a list as a member of a set
     return cast(Structure, value) if isinstance(value, dict | list) else None
 
 
@@ -164,13 +193,19 @@ def _evaluated(node: ast.expr) -> object:
             return {word.arg: _evaluated(word.value) for word in node.keywords if word.arg is not None}
         values = [_evaluated(item) for item in node.args]
         return values[0] if len(values) == 1 else values
-    return cast(object, ast.literal_eval(node))
+    value = cast(object, ast.literal_eval(node))
+    if isinstance(value, int) and value.bit_length() > _LONGEST_INTEGER:
+        raise ValueError("an integer that is too long to print")
+    return value
 
 
-def _one_or_all(values: list[object]) -> Structure | None:
-    if len(values) == 1:
-        return cast(Structure, values[0]) if isinstance(values[0], dict | list) else None
-    return values or None
+def _one_or_all(values: list[object], text: str) -> Structure | None:
+    """The only value of a text, or all. None for a scalar, and for values that are nested too deeply to walk through."""
+    if not values:
+        return None
+    whole = values[0] if len(values) == 1 else values
+    deep = too_deep(whole, sum(map(text.count, "{[(")))
+    return cast(Structure, whole) if isinstance(whole, dict | list) and not deep else None
 
 
 def _xml(text: str) -> Structure | None:
@@ -182,7 +217,10 @@ def _xml(text: str) -> Structure | None:
         root = ElementTree.fromstring(f"<offbook>{body}</offbook>")
     except (ElementTree.ParseError, ValueError, RecursionError):
         return None
-    value = _element(root)
+    level: list[ElementTree.Element] = [root]
+    for _ in range(DEEPEST):
+        level = [child for element in level for child in element]
+    value = None if level else _element(root)
     return cast(dict[str, object], value) if isinstance(value, dict) else None
 
 
@@ -191,9 +229,10 @@ def _element(element: ElementTree.Element) -> object:
     named: dict[str, object] = dict(element.attrib)
     children = list(element)
     tags = [child.tag.rpartition("}")[2] for child in children]
+    times = Counter(tags)
     for tag, child in zip(tags, children, strict=True):
         value = _element(child)
-        if tags.count(tag) > 1:
+        if times[tag] > 1:
             cast(list[object], named.setdefault(tag, [])).append(value)
         else:
             named[tag] = value

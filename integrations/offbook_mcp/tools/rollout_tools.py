@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import cast
 
 from mcp import Client, MCPError
 
+from offbook.base.json_files import parse_json
 from offbook.base.text import one_line
 from offbook_mcp.connection.limits import Limits
 from offbook_mcp.connection.servers import ROLLOUT_DIR
@@ -48,7 +48,7 @@ class RolloutTools:
             return self._refused(f"there is no tool {one_line(name)!r}; there are {known}")
         if isinstance(arguments, str):
             try:
-                arguments = cast(object, json.loads(arguments or "{}"))
+                arguments = parse_json(arguments or "{}")
             except ValueError as error:
                 return self._refused(f"the arguments of {name} are not valid JSON: {error}")
         if not isinstance(arguments, dict):

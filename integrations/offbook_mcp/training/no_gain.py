@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from offbook import Trajectory, TrajectoryGroup
+from offbook.base.json_files import parse_json
 from offbook.base.text import counted, one_line
 from offbook_mcp.rollouts.argument_score import same_value
 from offbook_mcp.scenarios.scenario import McpScenario
@@ -128,8 +129,8 @@ def _calls_of(rollout: Trajectory) -> Iterator[tuple[str, dict[str, object]]]:
         for call in cast(Iterable[Mapping[str, dict[str, str]]], message.get("tool_calls") or ()):
             function = call["function"]
             try:
-                arguments: object = json.loads(function["arguments"])
-            except (ValueError, RecursionError):
+                arguments = parse_json(function["arguments"])
+            except ValueError:
                 arguments = {}
             yield function["name"], cast(dict[str, object], arguments) if isinstance(arguments, dict) else {}
 

@@ -1,12 +1,52 @@
-"""Text and JSON in files that users and other programs may have written."""
+"""Text and JSON that users, models and other programs have written."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import cast
 
 from .errors import ConfigError
 from .types import Json
+
+DEEPEST = 128
+"""Limit of nested JSON. Parsers stop at about 200 levels and serialisers at 255, of a body that contains the value."""
+
+
+def too_deep(value: Json, structures: int) -> bool:
+    """Whether JSON with so many braces and brackets is nested more than DEEPEST times."""
+    level: list[Json] = [value] if structures > DEEPEST else []
+    for _ in range(DEEPEST + 1):
+        inside = {id(child): child for item in level for child in _structures(item)}  # a value may contain itself
+        level = list(inside.values())
+    return bool(level)
+
+
+def _structures(value: Json) -> list[Json]:
+    """The dictionaries and lists directly inside a value."""
+    children: Iterable[Json] = ()
+    if isinstance(value, dict):
+        children = cast(dict[str, Json], value).values()
+    elif isinstance(value, list | tuple):
+        children = cast(Sequence[Json], value)
+    return [child for child in children if isinstance(child, dict | list | tuple)]
+
+
+def parse_json(text: str) -> Json:
+    """The JSON in a text that somebody else wrote. Raises ValueError for whatever is not JSON, also for nesting beyond DEEPEST:
+    what walks through the value, and every serialiser, then comes to its end.
+
+    >>> parse_json('{"a": [1]}')
+    {'a': [1]}
+    """
+    try:
+        value: Json = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    if too_deep(value, text.count("{") + text.count("[")):
+        raise ValueError(f"nested too deeply: {DEEPEST} levels are the limit")
+    return value
 
 
 def read_text(file: Path) -> str:

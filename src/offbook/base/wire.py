@@ -42,6 +42,7 @@ from typing import Annotated, Literal, Self, cast
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, field_validator, model_validator
 
 from .config import GROUPS_AT_ONCE, LoraOptions, Name, TrainConfig
+from .json_files import DEEPEST, too_deep
 from .types import (
     Call,
     CallOrigin,
@@ -104,29 +105,6 @@ CallWeight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 def name_at(model: str, step: int) -> str:
     """`model@step`: names one fixed step in a call's `model` field, and its adapter in the sampler."""
     return f"{model}@{step}"
-
-
-DEEPEST = 128
-"""Limit of nested JSON. Parsers stop at about 200 levels and serialisers at 255, of a body that contains the value."""
-
-
-def too_deep(value: Json, structures: int) -> bool:
-    """Whether JSON with so many braces and brackets is nested more than DEEPEST times."""
-    level: list[Json] = [value] if structures > DEEPEST else []
-    for _ in range(DEEPEST + 1):
-        inside = {id(child): child for item in level for child in _structures(item)}  # a value may contain itself
-        level = list(inside.values())
-    return bool(level)
-
-
-def _structures(value: Json) -> list[Json]:
-    """The dictionaries and lists directly inside a value."""
-    children: Iterable[Json] = ()
-    if isinstance(value, dict):
-        children = cast(dict[str, Json], value).values()
-    elif isinstance(value, list | tuple):
-        children = cast(Sequence[Json], value)
-    return [child for child in children if isinstance(child, dict | list | tuple)]
 
 
 def _storable(value: Json) -> Json:

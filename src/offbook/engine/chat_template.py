@@ -20,6 +20,7 @@ from typing import Literal, cast
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from offbook.base.errors import ConfigError
+from offbook.base.json_files import parse_json
 from offbook.base.types import Json, Message, Tool
 from offbook.openai_dialect.tool_results import in_order_of_calls
 
@@ -339,7 +340,7 @@ def _with_value(call: Json) -> Json:
     arguments = call["function"]["arguments"]
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments)
+            arguments = parse_json(arguments)
         except ValueError:
             return call
     return {**call, "function": {**call["function"], "arguments": arguments}}

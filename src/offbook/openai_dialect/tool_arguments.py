@@ -7,6 +7,7 @@ from typing import cast
 
 import orjson
 
+from offbook.base.json_files import too_deep
 from offbook.base.types import Json
 
 from .chat_answer import Answer
@@ -25,7 +26,10 @@ def arguments_object(raw: str) -> Answer:
         value: Json = orjson.loads(raw or "{}")
     except orjson.JSONDecodeError:
         return {RAW: raw}
-    return cast(Answer, value) if isinstance(value, dict) else {RAW: raw}
+    plain = isinstance(value, dict) and not too_deep(
+        value, raw.count("{") + raw.count("[")
+    )  # serialisers refuse deep ones
+    return cast(Answer, value) if plain else {RAW: raw}
 
 
 def arguments_text(value: dict[str, Json]) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from offbook.base.errors import ConfigError, RolloutError
+from offbook.base.json_files import parse_json
 from offbook.base.last_words import last_line, last_lines
 from offbook.base.options import RunOptions, option, takes
 from offbook.base.temporary_folders import TemporaryFolder
@@ -333,8 +334,8 @@ def _reward(source: RewardSource, ending: Ending, file: Path, who: str) -> Rewar
 def _number(text: str, where: str) -> object:
     """A number, or an object with the key `reward`. Raises RolloutError."""
     try:
-        return json.loads(text) if text.lstrip().startswith("{") else float(text)
-    except (ValueError, RecursionError) as error:
+        return parse_json(text) if text.lstrip().startswith("{") else float(text)
+    except ValueError as error:
         raise RolloutError(
             f"{where} has {one_line(text)!r}; a number, or JSON with the key reward, is needed"
         ) from error

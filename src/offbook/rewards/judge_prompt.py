@@ -204,11 +204,13 @@ def _draw(transcripts: Sequence[Transcript], basis: str) -> _Drawn:
 
 
 def _unused(draw: random.Random, length: int, text: str) -> str:
-    """A code that begins with a letter and does not occur in the text."""
+    """A code that begins with a letter and does not occur in the text. After each one that does, it is longer: a text of
+    some megabytes can hold all short ones."""
     while True:
         code = draw.choice(_LETTERS) + "".join(draw.choices(_SYMBOLS, k=length - 1))
         if code not in text:
             return code
+        length += 1
 
 
 def _parts(transcripts: Sequence[Transcript], drawn: _Drawn) -> list[tuple[str, Lines]]:

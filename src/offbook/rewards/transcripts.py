@@ -39,7 +39,7 @@ class Transcript:
         the trajectory in errors. Raises ConfigError for a message that is not JSON."""
         try:
             lines = tuple(tuple(_lines(history.messages(), history.tools or tools)) for history in histories)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise ConfigError(f"trajectory {name}: a message is no JSON, so no judge can read it: {error}") from error
         return cls(lines, json.dumps([_without_call_ids(conversation) for conversation in lines]))
 

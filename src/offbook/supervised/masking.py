@@ -6,10 +6,9 @@ import json
 from collections.abc import Callable, Sequence
 from typing import TypeAlias, cast
 
-import orjson
-
 from offbook.base.choices import is_choice
 from offbook.base.errors import ConfigError
+from offbook.base.json_files import parse_json
 from offbook.base.redaction import Redaction
 from offbook.base.types import History, Json, Message, MessageOrChoice, RenderedHistory, Tool
 
@@ -77,8 +76,8 @@ class Masking:
         if not arguments:
             return call
         try:
-            value: Json = orjson.loads(arguments) if isinstance(arguments, str) else arguments
-        except orjson.JSONDecodeError:  # an observed model's, which no training takes
+            value = parse_json(arguments) if isinstance(arguments, str) else arguments
+        except ValueError:  # an observed model's, which no training takes
             return {**call, "function": {**function, "arguments": self._text(arguments)}}
         clean = self._value(value)
         if clean == value:

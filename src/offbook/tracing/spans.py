@@ -15,6 +15,7 @@ from typing import Final, TypeAlias, cast
 from pydantic_core import PydanticSerializationError, to_json
 
 from offbook.base.errors import ConfigError
+from offbook.base.json_files import parse_json
 from offbook.base.types import (
     CallStatus,
     CallTrace,
@@ -248,7 +249,7 @@ def _parsed(arguments: Json) -> Json:
     if not isinstance(arguments, str):
         return arguments
     try:
-        return json.loads(arguments)
+        return parse_json(arguments)
     except ValueError:
         return arguments
 

@@ -15,6 +15,8 @@ SHORT_MESSAGE, LONG_MESSAGE = 60, 1000
 SHORT_KINDS, LONG_KINDS = 3, 5
 """Kinds listed: in the line of a step, and in an error."""
 TRACEBACK_LINES = 40
+_COMPARED = 2_000
+"""Characters of a message that tell kinds apart: `_VARYING` takes time with the square of their number."""
 OUR_OWN = frozenset({"RolloutError", "TimeoutError"})
 """Exception types whose message is enough, without the line that raised them."""
 
@@ -28,7 +30,7 @@ _VARYING = re.compile(
     r"|\d+(?:\.\d+)?"
 )
 """Parts that vary between messages of one cause: quoted values, JSON, addresses, ids, numbers."""
-_FRAME = re.compile(r'(?P<indent>[ |]*)File "(?P<file>[^"]+)", line (?P<line>\d+)')
+_FRAME = re.compile(r'^(?P<indent>[ |]*)File "(?P<file>[^"]+)", line (?P<line>\d+)', re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class FailureKind:
     @property
     def key(self) -> tuple[str, str, str]:
         """Type, message without its varying parts, and place: equal for failures of one kind."""
-        return self.type, _VARYING.sub("…", self.message), self.place
+        return self.type, _VARYING.sub("…", self.message[:_COMPARED]), self.place
 
 
 def failures(groups: Iterable[TrajectoryGroup]) -> list[RolloutException]:

@@ -12,6 +12,7 @@ from typing import Self, cast
 import orjson
 from pydantic import ValidationError
 
+from offbook.base.json_files import DEEPEST, too_deep
 from offbook.base.types import (
     GREEDY_BELOW,
     CallOrigin,
@@ -22,14 +23,12 @@ from offbook.base.types import (
     new_id,
 )
 from offbook.base.wire import (
-    DEEPEST,
     IDEMPOTENCY_HEADER,
     LENGTH_HEADER,
     OPEN,
     ORIGIN_HEADER,
     RECORD_HEADER,
     TRAJECTORY_HEADER,
-    too_deep,
 )
 from offbook.openai_dialect.chat_fields import (
     CONSTRAINTS,

@@ -11,6 +11,7 @@ from typing import cast
 import orjson
 from sqlalchemy import ColumnElement, Connection, or_, select
 
+from offbook.base.json_files import parse_json
 from offbook.base.types import (
     CallRef,
     Json,
@@ -155,6 +156,6 @@ def _texts(content: Json) -> Iterator[str]:
 def _tool_call(function: dict[str, Json]) -> tuple[str, str]:
     name, arguments = str(function.get("name")), str(function.get("arguments") or "{}")
     try:
-        return name, json.dumps(json.loads(arguments), sort_keys=True)
+        return name, json.dumps(parse_json(arguments), sort_keys=True)
     except ValueError:
         return name, arguments

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable
 from typing import cast
 
-import orjson
-
+from offbook.base.json_files import parse_json
 from offbook.base.types import Json, Message
 
 _WORD = re.compile(r"\w+")
@@ -45,6 +45,6 @@ def _tools(message: Message) -> Counter[str]:
 
 def _canonical(arguments: str) -> str:
     try:
-        return orjson.dumps(orjson.loads(arguments), option=orjson.OPT_SORT_KEYS).decode()
-    except orjson.JSONDecodeError:
+        return json.dumps(parse_json(arguments), sort_keys=True)
+    except ValueError:
         return arguments

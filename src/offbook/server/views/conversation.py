@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
+from offbook.base.json_files import parse_json
 from offbook.base.types import Call, CallOutput, Json, Message
 
 EMPTY: Mapping[str, str] = {}
@@ -104,7 +105,7 @@ def indented(text: str) -> str:
     if text[:1] not in "{[" or not text:
         return text
     try:
-        value: Json = json.loads(text)
+        value = parse_json(text)
     except ValueError:
         return text
     line = json.dumps(value, ensure_ascii=False)

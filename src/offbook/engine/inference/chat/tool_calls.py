@@ -151,12 +151,16 @@ def _listed(body: str) -> list[ParsedCall] | None:
     except (ValueError, RecursionError):
         return None
     parsed: list[ParsedCall] = []
+    end = body.index("[") + 1
     for value in cast(list[Json], whole):
-        text = json.dumps(value, ensure_ascii=False)
-        call = _call(cast(dict[str, Json], value), body, "arguments") if isinstance(value, dict) else None
+        if not isinstance(value, dict):
+            return None
+        start = body.index("{", end)
+        _, end = json.JSONDecoder().raw_decode(body, start)
+        call = _call(cast(dict[str, Json], value), body[start:end], "arguments")
         if call is None:
             return None
-        parsed.append((call, f"{TOOL_CALLS} [{text}]"))
+        parsed.append((call, f"{TOOL_CALLS} [{json.dumps(value, ensure_ascii=False)}]"))
     return parsed
 
 

@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from offbook.base.json_files import parse_json
 from offbook.engine.protocol import JobTrajectory, Sample
 from offbook.engine.token_file import Fork
 from offbook.engine.token_tree import common_prefix, left_at
@@ -85,7 +86,10 @@ def _cause(earlier: Sample, prompt: NDArray[np.int32], position: int, decode: De
 
 def _plain(text: str) -> str:
     """The text without hidden reasoning and white space."""
-    return re.sub(r"\s+", "", re.sub(r"<think>.*?</think>", "", text, flags=re.DOTALL))
+    closed, end, rest = text.rpartition(
+        "</think>"
+    )  # every thought that begins before it is closed: none is searched for twice
+    return re.sub(r"\s+", "", re.sub(r"<think>.*?</think>", "", closed + end, flags=re.DOTALL) + rest)
 
 
 def _without_calls(text: str) -> str:
@@ -102,7 +106,7 @@ def _calls(text: str) -> list[str]:
     calls: list[str] = []
     for body in _bodies(text):
         try:
-            calls.append(json.dumps(json.loads(body), sort_keys=True))
+            calls.append(json.dumps(parse_json(body), sort_keys=True))
         except ValueError:
             calls.append(_plain(body))
     return calls

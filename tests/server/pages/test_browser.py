@@ -36,6 +36,43 @@ def test_a_page_is_accessible_fits_and_says_nothing_on_its_console(
         assert [line for line in said if not any(part in line for part in expected)] == []
 
 
+WRITTEN = """() => {
+  const figures = (window.written = new Map());
+  const fillText = CanvasRenderingContext2D.prototype.fillText;
+  CanvasRenderingContext2D.prototype.fillText = function (text, ...where) {
+    const title = this.canvas.closest('figure')?.querySelector('figcaption')?.firstChild.textContent;
+    figures.set(title, [...(figures.get(title) ?? []), text]);
+    return fillText.call(this, text, ...where);
+  };
+}"""
+"""Collects the texts that charts write, by their titles."""
+
+
+def test_a_chart_of_nothing_but_zeros_ends_at_one_and_a_table_that_is_cut_shows_it(
+    dashboard: str, chromium: Any
+) -> None:
+    with opened(chromium, dashboard + PAGES["run"]) as (page, _):
+        expect(page.locator("figure canvas").nth(7)).to_be_visible()
+        page.evaluate(WRITTEN)
+        page.locator("#theme").select_option("dark")
+        page.wait_for_function("() => window.written.size >= 8")
+        zeros = page.evaluate(
+            """() => JSON.parse(document.getElementById('chart-data').textContent)[0].charts
+              .filter((chart) => chart.parts.every((part) => part.y.every((value) => !value))).map((chart) => chart.title)"""
+        )
+        assert zeros, "no chart of the run is all zero"
+        for title in zeros:
+            assert "100" not in page.evaluate("(title) => window.written.get(title)", title)
+    with opened(chromium, dashboard + "/", size="phone") as (page, _):
+        width, shown, shades = page.evaluate(
+            """() => {
+              const box = document.querySelector('.scroll');
+              return [box.scrollWidth, box.clientWidth, getComputedStyle(box).backgroundImage.split('gradient').length - 1];
+            }"""
+        )
+        assert width > shown and shades == 4
+
+
 def test_charts_are_drawn_zoomed_reset_read_by_key_and_follow_the_theme(dashboard: str, chromium: Any) -> None:
     with opened(chromium, dashboard + PAGES["run"]) as (page, said):
         expect(page.locator("figure canvas").nth(7)).to_be_visible()

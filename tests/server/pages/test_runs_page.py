@@ -197,7 +197,7 @@ async def test_evaluations_stand_under_the_training_that_made_their_step(
     page = (await gateway.http.get("/")).text
     places = [page.index(f'href="/runs/{run}"') for run in ("of-nothing", "first", "of-1", "before", "second", "of-2")]
     assert all(earlier < later for earlier, later in pairwise(places))
-    assert 'class="under"><a href="/runs/of-1"' in page and "6 in " in page
+    assert 'class="under name"><a href="/runs/of-1"' in page and "6 in " in page
     assert 'href="/runs/of-1"' in (await gateway.http.get("/runs/first")).text
     assert 'evaluates the training <a href="/runs/first"' in (await gateway.http.get("/runs/of-1")).text
 

@@ -27,7 +27,13 @@ async def imitated(gateway: Gateway, step: int, loss: float, run: str = "sft-1",
     ids = [f"{run}-{step if new else 0}-{index}" for index in range(2)]
     if new:
         await finish(gateway, *(record(id, None, place={"run": run, "step": step, "group": None}) for id in ids))
-    metrics = {"loss/cross_entropy": loss, "calls/trained": 2.0, "groups/trained": 2.0, "groups/total": 2.0}
+    metrics = {
+        "loss/cross_entropy": loss,
+        "loss/value": loss,
+        "calls/trained": 2.0,
+        "groups/trained": 2.0,
+        "groups/total": 2.0,
+    }
     result = TrainResult(model="default", step=step + 1, applied=True, metrics=metrics)
     await save(gateway, f"{run}-0-{step}", result, ids, evaluate=False)
 
@@ -123,7 +129,7 @@ async def test_a_runs_page_has_both_losses_and_no_measurement_is_an_update_that_
     assert found is not None
     [run] = json.loads(html.unescape(found[1]))
     charts = {chart["key"]: chart["parts"] for chart in run["charts"]}
-    assert "reward" not in charts and "evaluation" not in charts
+    assert not charts.keys() & {"reward", "evaluation", "loss"}  # the loss is the cross-entropy
     train, held = charts["cross_entropy"]
     assert (run["x"][train["x"]]["step"], train["y"]) == ([1, 2, 3], [2.25, 2.0, 1.5])
     assert (held["label"], run["x"][held["x"]]["step"], held["y"]) == ("held-out", [0, 2, 3], [2.5, 1.75, 1.25])

@@ -19,7 +19,7 @@ from offbook.server.records.overview import RolloutRow
 from .conversation import CallTurn, turns
 from .dashboard_source import DashboardSource
 from .numbers import DASH
-from .run_index import TrainUpdate
+from .run_index import FINAL, TrainUpdate
 from .token_files import why_none
 from .token_pieces import TokenPieces, folder_of_base, pieces_of
 from .token_view import TokenView, token_view
@@ -35,6 +35,7 @@ CAUSES = {
     "": "the cause is unknown, because no token file contains the rollout",
 }
 """Cause of a fork -> its explanation."""
+_NOT_YET = "the learner names the cause once a step that trains this rollout has ended"
 _AROUND = 12
 """Tokens shown before and after a fork."""
 
@@ -49,11 +50,12 @@ class ForkNote:
     before: str  # text before the fork, equal in both
     was: str  # text after the fork in the earlier call
     now: str  # text after the fork in the prompt
+    trained: bool  # whether its train request has ended: only then a cause is missing for good
 
     @property
     def words(self) -> str:
         """The explanation of the cause."""
-        return CAUSES.get(self.cause, self.cause)
+        return CAUSES.get(self.cause, self.cause) if self.cause or self.trained else _NOT_YET
 
 
 @dataclass(frozen=True)
@@ -175,13 +177,14 @@ def _joined(
             running=source.engine is not None,
         )
     )
-    forks, prompts = _forks(calls, files, pieces)
+    trained = update is not None and update.state in FINAL
+    forks, prompts = _forks(calls, files, pieces, trained=trained)
     tokens = token_view(calls, record, files, pieces, colour)
     return RolloutView(trajectory_id, record, calls, turns(calls), tokens, forks, siblings, update, why, prompts)
 
 
 def _forks(
-    calls: Sequence[Call], files: dict[str, TokenFile], pieces: dict[str, TokenPieces | None]
+    calls: Sequence[Call], files: dict[str, TokenFile], pieces: dict[str, TokenPieces | None], *, trained: bool
 ) -> tuple[dict[int, ForkNote], dict[int, str]]:
     """The forks and the new text of each prompt, by number of the call."""
     causes = {fork.later[0]: fork.cause for file in files.values() for fork in file.head.forks}
@@ -201,7 +204,7 @@ def _forks(
             best, ids = max(earlier, key=lambda item: common_prefix(item[1], prompt))
             shared = common_prefix(ids, prompt)
             if shared < len(ids):
-                notes[number] = _note(best, ids, prompt, shared, causes.get(call.id, ""), token_pieces)
+                notes[number] = _note(best, ids, prompt, shared, causes.get(call.id, ""), token_pieces, trained=trained)
         if token_pieces is not None and len(prompt):
             prompts[number] = token_pieces.text(prompt[shared:].tolist())
     return notes, prompts
@@ -214,6 +217,8 @@ def _note(
     position: int,
     cause: str,
     pieces: TokenPieces | None,
+    *,
+    trained: bool,
 ) -> ForkNote:
     def text(part: NDArray[np.int32]) -> str:
         return pieces.text(part.tolist()) if pieces is not None else " ".join(map(str, part.tolist()))
@@ -226,6 +231,7 @@ def _note(
         text(ids[max(0, position - _AROUND) : position]),
         text(ids[position:end]),
         text(prompt[position:end]),
+        trained,
     )
 
 

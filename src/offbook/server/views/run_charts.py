@@ -70,6 +70,11 @@ def saved_by_tree(update: TrainUpdate) -> float | None:
     return None if share is None else 1 - share
 
 
+def loss(update: TrainUpdate) -> float | None:
+    """The loss of an update; None where it is the cross-entropy, which has a chart of its own."""
+    return None if update.imitates else update.metrics.get("loss/value")
+
+
 CHARTS = (
     Chart(
         CROSS_ENTROPY,
@@ -85,7 +90,7 @@ CHARTS = (
         (ChartLine("mean", lambda update: update.reward, metric("reward/std")),),
         "the band is one standard deviation of the step's rollouts",
     ),
-    Chart("loss", "Loss", "mean over the step's updates", (ChartLine("loss", metric("loss/value")),)),
+    Chart("loss", "Loss", "mean over the step's updates", (ChartLine("loss", loss),)),
     Chart(
         "kl",
         "KL",

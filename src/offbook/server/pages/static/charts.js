@@ -135,7 +135,7 @@ function plotInto(box, chart) {
   const plot = new uPlot({
     width: Math.max(200, box.clientWidth), height: HEIGHT, series, bands,
     cursor: { sync: { key: 'runs' }, drag: { x: true, y: false }, points: { size: 7 } },
-    scales: { x: { time: false } },
+    scales: { x: { time: false }, y: { range: (_, min, max) => (min === 0 && max === 0 ? [0, 1] : uPlot.rangeNum(min, max, 0.1, true)) } },
     axes: [
       { ...axis, size: 30, incrs: time ? undefined : [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000] },
       { ...axis, size: 60, values: (_, values) => values.map(short) },

@@ -114,6 +114,20 @@ def test_a_run_says_that_it_continues_before_a_damaged_checkpoint(model: Trainab
         ) == warned
 
 
+def test_the_newest_checkpoints_stay_and_so_does_the_best(model: TrainableModel) -> None:
+    progress, _ = quiet()
+    Trainer(model, varied, SCENARIOS, progress=progress, **SMALL).train(1)
+    best = Trajectory(messages_and_choices=[{"role": "user", "content": "x"}], reward=0.9)
+    asyncio.run(model.log([best], split="val", step=1))
+    report = Trainer(model, varied, SCENARIOS, progress=progress, keep_checkpoints=2, **SMALL).train(4)
+    saved = asyncio.run(model.checkpoints())
+    assert [state.step for state in saved] == [1, 3, 4] and report.checkpoint == saved[-1].path
+    files = [file for file in Path(saved[0].path).iterdir() if file.name != "offbook.json"]
+    assert saved[0].size == sum(file.stat().st_size for file in files)
+    assert Trainer(model, varied, SCENARIOS, progress=progress, keep_checkpoints=2, **SMALL).train(5).step == 5
+    assert [state.step for state in asyncio.run(model.checkpoints())] == [1, 4, 5]
+
+
 def test_options_may_change_from_step_to_step(model: TrainableModel) -> None:
     progress, _ = quiet()
     options = {**SMALL, "config": lambda step: TrainConfig(learning_rate=1e-3 / step)}

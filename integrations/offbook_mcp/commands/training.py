@@ -67,7 +67,17 @@ Rate = Annotated[
 
 
 NOT_TRAINING = (
-    *("eval_every", "group_size", "scenarios_per_step", "replayed", "patience", "target_reward", "seed", "temperature"),
+    *(
+        "eval_every",
+        "group_size",
+        "scenarios_per_step",
+        "replayed",
+        "patience",
+        "keep_checkpoints",
+        "target_reward",
+        "seed",
+        "temperature",
+    ),
     *("curriculum", "count", "allow_writes", "probe"),
 )
 """Options of an MCPTrainer that an evaluation does not read."""

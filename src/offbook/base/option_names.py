@@ -24,7 +24,7 @@ OWNERS = {
     "vllm_url ray ray_learners memory_layout card threads deterministic keep_tokens learners shard",
     "{}=... in TrainableModel()": "name project base_model backend lora",
     "{}=... in Trainer(), MCPTrainer() or app.train()": "scenarios reward judge eval eval_every group_size "
-    "scenarios_per_step concurrency timeout retries max_completion_tokens config replayed patience target_reward max_cost seed run "
+    "scenarios_per_step concurrency timeout retries max_completion_tokens config replayed patience keep_checkpoints target_reward max_cost seed run "
     "sinks alert_limits on_alert runner progress",
     "{}=... in train()": "steps",
     "{}=... in model.train()": "groups request_id on_event pbar_desc",

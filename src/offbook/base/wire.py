@@ -225,13 +225,14 @@ class UserState(Wire):
 
 
 class CheckpointState(Wire):
-    """One checkpoint of a model, and the train request that wrote it."""
+    """One checkpoint of a model, and the train request that wrote it. `size`: of its files, in bytes; 0: unknown."""
 
     step: int
     path: str  # folder on the server's machine
     created_at: UnixSeconds
     request_id: str | None
     metrics: dict[str, FiniteFloat]
+    size: int = 0
 
 
 class ModelRecords(Wire):

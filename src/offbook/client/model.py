@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any, Generic, cast, get_args
 
@@ -406,6 +406,22 @@ class TrainableModel(Model[ConfigT]):
         deleted = [state.step for state in checkpoints if state.step not in kept]
         if best is not None and best.split == "train" and best.step is not None and best.step + 1 in deleted:
             await api.log(self.name, best)  # the value is stored with the next checkpoint, which is deleted below
+        for step in deleted:
+            await api.delete_checkpoint(self.name, step)
+        return deleted
+
+    async def keep_checkpoints(self, newest: int, named: Collection[int] = ()) -> list[int]:
+        """Delete all checkpoints except the `newest` ones, the best by `val/reward`, the steps `named`, and those that a
+        mirror lacks. Returns the deleted steps. Raises ServerError."""
+        api = await self.api()
+        checkpoints = await api.checkpoints(self.name)
+        behind = (await api.model(self.name)).mirror_behind or 0
+        old = checkpoints[: -max(newest, behind + 1)]
+        if not old:
+            return []
+        logs = [entry for entry in await api.logs(self.name) if BEST_METRIC in entry.metrics]
+        best = best_step(checkpoints, logs, None) if logs else None
+        deleted = [state.step for state in old if state.step not in (best and best.step, *named)]
         for step in deleted:
             await api.delete_checkpoint(self.name, step)
         return deleted

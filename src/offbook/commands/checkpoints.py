@@ -12,6 +12,7 @@ import typer
 from offbook.base.errors import ConfigError
 from offbook.base.server_options import server_folder
 from offbook.base.terminal import echo
+from offbook.base.text import counted
 from offbook.base.wire import CheckpointState, ExportFormat, ExportRequest, ExportResult
 from offbook.client.connection.download import download_export
 from offbook.client.connection.http import Api, checked_name
@@ -28,6 +29,8 @@ def checkpoints(model: Model, url: Server = None, dir: Dir = None) -> None:
     listed = list_checkpoints(model, url, dir)
     for checkpoint in listed:
         echo(f"{checkpoint.step:5}  {checkpoint.path}")
+    if size := sum(checkpoint.size for checkpoint in listed):
+        echo(f"{counted(len(listed), 'checkpoint')}, {size / 1e6:,.1f} MB", err=True)
     if not listed:
         echo(f"model {model!r} is at step 0: nothing has been trained yet, so it has no checkpoints", err=True)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from offbook.base.alerts import taught_share
 from offbook.base.config import TrainConfig
 from offbook.base.text import counted
 from offbook.base.types import TrajectoryGroup
+from offbook.base.wire import CheckpointState
 from offbook.client.connection.progress import NO_SIGNAL
 from offbook.client.model import TrainableModel
 from offbook.client.rollouts.failures import FailureKind, details, summary
@@ -22,6 +24,21 @@ MORE_STEPS = (
     "steps= counts all steps of the model since its creation: raise it to continue, or use another name= to start again"
 )
 """What to change where nothing is left to train."""
+
+
+LARGE_FOLDER = 100 * 10**6
+"""Bytes of a model's checkpoints from which a run says what they take."""
+
+
+def checkpoints_line(model: str, saved: Sequence[CheckpointState]) -> list[str]:
+    """What a model's checkpoints take on the server's disk, if it is much."""
+    size = sum(checkpoint.size for checkpoint in saved)
+    if size < LARGE_FOLDER:
+        return []
+    return [
+        f"{counted(len(saved), 'checkpoint')} of {model} take {size / 1e9:,.1f} GB in "
+        f"{os.path.dirname(saved[-1].path)}: keep_checkpoints=N keeps the newest N and the best"
+    ]
 
 
 def table_row(iteration: Iteration, number: int, repeats: Repeats) -> StepRow:

@@ -86,6 +86,9 @@ class TrainerOptions(RolloutOptions):
     )
     patience: int = option(10, "stop after this many iterations in a row without an update", least=1)
     target_reward: float = option(1.0, "mean reward from which a run that `patience` stops counts as solved")
+    keep_checkpoints: int | None = option(
+        None, "checkpoints to keep: the newest ones, and the best by `val/reward` (None: all)", least=1
+    )
     seed: int = option(0, "random seed for the order of the scenarios")
     alert_limits: AlertLimits = option(AlertLimits(), "metric limits that cause alerts")
     on_alert: AlertFunction | None = option(None, "called with every alert")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, overload
 
-from offbook.base.errors import BudgetExceeded, ConfigError, RolloutError
+from offbook.base.errors import BudgetExceeded, ConfigError, OffbookError, RolloutError
 from offbook.base.option_names import names_checked
 from offbook.base.options import takes
 from offbook.base.sync_calls import run_sync
@@ -34,6 +34,7 @@ from .held_out_advice import held_out_lines, solved_line
 from .imitation import Replay
 from .judging import judged
 from .messages import (
+    checkpoints_line,
     closing_line,
     evaluation_failures_line,
     evaluation_line,
@@ -318,6 +319,23 @@ class Trainer:
         run.progress.finished(table_row(iteration, len(run.iterations), run.repeats))
         for line in failure_lines(run.new_failures(iteration.failures)):
             run.progress.say(line)
+        if self.options.keep_checkpoints is not None:
+            await self._delete_old(run, self.options.keep_checkpoints)
+
+    async def _delete_old(self, run: Run, keep: int) -> None:
+        """Delete old checkpoints. Those that rollouts under way may use stay, and so do those that a run names."""
+        for model in self.models:
+            config = run.configs().get(model.name)
+            staleness = config.max_staleness if config is not None and config.overlap else 0
+            teacher = config.distill.teacher if config is not None and config.distill is not None else ""
+            owner, _, step = teacher.partition("@")
+            named = {int(step)} if owner == model.name and step.isdecimal() else set[int]()
+            try:
+                await model.keep_checkpoints(max(keep, staleness + 1), named)
+            except OffbookError as error:
+                line = f"old checkpoints of {model.name} were not deleted: {error}"
+                if run.repeats.new(line):
+                    run.progress.say(line)
 
     async def _judged(self, groups: list[TrajectoryGroup], judge: Judge) -> list[TrajectoryGroup]:
         """The groups with the judge's rewards. The rollouts are stored first, because a judge is slow and may fail."""
@@ -392,8 +410,10 @@ class Trainer:
         """Build the report and print its closing lines."""
         models: dict[str, ModelReport] = {}
         kept: dict[str, set[int]] = {}
+        sizes: list[str] = []
         for model in self.models:
             saved = await model.checkpoints()
+            sizes += checkpoints_line(model.name, saved)
             kept[model.name] = {checkpoint.step for checkpoint in saved}
             models[model.name] = ModelReport(
                 run.started[model.name], run.current[model.name], saved[-1].path if saved else None
@@ -411,7 +431,12 @@ class Trainer:
             run=run.id,
             spending=run.spending.by_purpose(),
         )
-        for line in (*run.repeats.repeated(), *run.spending.lines(), *held_out_lines(report, kept[report.model])):
+        for line in (
+            *sizes,
+            *run.repeats.repeated(),
+            *run.spending.lines(),
+            *held_out_lines(report, kept[report.model]),
+        ):
             run.progress.say(line)
         run.progress.say(closing_line(report, self.options.patience, self.options.target_reward))
         return report

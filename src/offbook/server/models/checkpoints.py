@@ -110,6 +110,7 @@ def state_of(checkpoint: Checkpoint) -> CheckpointState:
         created_at=note.created_at,
         request_id=note.request_id,
         metrics={name: value for name, value in note.metrics.items() if math.isfinite(value)},
+        size=sum(note.sizes.values()),
     )
 
 

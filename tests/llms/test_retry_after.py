@@ -21,6 +21,8 @@ from offbook.llms.outcome import retry_after
         ({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}, 0.0),
         ({"retry-after": "nan"}, None),
         ({"retry-after": "soon"}, None),
+        ({"retry-after": "Mon, 01 Jan 2026 00:00:00 +9999999999"}, None),
+        ({"retry-after": "Mon, 01 Jan 99999 00:00:00 GMT"}, None),
         ({}, None),
         (None, None),
     ],

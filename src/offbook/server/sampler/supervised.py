@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
@@ -127,7 +128,11 @@ class SamplerClient:
         except (httpx.HTTPError, RuntimeError) as error:  # the sampler has died meanwhile
             logger.debug("The sampler's queue time cannot be read: %s", error)
             return None
-        seconds, calls = _queue_time(text, "sum"), _queue_time(text, "count")
+        try:
+            seconds, calls = _queue_time(text, "sum"), _queue_time(text, "count")
+        except ValueError as error:
+            logger.debug("The sampler's queue time cannot be read: %s", error)
+            return None
         before, self._queued = self._queued, (seconds, calls)
         if calls < before[1]:
             before = (0.0, 0.0)  # restarted since then: its counters began at 0
@@ -192,8 +197,12 @@ def _path(payload: Mapping[str, Json]) -> str:
 
 
 def _queue_time(text: str, what: Literal["sum", "count"]) -> float:
-    """The sum (seconds) or the count of vLLM's histogram of queue times, over all of its engines."""
-    return sum(float(value) for value in re.findall(rf"^vllm:request_queue_time_seconds_{what}\S* (\S+)$", text, re.M))
+    """The sum (seconds) or the count of vLLM's histogram of queue times, over all of its engines. Raises ValueError for what is
+    none."""
+    total = sum(float(value) for value in re.findall(rf"^vllm:request_queue_time_seconds_{what}\S* (\S+)$", text, re.M))
+    if not 0 <= total < math.inf:
+        raise ValueError(f"its {what} is {total}")
+    return total
 
 
 LOAD = "/v1/load_lora_adapter"

@@ -136,6 +136,21 @@ async def test_a_key_that_the_provider_echoes_is_masked_in_headers_and_bodies_ho
     assert KEY not in caplog.text and KEY.encode() not in kept(tmp_path)
 
 
+async def test_a_key_that_a_client_sends_itself_is_masked_where_the_provider_echoes_it(
+    passing: Opening, tmp_path: Path
+) -> None:
+    choice = {"index": 0, "message": {"role": "assistant", "content": f"You are {KEY}."}, "finish_reason": "stop"}
+    body = json.dumps({"choices": [choice]}).encode()
+    async with lying_provider() as provider, passing(model=f"openai/x?api_base={provider.url}/v1") as route:
+        provider.pieces = [OK + b"content-length: %d\r\nx-request-id: KEY\r\n\r\n" % len(body), body]
+        own = {"authorization": f"Bearer {KEY}"}
+        answer = await route.http.post("/v1/chat/completions", json={"model": "x", "messages": []}, headers=own)
+        assert f"Bearer {KEY}".encode() in provider.heads[0]
+        assert "[redacted key]" in answer.text and KEY not in answer.text + str(answer.headers)
+        assert len(await route.threads()) == 1
+    assert KEY.encode() not in kept(tmp_path)
+
+
 PAGE = b"<script>document.title = 'ran'</script>"
 
 

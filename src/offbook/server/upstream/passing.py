@@ -32,7 +32,7 @@ from ..takeover.takeover import Takeover
 from .address import UpstreamModel
 from .app_routes import CHAT, AppRoute, AppRoutes
 from .relayed_answers import NO_PAGE, RelayedAnswer, ended_with_its_connection, failure_kind
-from .relayed_requests import relayed_headers, relayed_path, relayed_query
+from .relayed_requests import relayed_headers, relayed_path, relayed_query, secret_of
 from .threads import thread_of
 from .traffic import PassedCall, RouteTraffic
 
@@ -232,7 +232,7 @@ class UpstreamCalls:
                 allow_redirects=False,
             ) as response:
                 call.status = response.status
-                answer = RelayedAnswer(response, self._upstream.secret)
+                answer = RelayedAnswer(response, secret_of(scope["headers"], self._upstream))
                 if answer.unfit is None:
                     started = True
                     with ended_with_its_connection(response):

@@ -62,14 +62,7 @@ class KeyMask:
         if self._pattern is None:
             return piece
         text = self.masked(self._waiting + piece)
-        start = next(
-            (
-                at
-                for at in range(max(0, len(text) - len(self._forms[0]) + 1), len(text))
-                if any(form.startswith(text[at:]) for form in self._forms)
-            ),
-            len(text),
-        )
+        start = min(_beginning(form, text) for form in self._forms)
         self._waiting = text[start:]
         return text[:start]
 
@@ -82,6 +75,16 @@ class KeyMask:
         if self._pattern is None:
             return text
         return self._pattern.sub(lambda match: MARK.encode().ljust(len(match[0]), b"*")[: len(match[0])], text)
+
+
+def _beginning(form: bytes, text: bytes) -> int:
+    """Where a key may begin that the text's end cuts off; the text's length if nowhere."""
+    if text[-1:] not in form:  # as after the line feed of an event
+        return len(text)
+    at = text.find(form[:1], max(0, len(text) - len(form) + 1))
+    while at >= 0 and not form.startswith(text[at:]):
+        at = text.find(form[:1], at + 1)
+    return at if at >= 0 else len(text)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from urllib.parse import quote, unquote, unquote_plus
 
-from offbook.base.http_access import KEY_HEADERS
+from offbook.base.http_access import KEY_HEADERS, sent_key
 
 from ..http.model_paths import found_path
 from .address import AUTHORIZATION, UpstreamModel
@@ -18,6 +18,8 @@ _ALSO = re.compile(r"/v1/embeddings|/v1(?:alpha|beta)?/models/[^/]+:(?:batchE|e)
 _PART = re.compile(r"(?!\.+$)[\w.:@+~,=-]+", re.ASCII)
 """A part of a path, decoded: a word of an API or a part of a model's name. No dots alone, and nothing that another server could
 decode or split once more, such as `%`, `;` and a backslash."""
+OWN_KEY = 16
+"""Shortest key of a client that is masked in answers. Shorter ones may be words, such as `placeholder`."""
 HOP = frozenset(
     {"connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer"}
     | {"transfer-encoding", "upgrade", "host", "content-length", "accept-encoding", "cookie", "expect"}
@@ -51,6 +53,14 @@ def relayed_query(query: str, upstream: UpstreamModel) -> str:
     if upstream.key is None:
         return query
     return "&".join(part for part in query.split("&") if unquote_plus(part.partition("=")[0]) != "key")
+
+
+def secret_of(raw: Iterable[tuple[bytes, bytes]], upstream: UpstreamModel) -> str | None:
+    """The key that goes to the provider with a request: this server's, or the client's own."""
+    if upstream.secret is not None:
+        return upstream.secret
+    own = sent_key({name.decode("latin-1").lower(): value.decode("latin-1") for name, value in raw})
+    return own.decode() if own is not None and len(own) >= OWN_KEY else None
 
 
 def relayed_headers(raw: Iterable[tuple[bytes, bytes]], upstream: UpstreamModel) -> list[tuple[str, str]]:

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from offbook.base.wire import RolloutTrace, RouteState, TracePage
+from offbook.http_listener.config import listener_config
 from offbook.server.http import app
 from offbook.server.http.auth import Guard
 from offbook.server.services import Services
@@ -88,8 +89,9 @@ def passing(tmp_path: Path) -> Opening:
             gateway = UpstreamGateway(traffic, takeover)
             options = services.options.model_copy(update={"route": "desk"})
             own = replace(services, upstream=gateway, options=options)
+            application = app.build(own, guard or Guard(None))
             async with (
-                serving(app.build(own, guard or Guard(None))) as url,
+                serving(application, listener_config(application)) as url,
                 httpx.AsyncClient(base_url=f"{url}/r/desk", timeout=20, trust_env=False) as http,
             ):
                 try:

@@ -9,17 +9,12 @@ import json
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
-from offbook.http_listener.config import listener_config
-from offbook.server.http import app
-from offbook.server.http.auth import Guard
-from offbook.testing.asgi import serving
 from tests.fakes.lying_provider import LyingProvider, lying_provider
 
 from .conftest import Opening, Passing
@@ -55,16 +50,10 @@ BROKEN_OFF: dict[str, Sequence[bytes]] = {
 
 @asynccontextmanager
 async def lied_to(passing: Opening) -> AsyncGenerator[tuple[Passing, LyingProvider]]:
-    """A route before a provider that lies, behind the listener of a real server."""
     async with lying_provider() as provider:
         model = f"openai/gpt-4.1?api_base={provider.url}/v1"
         async with passing(model=model, environ={"OPENAI_API_KEY": KEY}) as route:
-            application = app.build(route.services, Guard(None))
-            async with (
-                serving(application, listener_config(application)) as url,
-                httpx.AsyncClient(base_url=f"{url}/r/desk", timeout=20, trust_env=False) as http,
-            ):
-                yield replace(route, url=url, http=http), provider
+            yield route, provider
 
 
 def kept(folder: Path) -> bytes:

@@ -50,6 +50,7 @@ NAMES = [
     "iterate_dataset",
     "log_metric",
     "log_reward",
+    "outside",
     "ruler",
     "ruler_score_group",
     "trajectory_group_batches",

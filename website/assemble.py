@@ -29,7 +29,7 @@ LINK_OR_CODE = re.compile(
 HERE = "website/pages"
 COLAB = "https://colab.research.google.com/github"
 EXPORTED = {
-    "offbook_langgraph": ("trainable", "observe", "capture", "uncaptured"),
+    "offbook_langgraph": ("trainable", "observe", "capture"),
     "offbook": tuple(name for name in offbook.__all__ if name != "compare"),
 }
 """Module -> its names in the Python reference. `compare` is `acompare` without `await`."""

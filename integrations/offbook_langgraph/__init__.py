@@ -3,7 +3,8 @@
 from offbook.base.errors import MissingExtraError
 
 try:
-    from .calls.active_capture import uncaptured
+    from offbook.client.rollouts.capture import outside as uncaptured
+
     from .calls.capture_block import capture
     from .calls.observe import observe
     from .chat_model import ChatOffbook

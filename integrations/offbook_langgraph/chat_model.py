@@ -8,11 +8,12 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from types import SimpleNamespace, TracebackType
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import httpx
 import openai
+from langchain_core.caches import BaseCache
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.load.serializable import SerializedConstructor, SerializedNotImplemented
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, SystemMessage
@@ -27,7 +28,7 @@ from offbook.base.types import CallOrigin, Message
 from offbook.base.wire import call_headers
 from offbook.client.connection.transport import LoopTransport
 from offbook.client.endpoint_model import EndpointModel
-from offbook.client.rollouts.capture import call_answered
+from offbook.client.rollouts.capture import call_answered, check_answer
 from offbook.client.rollouts.sampling import forced_temperature
 
 
@@ -94,6 +95,16 @@ THOUGHT = "reasoning_content"
 """Key of `additional_kwargs` for the reasoning text; LangChain's integrations of reasoning models use the same key."""
 
 
+class OwnMethods(Protocol):
+    """Methods of `BaseChatOpenAI` that an app overrides: `_get_request_payload`, and the two that read answers."""
+
+    def payload(self, ours: dict[str, Any], input_: Any, stop: list[str] | None, kwargs: dict[str, Any]) -> Any: ...
+
+    def result(self, response: Any, generation_info: dict[str, Any] | None) -> Any: ...
+
+    def chunk(self, chunk: dict[str, Any], kind: type, info: dict[str, Any] | None) -> Any: ...
+
+
 class ChatOffbook(ChatOpenAI):
     """A chat model on an Offbook server: `ChatOffbook(model="agent-001", base_url="http://host:8000/v1", api_key=...)`.
 
@@ -121,11 +132,17 @@ class ChatOffbook(ChatOpenAI):
     longest: int | None = Field(
         default=None, ge=1, description="most tokens of an answer; a smaller limit of the call wins"
     )
-    _recorded: Callable[[str], None] | None = PrivateAttr(default=None)
+    cache: BaseCache | bool | None = Field(default=False, exclude=True)  # an answer is sampled anew for each call
+    _recorded: Callable[[str, int], None] | None = PrivateAttr(default=None)
+    _own: OwnMethods | None = PrivateAttr(default=None)
 
-    def on_recorded(self, callback: Callable[[str], None]) -> None:
-        """Call `callback` with the id of every recorded call when it is answered."""
+    def on_recorded(self, callback: Callable[[str, int], None]) -> None:
+        """Call `callback` with the id of every recorded call, and the number of the choice, when it is answered."""
         self._recorded = callback
+
+    def with_methods(self, own: OwnMethods | None) -> None:
+        """Write requests and read answers also by the methods that an app's chat model class overrides."""
+        self._own = own
 
     @model_validator(mode="before")
     @classmethod
@@ -205,6 +222,8 @@ class ChatOffbook(ChatOpenAI):
             )
         messages = self._convert_input(input_).to_messages()
         written: list[Message] = payload["messages"]
+        if self._own is not None:
+            payload = self._own.payload(payload, input_, stop, kwargs)
         for message, sent in zip(messages, written, strict=True):
             if isinstance(message, AIMessage):
                 if sent.get("tool_calls"):
@@ -226,7 +245,11 @@ class ChatOffbook(ChatOpenAI):
     def _create_chat_result(
         self, response: dict[str, Any] | openai.BaseModel, generation_info: dict[str, Any] | None = None
     ) -> ChatResult:
-        result = super()._create_chat_result(response, generation_info)  # pyright: ignore[reportUnknownMemberType]
+        result: ChatResult = (
+            super()._create_chat_result(response, generation_info)  # pyright: ignore[reportUnknownMemberType]
+            if self._own is None
+            else self._own.result(response, generation_info)
+        )
         plain: dict[str, Any] = response if isinstance(response, dict) else response.model_dump(warnings=False)
         for generation, choice in zip(result.generations, plain["choices"], strict=True):
             self._mark(generation.message, choice)
@@ -240,7 +263,11 @@ class ChatOffbook(ChatOpenAI):
     def _convert_chunk_to_generation_chunk(
         self, chunk: dict[str, Any], default_chunk_class: type, base_generation_info: dict[str, Any] | None
     ) -> ChatGenerationChunk | None:
-        generation = super()._convert_chunk_to_generation_chunk(chunk, default_chunk_class, base_generation_info)  # pyright: ignore[reportUnknownMemberType]
+        generation: ChatGenerationChunk | None = (
+            super()._convert_chunk_to_generation_chunk(chunk, default_chunk_class, base_generation_info)  # pyright: ignore[reportUnknownMemberType]
+            if self._own is None
+            else self._own.chunk(chunk, default_chunk_class, base_generation_info)
+        )
         inner: dict[str, Any] = chunk.get("chunk") or chunk
         choices: list[dict[str, Any]] = inner.get("choices") or []
         if generation is not None and choices:
@@ -249,13 +276,14 @@ class ChatOffbook(ChatOpenAI):
         return generation
 
     def _mark(self, message: BaseMessage, choice: dict[str, Any]) -> None:
-        """Store the recorded call in the message's metadata and report it."""
+        """Store the recorded call in the message's metadata and report it. Raises CaptureError for a replayed answer."""
         mark = choice.get(MARK)
         if mark:
+            check_answer(self.trajectory_id, mark["trajectory_id"], mark["call_id"])
             message.response_metadata[MARK] = mark
             call_answered(mark["trajectory_id"], mark["call_id"])
             if self._recorded is not None:
-                self._recorded(mark["call_id"])
+                self._recorded(mark["call_id"], mark["index"])
 
     def _streaming(self, arguments: Mapping[str, Any]) -> ChatOffbook:
         """A copy whose SDK clients stream parsed responses without pydantic's warnings; self if nothing is parsed."""

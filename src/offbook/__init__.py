@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         current_trajectory,
         log_metric,
         log_reward,
+        outside,
     )
     from .client.rollouts.dataset import iterate_dataset
     from .client.rollouts.gather import gather_trajectories, gather_trajectory_groups, trajectory_group_batches
@@ -78,6 +79,7 @@ __all__ = [
     "iterate_dataset",
     "log_metric",
     "log_reward",
+    "outside",
     "ruler",
     "ruler_score_group",
     "trajectory_group_batches",
@@ -120,6 +122,7 @@ _MODULE_OF = {
     "iterate_dataset": "client.rollouts.dataset",
     "log_metric": "client.rollouts.capture",
     "log_reward": "client.rollouts.capture",
+    "outside": "client.rollouts.capture",
     "ruler": "rewards.ruler_judge",
     "ruler_score_group": "rewards.ruler_judge",
     "trajectory_group_batches": "client.rollouts.gather",

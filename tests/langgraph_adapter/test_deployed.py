@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +13,9 @@ from typing import Any
 
 import httpx
 import pytest
+from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.runnables import RunnableLambda
 from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
@@ -45,9 +47,23 @@ NODES = ("router", "writer")
 SELECTED = {TrainableModel(name, base_model="tiny"): {"node": name} for name in NODES}
 
 
-def graph_of(paid_url: str) -> Any:
+class Loud(BaseChatModel):
+    """A chat model of the app's own that changes another one's answers."""
+
+    inner: BaseChatModel
+
+    @property
+    def _llm_type(self) -> str:
+        return "loud"
+
+    def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
+        message = AIMessage(self.inner.invoke(messages, stop=stop, **kwargs).text.upper())
+        return ChatResult(generations=[ChatGeneration(message=message)])
+
+
+def graph_of(paid_url: str, wrap: Callable[[BaseChatModel], BaseChatModel] = lambda model: model) -> Any:
     """A graph of two nodes, each of which asks the same paid model."""
-    model = ChatOpenAI(model="gpt-4.1", base_url=f"{paid_url}/v1", api_key="unused", max_retries=0)  # type: ignore[arg-type]
+    model = wrap(ChatOpenAI(model="gpt-4.1", base_url=f"{paid_url}/v1", api_key="unused", max_retries=0))  # type: ignore[arg-type]
 
     def ask(state: MessagesState) -> MessagesState:
         return {"messages": [model.invoke(state["messages"])]}
@@ -148,6 +164,13 @@ async def test_each_node_has_a_takeover_of_its_own_and_each_thread_stays_on_its_
     assert counts["router"]["calls"] == 0 and counts["writer"]["calls"] == 2 * (12 - small)
     assert counts["writer"]["upstream"] is None and counts["writer"]["failed"] == 0
     assert counts["writer"]["cost"] == pytest.approx(116e-6 * 2 * (12 - small))  # 30 tokens at 2, 7 at 8
+
+
+async def test_a_model_class_of_the_apps_own_runs_on_both_sides(desk: Desk) -> None:
+    desk.graph = graph_of(desk.paid_url, lambda model: Loud(inner=model))
+    app = desk.deployed({"router": ALL})
+    assert await said(app, "t-1") == (SMALL.upper(), PAID.upper())
+    assert (await desk.counted(app))["writer"]["calls"] == 1
 
 
 async def test_a_model_that_is_as_good_takes_over_and_one_that_is_worse_is_left(desk: Desk) -> None:

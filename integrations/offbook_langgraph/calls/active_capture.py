@@ -16,15 +16,21 @@ from langchain_core.language_models import BaseChatModel
 from offbook import Trajectory
 from offbook.base.errors import CaptureError
 from offbook.base.types import CallOrigin
+from offbook.client.rollouts.capture import enter_captures, inside, is_outside
 from offbook_langgraph.chat_model import ChatOffbook
 
+from .call_sites import CallSite
+from .judge_warnings import CapturedCall, warn_judge
 from .origins import (
     EXCLUDED,
+    JUDGED,
     OWN_MODEL,
     OriginCounts,
     call_origin,
     described,
 )
+from .own_code import own_methods
+from .own_runs import OwnRun, own_run, stays
 from .provider_formats import kept_settings
 from .recorded_calls import RecordedCalls
 from .run_tree import RunTree, enclosing_run
@@ -53,7 +59,7 @@ class ActiveCapture:
     A call goes to the first of `routes` that accepts it and is recorded under `trajectory`. A call that no route accepts
     goes to the enclosing capture, else to the app's own model. A capture without routes only observes: calls that `watches`
     accepts stay on the app's own model. `runs` receives LangChain's events. `faults` collects capture errors, because the
-    app may swallow them. `over` is non-empty once the block has ended (the class is frozen).
+    app may swallow them. `calls` are those that a route without a selection took. `over` is non-empty once the block has ended (the class is frozen).
     """
 
     routes: tuple[CallRoute, ...] = ()
@@ -67,6 +73,7 @@ class ActiveCapture:
     outer: ActiveCapture | None = None
     deployed: bool = False
     faults: list[CaptureError] = field(default_factory=list[CaptureError])
+    calls: list[CapturedCall] = field(default_factory=list[CapturedCall])
     over: list[bool] = field(default_factory=list[bool])
     process_id: int = field(default_factory=os.getpid)
 
@@ -91,23 +98,77 @@ class ActiveCapture:
 
         Tries this capture, then the enclosing ones. Raises CaptureError for a call that no capture may let through.
         """
-        agent = self.agent_of(enclosing_run(callbacks))
-        origin = call_origin(original, tags, metadata, callbacks, agent)
+        origin = self.origin_of(original, tags, metadata, callbacks)
+        chosen, unmatched = self.choose(origin, original)
+        if chosen is not None:
+            capture, route = chosen
+            return capture.answerer(route, original, origin)
+        run = own_run()
+        if run is not None and not self.excludes(origin, original):
+            return run.answer_for(original)
+        for capture in unmatched:
+            capture.count_own_model(origin, original)
+        return None
+
+    def own_run(
+        self,
+        original: BaseChatModel,
+        tags: list[str] | None,
+        metadata: Mapping[str, Any] | None,
+        callbacks: object,
+    ) -> OwnRun | None:
+        """The run of the app's own code for a call of `original`, whose calls go where the call itself would go; None when
+        its calls are chosen one by one."""
+        origin = self.origin_of(original, tags, metadata, callbacks)
+        chosen, unmatched = self.choose(origin, original)
+        if chosen is None:
+            excluded = [capture for capture in unmatched if capture.excludes(origin, original)]
+            for capture in excluded:
+                capture.count_own_model(origin, original)
+            return stays() if excluded else None
+        capture, route = chosen
+
+        def answerer(called: BaseChatModel) -> ChatOffbook:
+            inner = origin if called is original else self.origin_of(called, tags, metadata, callbacks)
+            return capture.answerer(route, called, inner)
+
+        return OwnRun(original, answerer, own_run())
+
+    def choose(
+        self, origin: CallOrigin, original: BaseChatModel
+    ) -> tuple[tuple[ActiveCapture, CallRoute] | None, list[ActiveCapture]]:
+        """The innermost capture that takes a call, with its route, if any; and the captures inside it, which do not."""
         unmatched: list[ActiveCapture] = []
         capture: ActiveCapture | None = self
         while capture is not None:
             route = capture.route(origin, original)
             if route is not None:
-                capture.check_alive()
-                capture.counts.add(route.target.model_name, origin)
-                return capture.target_for_call(route.target, original, origin)
+                return (capture, route), unmatched
             if capture.observes(origin, original):
                 break
             unmatched.append(capture)
             capture = capture.outer
-        for capture in unmatched:
-            capture.count_own_model(origin, original)
-        return None
+        return None, unmatched
+
+    def answerer(self, route: CallRoute, original: BaseChatModel, origin: CallOrigin) -> ChatOffbook:
+        """The trained model for one call of `original`, which is counted. Raises CaptureError after the end of the block."""
+        self.check_alive()
+        self.counts.add(route.target.model_name, origin)
+        if route.select is None and self.trajectory is not None:
+            self.calls.append(CapturedCall(origin, self.site().line))
+        if (run := own_run()) is not None:
+            run.note_answer()
+        return self.target_for_call(route.target, original, origin)
+
+    def origin_of(
+        self,
+        original: BaseChatModel,
+        tags: list[str] | None,
+        metadata: Mapping[str, Any] | None,
+        callbacks: object,
+    ) -> CallOrigin:
+        """The origin of a call."""
+        return call_origin(original, tags, metadata, callbacks, self.agent_of(enclosing_run(callbacks)))
 
     def agent_of(self, run: UUID | None) -> str | None:
         """Name of the agent that a run belongs to.
@@ -121,6 +182,10 @@ class ActiveCapture:
                 return name
             capture = capture.outer
         return None
+
+    def site(self, callbacks: object = None) -> CallSite:
+        """Where the app makes the call that is being made. `callbacks`: see `enclosing_run`."""
+        return self.runs.site_of(enclosing_run(callbacks))
 
     def count_own_model(self, origin: CallOrigin, original: BaseChatModel) -> None:
         """Count a call that stays on the app's own model.
@@ -137,6 +202,18 @@ class ActiveCapture:
             f"Select it for one of {names} in model={{...}}, or add it to exclude= and it stays there. The calls so far:\n"
             f"{self.counts.lines()}"
         )
+
+    def count_judge(
+        self,
+        package: str,
+        original: BaseChatModel,
+        tags: list[str] | None,
+        metadata: Mapping[str, Any] | None,
+        callbacks: object,
+    ) -> None:
+        """Count a call of an evaluation package, which stays on the app's own model. Logs the first of each package."""
+        warn_judge(package)
+        self.counts.add(JUDGED, self.origin_of(original, tags, metadata, callbacks))
 
     def check_alive(self) -> None:
         """Raise CaptureError for a call after the block's end, or from a forked process, which must not use its parent's
@@ -174,6 +251,7 @@ class ActiveCapture:
         """A copy of the target with the settings of `original` and the labels of this call."""
         label = {"fit": True, "cache": False, "trajectory_id": self.trajectory_id, "origin": origin}
         stand_in = target.model_copy(update=kept_settings(original) | label)
+        stand_in.with_methods(own_methods(original))
         if isinstance(self.runs, RecordedCalls):
             stand_in.on_recorded(partial(self.runs.note, origin=origin))
         return stand_in
@@ -183,17 +261,15 @@ class ActiveCapture:
         return replace(self, runs=runs, outer=outer)
 
 
-OFF = ActiveCapture()
-"""Placeholder that switches capturing off inside a capture."""
-
 _active: ContextVar[ActiveCapture | None] = ContextVar("offbook_langgraph_capture", default=None)
 _process_captures: list[ActiveCapture] = []
 
 
 def active() -> ActiveCapture | None:
-    """The active capture of this context; None outside captures and inside `uncaptured`."""
-    capture = _active.get() or (_process_captures[-1] if _process_captures else None)
-    return None if capture is OFF else capture
+    """The active capture of this context; None outside captures and inside `offbook.outside`."""
+    if is_outside():
+        return None
+    return _active.get() or (_process_captures[-1] if _process_captures else None)
 
 
 class ActiveHandler:
@@ -208,6 +284,7 @@ class ActiveHandler:
 
 def activate(capture: ActiveCapture) -> None:
     """Activate `capture` in this context without an end. Use it only in a copied context that is discarded afterwards."""
+    enter_captures()
     _active.set(capture)
 
 
@@ -227,7 +304,8 @@ def activated(capture: ActiveCapture, scope: Scope = "context") -> Generator[Act
     previous = _active.get()
     _active.set(capture)
     try:
-        yield capture
+        with inside():
+            yield capture
     finally:
         if scope == "process":
             _process_captures.remove(capture)
@@ -237,10 +315,3 @@ def activated(capture: ActiveCapture, scope: Scope = "context") -> Generator[Act
         while current is not None and (current is capture or current.ended):
             current = previous if current is capture else current.outer
         _active.set(current)
-
-
-@contextmanager
-def uncaptured() -> Generator[None]:
-    """Switch capturing off inside the block, for a judge or a simulated user in the middle of a rollout."""
-    with activated(OFF):
-        yield

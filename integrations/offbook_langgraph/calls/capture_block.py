@@ -25,6 +25,7 @@ from .active_capture import (
     active,
 )
 from .error_notes import add_tool_note
+from .judge_warnings import warn_unlike
 from .langchain_patches import install
 from .origins import OriginCounts
 from .recorded_calls import RecordedCalls, TrainOn
@@ -169,6 +170,7 @@ class capture:  # used like a function: `async with capture(model) as trajectory
             routes=routes,
             trajectory=self._trajectory,
             runs=self._recorded,
+            faults=self._recorded.faults,
             counts=self.counts,
             exclude=self._exclude,
             on_leak=self._on_leak,
@@ -183,6 +185,7 @@ class capture:  # used like a function: `async with capture(model) as trajectory
         """Write metrics, weights and conversations on the trajectory. Raises a capture error that the app swallowed."""
         self._stack.close()
         add_tool_note(error)
+        warn_unlike(self._active.calls)
         bases = {model.base_model for model in self._models if isinstance(model, TrainableModel)}
         self._recorded.add_length_note(error, self._limit(), sorted(bases))
         self._trajectory.metrics[CAPTURED] = self._trajectory.metrics.get(CAPTURED, 0) + self._recorded.count

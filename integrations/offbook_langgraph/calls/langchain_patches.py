@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import thread as pool
+from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from typing import Any, cast
 
@@ -19,11 +20,14 @@ from langchain_core.tracers.context import register_configure_hook
 
 from offbook.base.errors import CaptureError
 from offbook.base.redaction import error_text
+from offbook.client.rollouts.capture import is_outside
 from offbook_langgraph.chat_model import ChatOffbook
 
 from . import leaks, shared_state
 from .active_capture import ActiveCapture, ActiveHandler, active
 from .deployed_calls import DeployedCall, DeployedChat
+from .own_code import GENERATION, opens, runs, warn_replaced
+from .own_runs import OwnRun, answer, own_run, run_inside, stays, without_cache
 from .provider_formats import check_text, to_openai
 
 logger = logging.getLogger("offbook")
@@ -48,6 +52,8 @@ def install() -> None:
     global _done_once
     with _lock:
         wrap_subclasses(BaseChatModel, ENTRY_POINTS, wrapped, but=ChatOffbook)
+        for kind in BaseChatModel.__subclasses__():
+            wrap_subclasses(kind, GENERATION, wrapped_generation, but=ChatOffbook)
         shared_state.watch(wrap_subclasses)
         leaks.watch()
         if not _done_once:
@@ -64,6 +70,7 @@ def wrap_future_subclasses() -> None:
     def hook(cls: type[BaseChatModel], **kwargs: Any) -> None:
         original_hook(cls, **kwargs)
         wrap_subclasses(cls, ENTRY_POINTS, wrapped, but=ChatOffbook)
+        wrap_subclasses(cls, GENERATION, wrapped_generation, but=ChatOffbook)
 
     BaseChatModel.__pydantic_init_subclass__ = classmethod(hook)  # type: ignore[assignment,method-assign]
 
@@ -96,28 +103,82 @@ def wrapped(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def entry_point(self: BaseChatModel, *args: Any, **kwargs: Any) -> Any:
-        capture = active()
+        capture, run = active(), own_run()
         if capture is None or is_labelled(self):
             return original(self, *args, **kwargs)
+        if run is not None and (run.model is self or run.answerer is None):  # decided further out
+            return original(self, *args, **kwargs)
+        labels = _labels(name, args, kwargs)
+        if (judge := capture.site(labels[2]).judge) is not None:
+            capture.count_judge(judge, self, *labels)
+            return run_inside(stays(), name, original, self, *args, **kwargs)
         if capture.deployed:
             return _deployed(capture, original, name, self, args, kwargs)
-        try:
-            stand_in = capture.stand_in(self, *_labels(name, capture, args, kwargs))
+        with _faults_kept(capture, self):
+            if opens(self, original):
+                stand_in, own = None, capture.own_run(self, *labels)
+            else:
+                stand_in, own = capture.stand_in(self, *labels), stays() if run is not None else None
             arguments = kwargs if stand_in is None else to_openai(kwargs, type(self).__name__)
             if stand_in is not None and stand_in.trajectory_id is not None:
                 check_text(_messages(name, args, kwargs))
-        except CaptureError as error:
-            capture.faults.append(error)  # the app may swallow it
-            raise
-        except Exception as error:  # a user's select= or exclude=
-            fault = CaptureError(
-                f"select= or exclude= failed on a call of {type(self).__name__}, so it has no target: {error_text(error)}"
-            )
-            capture.faults.append(fault)
-            raise fault from error
-        return original(self, *args, **arguments) if stand_in is None else getattr(stand_in, name)(*args, **arguments)
+        if stand_in is None:
+            return _on_its_own(own, name, original, self, args, kwargs)
+        warn_replaced(self)
+        return getattr(stand_in, name)(*args, **arguments)
 
     return entry_point
+
+
+@contextmanager
+def _faults_kept(capture: ActiveCapture, model: BaseChatModel) -> Generator[None]:
+    """Keep a CaptureError for the end of the block, since the app may swallow it."""
+    try:
+        yield
+    except CaptureError as error:
+        capture.faults.append(error)
+        raise
+    except Exception as error:  # a user's select= or exclude=
+        fault = CaptureError(
+            f"select= or exclude= failed on a call of {type(model).__name__}, so it has no target: {error_text(error)}"
+        )
+        capture.faults.append(fault)
+        raise fault from error
+
+
+def _on_its_own(
+    run: OwnRun | None, name: str, method: Callable[..., Any], model: BaseChatModel, args: Any, kwargs: dict[str, Any]
+) -> Any:
+    """A call that the app's own code answers. `run`: where the calls of that code go; None: each is selected by itself."""
+    if run is None:
+        return method(model, *args, **kwargs)
+    if run.model is not None:
+        run.model = model = without_cache(model)
+    return run_inside(run, name, method, model, *args, **kwargs)
+
+
+def wrapped_generation(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a method in which a chat model class makes its call, for calls by the code of the app's own classes."""
+
+    @functools.wraps(original)
+    def generation(self: BaseChatModel, *args: Any, **kwargs: Any) -> Any:
+        capture, run = active(), own_run()
+        if capture is None or run is None or run.answerer is None or is_labelled(self):
+            return original(self, *args, **kwargs)
+        if run.model is self:
+            if runs(original, self):
+                return original(self, *args, **kwargs)
+            warn_replaced(self)
+            stand_in = run.answer_for(self)
+        elif opens(self, original):
+            return _on_its_own(capture.own_run(self, None, None, None), name, original, self, args, kwargs)
+        else:
+            stand_in = capture.stand_in(self, None, None, None)
+        if stand_in is None:
+            return run_inside(stays(), name, original, self, *args, **kwargs)
+        return answer(stand_in, name, type(self).__name__, args, kwargs)
+
+    return generation
 
 
 def _deployed(
@@ -129,15 +190,17 @@ def _deployed(
     kwargs: dict[str, Any],
 ) -> Any:
     """A call of a deployed app. Whatever fails before it, the app's own model answers."""
+    labels = _labels(name, args, kwargs)
     several = name in ("generate", "agenerate") and len(args[0] if args else kwargs["messages"]) != 1
     try:
-        stand_in = capture.stand_in(model, *_labels(name, capture, args, kwargs))
+        own = capture.own_run(model, *labels) if (of_app := opens(model, original)) else None
+        stand_in = None if of_app else capture.stand_in(model, *labels)
         messages = None if several else _messages(name, args, kwargs)
     except Exception as error:  # noqa: BLE001  # such as a part of the prompt that is kept at the provider, or a user's select=
         logger.warning("deployed app: its own model answers a call of %s: %s", type(model).__name__, error_text(error))
         return original(model, *args, **kwargs)
-    if stand_in is None:
-        return original(model, *args, **kwargs)
+    if stand_in is None:  # calls of its own code have sides of their own, unless it is excluded
+        return _on_its_own(own if own and own.answerer is None else None, name, original, model, args, kwargs)
     if not isinstance(stand_in, DeployedChat):  # of a capture around this one
         return getattr(stand_in, name)(*args, **to_openai(kwargs, type(model).__name__))
     return DeployedCall(original, name, model, stand_in, capture.runs, args, kwargs, messages).answer()
@@ -148,7 +211,7 @@ def is_labelled(model: BaseChatModel) -> bool:
     return isinstance(model, ChatOffbook) and (model.trajectory_id is not None or model.origin is not None)
 
 
-def _labels(name: str, capture: ActiveCapture, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
+def _labels(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
     """Tags, metadata and callbacks of a call. `generate` takes them as arguments, the streaming methods in a config."""
     if name in ("generate", "agenerate"):
         return kwargs.get("tags"), kwargs.get("metadata"), kwargs.get("callbacks", args[2] if len(args) > 2 else None)
@@ -175,13 +238,15 @@ def carry_context_into_threads() -> None:
     def submit_in_context(
         self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> Future[Any]:
-        if active() is None:
+        if active() is None and not is_outside():
             return submit(self, fn, *args, **kwargs)
         return submit(self, copy_context().run, fn, *args, **kwargs)
 
     @functools.wraps(start)
     def start_in_context(self: threading.Thread) -> None:
-        if active() is not None and getattr(self, "_target", None) is not getattr(pool, "_worker", None):
+        if (active() is not None or is_outside()) and getattr(self, "_target", None) is not getattr(
+            pool, "_worker", None
+        ):
             run = self.run
             self.run = functools.partial(copy_context().run, run)
         start(self)

@@ -15,12 +15,13 @@ from typing import Any, cast
 
 from langchain_core.language_models import BaseChatModel
 
-from offbook.base.app_files import is_app_file
 from offbook.base.errors import LeakError
 from offbook.base.wire import is_labelled
 from offbook.client.rollouts.capture import is_outside
 
 from .active_capture import ActiveCapture, active
+from .call_sites import UNKNOWN_LINE
+from .own_runs import own_run
 
 logger = logging.getLogger("offbook")
 
@@ -40,21 +41,36 @@ PROMPT_KEYS = ("messages", "input", "prompt", "contents")
 OUR_SERVER = "offbook.server."
 """Begins the names of our server's modules. Its requests to its sampler are seen when it runs in this process."""
 
-_watched: set[str] = set()
+_WATCHED = "__offbook_watched__"
 
 
 def watch() -> None:
-    """Patch the installed HTTP libraries, once: httpx, httpx2, urllib3 (used by requests and boto3) and aiohttp.
+    """Patch the installed HTTP libraries: httpx, httpx2, urllib3 (used by requests and boto3) and aiohttp.
 
-    aiohttp is slow to import, so it is patched only after the app has imported it.
+    aiohttp is slow to import, so it is patched only after the app has imported it. A recorder such as vcr takes our patch away
+    if it was there before us, so each capture looks anew.
     """
-    for name, install in (("httpx", _watch_httpx), ("httpx2", _watch_httpx), ("urllib3", _watch_urllib3)):
-        if name not in _watched and importlib.util.find_spec(name) is not None:
-            _watched.add(name)
-            install(importlib.import_module(name))
-    if "aiohttp" in sys.modules and "aiohttp" not in _watched:
-        _watched.add("aiohttp")
-        _watch_aiohttp(sys.modules["aiohttp"])
+    for module in filter(None, map(_installed, ("httpx", "httpx2"))):
+        _wrap(module.HTTPTransport, "handle_request", _checked_httpx)
+        _wrap(module.AsyncHTTPTransport, "handle_async_request", _checked_httpx_async)
+    if (module := _installed("urllib3")) is not None:
+        _wrap(module.HTTPConnectionPool, "urlopen", _checked_urllib3)
+    if (module := cast(Any, sys.modules.get("aiohttp"))) is not None:
+        _wrap(module.ClientSession, "_request", _checked_aiohttp)
+
+
+@functools.cache
+def _installed(name: str) -> Any:
+    return importlib.import_module(name) if importlib.util.find_spec(name) is not None else None
+
+
+def _wrap(owner: type[Any], name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replace a method by the checking one, unless it is there."""
+    method = getattr(owner, name)
+    if not hasattr(method, _WATCHED):
+        checked = functools.wraps(method)(wrap(method))
+        setattr(checked, _WATCHED, True)
+        setattr(owner, name, checked)
 
 
 def check(method: str, url: str, headers: Mapping[str, Any] | None, body: Callable[[], object]) -> None:
@@ -64,10 +80,10 @@ def check(method: str, url: str, headers: Mapping[str, Any] | None, body: Callab
         return
     if is_labelled(url, [str(name) for name in headers or ()]):
         return
-    if is_llm_request(url, body):
-        line = _calling_line()
-        if line is not None:
-            _report(capture, url, line)
+    if is_llm_request(url, body) and _is_apps_own():
+        site = capture.site()
+        if site.judge is None:
+            _report(capture, url, site.line or UNKNOWN_LINE)
 
 
 def is_llm_request(url: str, body: Callable[[], object]) -> bool:
@@ -98,7 +114,7 @@ def _report(capture: ActiveCapture, url: str, line: str) -> None:
     message = (
         f"a request to another LLM left the capture: POST {shown_url}, made at {line}. It was not redirected and trains "
         "nothing: call the model through a LangChain chat model or model.openai_client(), put a judge or a simulated "
-        'user under `with uncaptured():`, or accept it with on_leak="warn" or "ignore"'
+        'user under `with offbook.outside():`, or accept it with on_leak="warn" or "ignore"'
     )
     if capture.on_leak == "warn":
         if capture.trajectory is None or message not in capture.trajectory.logs:
@@ -111,65 +127,56 @@ def _report(capture: ActiveCapture, url: str, line: str) -> None:
     raise error
 
 
-def _calling_line() -> str | None:
-    """The innermost line of the app on the call stack.
+def _is_apps_own() -> bool:
+    """Whether the app's code makes the request.
 
-    None inside a LangChain chat model, whose patched entry point has already decided where the call goes, and inside our
-    own server.
+    A LangChain chat model's request was decided by its patched entry point, unless it comes from the app's own chat model
+    class while its code runs for the trained model. Our own server's requests, and those of a judge, are no leaks.
     """
     frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  # cheaper than a traceback
-    line = None
+    run = own_run()
     while frame is not None:
-        if frame.f_code.co_varnames[:1] == ("self",) and isinstance(frame.f_locals.get("self"), BaseChatModel):
-            return None
+        owner = frame.f_locals.get("self") if frame.f_code.co_varnames[:1] == ("self",) else None
+        if isinstance(owner, BaseChatModel):
+            return run is not None and owner is run.model
         if frame.f_globals.get("__name__", "").startswith(OUR_SERVER):
-            return None
-        if line is None and is_app_file(frame.f_code.co_filename):
-            line = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+            return False
         frame = frame.f_back
-    return line or "(no line of the app's own is on the stack)"
+    return True
 
 
-def _watch_httpx(module: Any) -> None:
-    """Patch the transports of httpx: by then our own clients have labelled their requests."""
-    sync, of_async = module.HTTPTransport, module.AsyncHTTPTransport
-    handle, handle_async = sync.handle_request, of_async.handle_async_request
+def _checked_httpx(handle: Callable[..., Any]) -> Callable[..., Any]:
+    """The transports of httpx are patched, since by then our own clients have labelled their requests."""
 
-    @functools.wraps(handle)
     def handle_request(self: Any, request: Any) -> Any:
         check(request.method, str(request.url), request.headers, lambda: getattr(request, "_content", b""))
         return handle(self, request)
 
-    @functools.wraps(handle_async)
+    return handle_request
+
+
+def _checked_httpx_async(handle: Callable[..., Any]) -> Callable[..., Any]:
     async def handle_async_request(self: Any, request: Any) -> Any:
         check(request.method, str(request.url), request.headers, lambda: getattr(request, "_content", b""))
-        return await handle_async(self, request)
+        return await handle(self, request)
 
-    sync.handle_request, of_async.handle_async_request = handle_request, handle_async_request
+    return handle_async_request
 
 
-def _watch_urllib3(module: Any) -> None:
-    pool = module.HTTPConnectionPool
-    urlopen = pool.urlopen
-
-    @functools.wraps(urlopen)
+def _checked_urllib3(urlopen: Callable[..., Any]) -> Callable[..., Any]:
     def checked(
         self: Any, method: str, url: str, body: Any = None, headers: Any = None, *rest: Any, **options: Any
     ) -> Any:
         check(method, f"{self.scheme}://{self.host}:{self.port}{url}", headers, lambda: body)
         return urlopen(self, method, url, body, headers, *rest, **options)
 
-    pool.urlopen = checked
+    return checked
 
 
-def _watch_aiohttp(module: Any) -> None:
-    session = module.ClientSession
-    request = session._request
-
-    @functools.wraps(request)
+def _checked_aiohttp(request: Callable[..., Any]) -> Callable[..., Any]:
     async def checked(self: Any, method: str, str_or_url: Any, **options: Any) -> Any:
         body = options.get("json") if options.get("json") is not None else options.get("data")
         check(method, str(str_or_url), options.get("headers"), lambda: body)
         return await request(self, method, str_or_url, **options)
 
-    session._request = checked
+    return checked

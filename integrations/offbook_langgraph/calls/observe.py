@@ -144,6 +144,8 @@ class Watcher(RunTree):
     ) -> None:
         super().on_chat_model_start(serialized, messages, run_id=run_id, **kwargs)
         models = chat_models_on_stack()
+        if self.site_of(run_id).judge is not None:
+            return  # the judge is no part of the app
         if len(models) > 1:
             return  # a chat model that delegates to another: the outer call has its own event
         original = models[0] if models else None

@@ -19,6 +19,8 @@ OWN_MODEL = "the app's own model"
 """Target of a call that no selection matches."""
 EXCLUDED = "the app's own model, by exclude="
 """Target of a call that `exclude=` names."""
+JUDGED = "the app's own model, as a judge"
+"""Target of a call that an evaluation package makes."""
 SHOWN = 20
 """The most distinct origins that a message lists."""
 

@@ -11,13 +11,14 @@ from langchain_core.outputs import LLMResult
 from langgraph.errors import GraphRecursionError, ParentCommand
 
 from offbook import Trajectory
-from offbook.base.errors import ConfigError
+from offbook.base.errors import CaptureError, ConfigError
 from offbook.base.types import (
     CUT,
     Call,
     CallOrigin,
     CallStatus,
 )
+from offbook.client.rollouts.capture import replayed
 from offbook.client.rollouts.sampling import BUNDLED
 from offbook_langgraph.chat_model import MARK
 
@@ -46,14 +47,19 @@ class RecordedCalls(RunTree):
 
     def __init__(self) -> None:
         super().__init__()
+        self.faults: list[CaptureError] = []
         self._origins: dict[str, CallOrigin] = {}
+        self._choices: set[tuple[str, int]] = set()
         self._run_of: dict[str, UUID] = {}
         self._failed: set[UUID] = set()
         self._started: dict[UUID, StartedCall] = {}
         self._answered: list[tuple[StartedCall, list[BaseMessage]]] = []
 
-    def note(self, call_id: str, origin: CallOrigin) -> None:
-        """Note that a call was answered and recorded under this id."""
+    def note(self, call_id: str, index: int, origin: CallOrigin) -> None:
+        """Note that a call was answered and recorded under this id. Raises CaptureError for a choice that came before."""
+        if (call_id, index) in self._choices:
+            raise replayed(f"the answer of call {call_id} came a second time")
+        self._choices.add((call_id, index))
         self._origins[call_id] = origin
 
     @property
@@ -132,10 +138,14 @@ class RecordedCalls(RunTree):
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         self._started.pop(run_id, None)
+        if isinstance(error, CaptureError) and error not in self.faults:
+            self.faults.append(error)
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
         started, messages = self._started.pop(run_id, None), answers(response)
         marks = [mark for message in messages if (mark := message.response_metadata.get(MARK))]
+        if any(mark["call_id"] in self._run_of for mark in marks):
+            return  # a chat model that hands its calls to another one: the other's run has ended first
         for mark in marks:
             self._run_of[mark["call_id"]] = run_id
         if started is not None and len(marks) == len(messages) > 0:

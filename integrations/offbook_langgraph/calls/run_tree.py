@@ -18,6 +18,8 @@ from offbook.base import clock
 from offbook.base.redaction import error_text
 from offbook.base.types import ToolRun
 
+from .call_sites import CallSite, call_site
+
 LONGEST_ERROR = 1_000
 """The most characters kept of a tool's error."""
 
@@ -121,11 +123,12 @@ UNNAMED = "LangGraph"
 
 @dataclass(frozen=True)
 class ChainRun:
-    """A chain's run. `agent` is LangChain's agent name, the run's own or inherited."""
+    """A chain's run. `agent` is LangChain's agent name, the run's own or inherited. `site`: where it was started."""
 
     name: str | None
     agent: str | None
     is_node: bool
+    site: CallSite
 
 
 class RunTree(BaseCallbackHandler):
@@ -149,6 +152,15 @@ class RunTree(BaseCallbackHandler):
             run = parent
         return None
 
+    def site_of(self, run: UUID | None) -> CallSite:
+        """Where the app makes a call that is being made inside this run."""
+        site = call_site()
+        while run is not None and (site.line is None or site.judge is None):
+            chain, run = self._chains.get(run), self._parents.get(run)
+            if chain is not None:
+                site = site.within(chain.site)
+        return site
+
     def _name_of_graph(self, run: UUID) -> str | None:
         graph = self._chains.get(run)
         if graph is None:
@@ -166,7 +178,7 @@ class RunTree(BaseCallbackHandler):
         facts: Mapping[str, Any] = kwargs.get("metadata") or {}
         agent, tags = facts.get(AGENT_NAME), kwargs.get("tags") or ()
         is_node = any(str(tag).startswith(NODE_TAG) for tag in tags)
-        self._chains[run_id] = ChainRun(kwargs.get("name"), None if agent is None else str(agent), is_node)
+        self._chains[run_id] = ChainRun(kwargs.get("name"), None if agent is None else str(agent), is_node, call_site())
 
     def on_tool_start(self, serialized: Any, input_str: str, *, run_id: UUID, **kwargs: Any) -> None:
         self._parents[run_id] = parent_of(kwargs)

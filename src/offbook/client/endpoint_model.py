@@ -13,7 +13,7 @@ from .backend import Registration
 from .connection.http import Api
 from .inference import openai_client
 from .model import Model, TrainableModel
-from .rollouts.capture import active_capture
+from .rollouts.capture import capture_of_calls
 
 
 class EndpointModel(Model[Any]):
@@ -29,7 +29,7 @@ class EndpointModel(Model[Any]):
     @property
     def inference_base_url(self) -> str:
         """The endpoint's base URL, which names the trajectory of the active capture, if any."""
-        capture = active_capture()
+        capture = capture_of_calls()
         prefix = "" if capture is None else f"/t/{capture.trajectory.id}"
         return f"{self.endpoint.url}{prefix}/v1"
 

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
+from urllib.parse import unquote
 
 import httpx
 from openai import AsyncOpenAI
 
-from offbook.base.errors import OffbookError, ServerError
+from offbook.base.errors import CaptureError, OffbookError, ServerError
 from offbook.base.types import Json
 from offbook.base.wire import (
     CALL_HEADER,
+    IDEMPOTENCY_HEADER,
     LENGTH_HEADER,
     RECORD_HEADER,
     TRAJECTORY_HEADER,
 )
 
 from .connection.http import Api, unreachable
-from .rollouts.capture import active_capture, call_answered
+from .rollouts.capture import call_answered, capture_of_calls, check_answer, replayed
 from .rollouts.sampling import completion_limit, forced_temperature
 
 PLACE = "http://model.offbook.invalid"
@@ -27,6 +29,8 @@ LENGTHS = ("max_completion_tokens", "max_tokens")
 """Request fields that limit the completion, in tokens."""
 TIMEOUT = httpx.Timeout(1800.0, connect=30.0)
 """Seconds; a model call may take long."""
+REMEMBERED = 10_000
+"""How many of a client's newest calls are remembered, to notice that an answer comes again."""
 
 
 def openai_client(find: Callable[[], Awaitable[Api]], url: str | None = None) -> AsyncOpenAI:
@@ -53,6 +57,7 @@ class LabellingTransport(httpx.AsyncBaseTransport):
     def __init__(self, find: Callable[[], Awaitable[Api]], shown: str) -> None:
         self._find = find
         self._root = httpx.URL(shown).raw_path.rstrip(b"/")
+        self._answered: dict[str, None] = {}
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send the request. A failure to connect becomes an error response, since the SDK hides the text of exceptions."""
@@ -66,8 +71,11 @@ class LabellingTransport(httpx.AsyncBaseTransport):
         try:
             answer = await api.transport.handle_async_request(sent)
             api.answered = True
-            if call_id := answer.headers.get(CALL_HEADER):
-                call_answered(sent.headers.get(TRAJECTORY_HEADER, ""), call_id)
+            try:
+                self._note(sent, answer)
+            except CaptureError as error:
+                await answer.aclose()
+                return _error_response(request, error, 409)
             return answer
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             try:
@@ -75,6 +83,22 @@ class LabellingTransport(httpx.AsyncBaseTransport):
             except OffbookError as ended:
                 return _error_response(request, ended)
             return _error_response(request, unreachable(api.url, error))
+
+    def _note(self, sent: httpx.Request, answer: httpx.Response) -> None:
+        """Note the recorded call. Raises CaptureError for an answer that was given before, to this request or another."""
+        call_id = answer.headers.get(CALL_HEADER)
+        if call_id is None:
+            return
+        requested = sent.headers.get(TRAJECTORY_HEADER)
+        if "/r/" not in sent.url.path:  # a route's calls have trajectories of its own
+            check_answer(requested, unquote(answer.headers.get(TRAJECTORY_HEADER, requested or "")) or None, call_id)
+        if IDEMPOTENCY_HEADER not in sent.headers:
+            if call_id in self._answered:
+                raise replayed(f"the answer of call {call_id} came a second time")
+            self._answered[call_id] = None
+            if len(self._answered) > REMEMBERED:
+                del self._answered[next(iter(self._answered))]
+        call_answered(requested or "", call_id)
 
     async def _rewritten(self, request: httpx.Request, api: Api) -> httpx.Request:
         home = httpx.URL(api.url)
@@ -101,7 +125,7 @@ def label(request: httpx.Request, api: Api) -> None:
     """Add the header with the active capture's trajectory. Outside a capture, ask for a new trajectory for this call."""
     if TRAJECTORY_HEADER in request.headers:
         return
-    capture = active_capture()
+    capture = capture_of_calls()
     if capture is not None:
         capture.sent_through(api)
         request.headers[TRAJECTORY_HEADER] = capture.trajectory.id
@@ -115,7 +139,12 @@ def _longest(body: Json, limit: int) -> int:
     return min(lengths, default=limit + 1)
 
 
-def _error_response(request: httpx.Request, error: OffbookError) -> httpx.Response:
-    status = error.status if isinstance(error, ServerError) else 503
-    fault = {"message": str(error), "type": type(error).__name__, "param": None, "code": "unreachable"}
+def _error_response(request: httpx.Request, error: OffbookError, status: int = 503) -> httpx.Response:
+    status = error.status if isinstance(error, ServerError) else status
+    fault = {
+        "message": str(error),
+        "type": type(error).__name__,
+        "param": None,
+        "code": "unreachable" if status >= 500 else "replayed",
+    }
     return httpx.Response(status, json={"error": fault}, request=request)

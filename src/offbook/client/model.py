@@ -51,7 +51,7 @@ from .connection.transport import LoopTransport
 from .inference import httpx_client, openai_client
 from .local import LocalBackend
 from .other_trainers import MODEL_ATTRIBUTES, internal_config, sft_config
-from .rollouts.capture import active_capture
+from .rollouts.capture import capture_of_calls
 from .rollouts.records import as_json, rollout_records
 from .rollouts.sampling import forced_temperature
 from .supervised_training import SFTResult, SupervisedTraining, request_prefix
@@ -318,7 +318,7 @@ class TrainableModel(Model[ConfigT]):
 
         Raises ConfigError before the model is registered.
         """
-        api, capture, temperature = self._known_api(), active_capture(), forced_temperature()
+        api, capture, temperature = self._known_api(), capture_of_calls(), forced_temperature()
         label = {RECORD_HEADER: "1"}
         if capture is not None:
             capture.sent_through(api)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Awaitable, Callable, Generator, Iterable
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Literal, overload
 
@@ -61,6 +61,7 @@ class Capture:
 _capture: ContextVar[Capture | None] = ContextVar("offbook_capture", default=None)
 _of_process: list[Capture] = []
 _left: ContextVar[bool] = ContextVar("offbook_left_captures", default=False)
+_outside: ContextVar[bool] = ContextVar("offbook_outside", default=False)
 _logging = threading.Lock()
 
 LOGGED = "reward/"
@@ -87,8 +88,62 @@ def leave_captures() -> None:
 
 
 def is_outside() -> bool:
-    """Whether `leave_captures` was called in this context."""
-    return _left.get()
+    """Whether this context has left all captures, by `leave_captures` or for the block of `outside`."""
+    return _left.get() or _outside.get()
+
+
+def capture_of_calls() -> Capture | None:
+    """The capture to which a model call made now belongs; None outside captures and inside `outside`."""
+    return None if _outside.get() else active_capture()
+
+
+@contextmanager
+def outside() -> Generator[None]:
+    """Take the model calls of a block out of the running rollout: those of a judge, or of a simulated user.
+
+    They keep the app's own model and are not recorded with the rollout. This holds for tasks and threads that the block
+    starts. `log_reward`, `log_metric` and `current_trajectory` still reach the rollout, and a capture that begins inside the
+    block captures. Outside a rollout it does nothing.
+    """
+    with _placed(outside=True):
+        yield
+
+
+@contextmanager
+def _placed(*, outside: bool) -> Generator[None]:
+    previous = _outside.get()
+    _outside.set(outside)
+    try:
+        yield
+    finally:
+        _outside.set(previous)
+
+
+def inside() -> AbstractContextManager[None]:
+    """Let a capture that begins inside the block of `outside` see its own calls."""
+    return _placed(outside=False)
+
+
+def enter_captures() -> None:
+    """End the effect of `outside` in this context. Use it only in a copied context that is discarded afterwards."""
+    _outside.set(False)
+
+
+def check_answer(requested: str | None, answered: str | None, call_id: object) -> None:
+    """Raise CaptureError for an answer that belongs to another trajectory than the request: a cache replayed it."""
+    if requested is not None and answered is not None and requested != answered:
+        raise replayed(
+            f"a call of rollout {requested} got the answer of call {call_id!s:.80} of rollout {answered!s:.80}"
+        )
+
+
+def replayed(what: str) -> CaptureError:
+    """The error for an answer that was given before."""
+    return CaptureError(
+        f"{what}: a cache between the app and the server answered, so the model was not asked and nothing was recorded. Turn "
+        "the cache off in rollouts (vcr, LangSmith's with_cache or LANGSMITH_TEST_CACHE, hishel), or let it ignore the server's "
+        "host"
+    )
 
 
 @contextmanager
@@ -104,7 +159,8 @@ def capturing(trajectory: Trajectory, *, process: bool = False) -> Generator[Tra
         _of_process.append(capture)
     _capture.set(capture)
     try:
-        yield trajectory
+        with inside():
+            yield trajectory
     finally:
         if process:
             _of_process.remove(capture)
@@ -128,7 +184,7 @@ def on_capture_end(callback: Callable[[], object]) -> None:
 
 def call_answered(trajectory_id: str, call_id: str) -> None:
     """Note that a recorded call was answered. `log_reward` credits this call until the next one is answered."""
-    capture = active_capture()
+    capture = capture_of_calls()
     if capture is not None and capture.trajectory.id == trajectory_id:
         capture.newest_call = call_id
 

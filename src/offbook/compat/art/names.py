@@ -75,7 +75,7 @@ ELSEWHERE = {
     "langgraph": f"use the package offbook_langgraph; for wrap_rollout and init_chat_model {_COMPAT}",
     "local": f"use LocalBackend; {_COMPAT}",
     "mcp": f"use the package offbook_mcp; for MCPTool, GeneratedScenario and generate_scenarios {_COMPAT}",
-    "no_capture": "calls outside a capture belong to no rollout; inside a LangGraph app use offbook_langgraph.uncaptured",
+    "no_capture": "calls outside a capture belong to no rollout; use `with offbook.outside():`",
     "remote_server_url": "use RemoteBackend(url, api_key)",
     "utils": f"use iterate_dataset, limit_concurrency and retry; {_COMPAT}",
 }

@@ -140,7 +140,6 @@ def test_an_mcp_json_of_vs_code_asks_for_its_inputs_in_the_environment(
             '{"mcpServers": {"a": {"url": "https://x", "auth": {"CLIENT_ID": "i", "CLIENT_SECRET": "s"}}}}',
             "`auth` needs `issuer`, the URL of the authorization server",
         ),
-        ('{"mcpServers": {"a": {"type": "sse", "url": "https://x"}}}', "type `sse`, which MCP has replaced"),
     ],
 )
 def test_a_wrong_mcp_json_is_told_with_its_place(content: str, message: str, tmp_path: Path) -> None:

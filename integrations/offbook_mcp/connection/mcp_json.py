@@ -79,8 +79,6 @@ def _server(name: str, entry: _Entry, path: Path) -> AnyServer:
     where = f"{path}: server {name!r}"
     if (entry.command is None) == (entry.url is None):
         raise ConfigError(f"{where} needs either `command` or `url`")
-    if entry.type == "sse":
-        raise ConfigError(f"{where} has the type `sse`, which MCP has replaced; give its streamable-HTTP URL")
     if entry.model_extra and entry.model_extra.get("sandboxEnabled"):
         logger.warning("%s asks for a sandbox, which only VS Code has: it runs without one", where)
     if entry.command is not None:

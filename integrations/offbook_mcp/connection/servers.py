@@ -53,7 +53,7 @@ class StdioServer:
 
 @dataclass(frozen=True)
 class HttpServer:
-    """A streamable HTTP endpoint. `auth` is an httpx2 authentication, such as the SDK's OAuth providers."""
+    """An HTTP endpoint, streamable or of the older protocol with SSE. `auth` is an httpx2 authentication, such as the SDK's OAuth providers."""
 
     name: str
     url: str

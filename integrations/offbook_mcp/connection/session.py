@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from contextvars import Context
 from functools import cache
 from importlib.metadata import version
@@ -36,7 +36,7 @@ from offbook_mcp.tools.tool import ServerDescription, as_server_tool
 from .connection_state import Link
 from .environment_references import names_secret, without
 from .faulty_tools import sound_listings, sound_server
-from .http_transport import http_transport
+from .http_transport import http_transport, speaks_sse, sse_transport
 from .limits import Limits
 from .missing_variables import variable_hint
 from .process_transport import stdio_transport
@@ -263,15 +263,24 @@ class Session:
 
     @asynccontextmanager
     async def _connected(self) -> AsyncGenerator[Client]:
-        client = Client(
-            self._transport(),
-            mode="legacy" if self._legacy else "auto",
+        async with AsyncExitStack() as stack:
+            try:
+                client = await stack.enter_async_context(self._client_over(self._transport(), legacy=self._legacy))
+            except Exception:
+                if not isinstance(self.server, HttpServer) or not speaks_sse(self._link):
+                    raise
+                older = sound_listings(sse_transport(self.server, self._link, self._limits), self._link)
+                client = await stack.enter_async_context(self._client_over(older, legacy=True))
+            yield client
+
+    def _client_over(self, transport: Transport | InProcess, *, legacy: bool) -> Client:
+        return Client(
+            transport,
+            mode="legacy" if legacy else "auto",
             client_info=_client_info(),
             message_handler=self._receive,
             cache=None,
         )
-        async with client:
-            yield client
 
     def _transport(self) -> Transport | InProcess:
         if isinstance(self.server, StdioServer):

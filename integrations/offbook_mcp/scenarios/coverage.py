@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator
 
 from offbook.base.errors import ConfigError
 from offbook.base.text import one_line
@@ -10,7 +11,8 @@ from offbook_mcp.connection.missing_variables import variable_hint
 from offbook_mcp.connection.pool import ServerPool
 from offbook_mcp.connection.servers import StdioServer
 
-from .explore import Exploration, withheld, withheld_lines
+from .error_texts import masked
+from .explore import Exploration, Observation, withheld, withheld_lines
 from .files import ScenarioSet
 from .generation import ScenarioGeneration
 from .split import HELD_OUT
@@ -82,6 +84,19 @@ def _reasons(work: ScenarioGeneration) -> str:
     return one_line("; ".join(reasons), 600) or "no call gave anything new to ask for"
 
 
+def _common_error(exploration: Exploration, tried: Collection[str]) -> tuple[str, int] | None:
+    """The error that most of several tools answered whatever they were asked, and the number of these tools."""
+    texts = {tool: {_varying(seen) for seen in exploration.of(tool) if not seen.worked} for tool in tried}
+    times = Counter(text for of_tool in texts.values() for text in of_tool if any(map(str.isalpha, text)))
+    text, number = times.most_common(1)[0] if times else ("", 0)
+    return (text, number) if number > 1 and 2 * number > len(tried) else None
+
+
+def _varying(seen: Observation) -> str:
+    """An error without the values of the arguments and the name of the tool."""
+    return one_line("\n".join(masked(seen.text, {**seen.arguments, "": seen.tool})), 160)
+
+
 def _advice(work: ScenarioGeneration, enough: int) -> str:
     """An error of each tool for which no call worked, and what to do. `enough`: a count that would do; 0: none."""
     exploration = work.exploration
@@ -92,7 +107,10 @@ def _advice(work: ScenarioGeneration, enough: int) -> str:
     ways: list[str] = []
     if exploration.left_out:
         ways.append("allow the tools that are left out")
-    if errors:
+    if common := _common_error(exploration, tried) if not worked else None:
+        shown = f"\nno call of any tool worked, and {common[1]} of {len(tried)} tools answered: {common[0]}"
+        ways.append("see to this first: it does not depend on what is asked")
+    elif errors:
         ways.append("list valid arguments in the tool's schema (`enum` or `examples`), or offer a tool that lists them")
     ways.append("use --llm, or write the scenarios yourself (docs/mcp_scenarios.md)")
     if enough:

@@ -138,11 +138,11 @@ def host_refusal(host: str) -> Refusal | None:
 
 
 def cross_site_refusal(
-    method: str, headers: Mapping[str, str], allowed: Collection[str], *, form: bool = False
+    method: str, headers: Mapping[str, str], allowed: Collection[str] | None, *, form: bool = False
 ) -> Refusal | None:
     """The rejection of a request that another site's page sends through a visitor's browser; None if it may pass.
 
-    `allowed` has the origins (`https://name:port`) whose pages may do everything. `form` means
+    `allowed` has the origins (`https://name:port`) whose pages may do everything; None: the server has no option for them. `form` means
     that the route accepts a form of our own pages, which is not JSON.
 
     Browsers name the source of a request in `Origin` and `Sec-Fetch-Site`. Other clients send neither, and pass. Bodies must
@@ -152,12 +152,16 @@ def cross_site_refusal(
         return None
     origin, site = headers.get("origin"), headers.get("sec-fetch-site", "none")
     own = origin is None or origin.partition("://")[2] == headers.get("host")
-    if origin not in allowed and not (own and site in ("none", "same-origin")):
+    if origin not in (allowed or ()) and not (own and site in ("none", "same-origin")):
         return (
             403,
             "origin_not_allowed",
-            f"A web page at {origin or 'another site'} may not change anything here; start the server with "
-            "--allow-origin and the page's origin to allow it",
+            f"A web page at {origin or 'another site'} may not change anything here; "
+            + (
+                "let its own server send the request"
+                if allowed is None
+                else "start the server with --allow-origin and the page's origin to allow it"
+            ),
         )
     if form:
         return None

@@ -8,6 +8,9 @@ _KEPT = {"\n", "\t", "\u200c", "\u200d"}  # the last two join emoji and letters
 _ESCAPED = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 
+CLOSE_NAME = 0.75
+"""Similarity, as `difflib` measures it, from which a known name is suggested for an unknown one: at its default of 0.6, `foo`
+is like `offbook`."""
 _ASCII = dict(zip("▁▂▃▄▅▆▇█✓✔✕✗●○↻·−–—’“”⟨⟩", '_.-:=+*#++xx*oo.---\'""<>', strict=True)) | {"…": "..."}  # noqa: RUF001
 """What stands for the characters of our own tables and messages where an encoding has none."""
 

@@ -71,12 +71,13 @@ class AccessChecks:
         max_body: int,
         *,
         size_option: str = "",
-        origins: frozenset[str] = frozenset(),
+        origins: frozenset[str] | None = None,
         forms: frozenset[str] = frozenset(),
         sign_in: Callable[[Scope, Mapping[str, str]], Application | None] | None = None,
         written: Written = openai_error,
     ) -> None:
-        """`max_body` is in bytes; `size_option` is the command line's option for it. Origins of `origins` may do everything.
+        """`max_body` is in bytes; `size_option` is the command line's option for it. Origins of `origins` may do everything;
+        None: the server has no option for them.
 
         `forms` has the paths that accept a form. `sign_in` returns what answers a 401 instead of an error, if anything.
         `written`: the form of errors.

@@ -56,6 +56,9 @@ def test_what_a_browser_sends_for_another_site_is_refused(method: str, headers: 
     assert answer is not None
     assert answer[:2] == (403, "origin_not_allowed")
     assert "--allow-origin" in answer[2]
+    without_option = refusal(method, HERE | JSON | headers, None)
+    assert without_option is not None
+    assert "--allow-origin" not in without_option[2], "a server without the option does not advise it"
 
 
 @pytest.mark.parametrize(

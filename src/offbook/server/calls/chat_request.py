@@ -13,6 +13,7 @@ import orjson
 from pydantic import ValidationError
 
 from offbook.base.json_files import DEEPEST, too_deep
+from offbook.base.text import CLOSE_NAME
 from offbook.base.types import (
     GREEDY_BELOW,
     CallOrigin,
@@ -269,7 +270,7 @@ def _known(body: dict[str, Json]) -> None:
     for name in body.keys() - ChatFields.model_fields.keys():
         if name in REFUSED:
             raise ApiError(400, f"{name} is not supported: {REFUSED[name]}", name, "unsupported_field")
-        close = difflib.get_close_matches(name, ChatFields.model_fields, n=1)
+        close = difflib.get_close_matches(name, ChatFields.model_fields, 1, CLOSE_NAME)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise ApiError(400, f"unknown field {name!r}{hint}", name, "unknown_field")
 

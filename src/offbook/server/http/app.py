@@ -191,6 +191,9 @@ async def _refuse_body(request: Request, error: Exception) -> Response:
 async def _refuse_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     missing = f"There is no {request.method} {request.url.path} here"
+    if request.url.path.endswith("/v1/responses/compact"):
+        message = f"{missing}: conversations are not compacted here. Let the client do it: Codex does with a `model_provider` of its own"
+        return _answer(request, ApiError(404, message))
     other = _OTHER_MODELS.search(request.url.path)
     if other is not None and error.status_code in (404, 405):  # 405: Gemini's look like the name of a model, to be read
         message = f"{missing}: {other[1] or 'embeddings'} are not what a language model answers. Let the client use another server for them"

@@ -11,6 +11,7 @@ from offbook.base.adapter_folders import base_of
 from offbook.base.config import LoraOptions
 from offbook.base.errors import ConfigError
 from offbook.base.schema_patterns import SlowPatternError, full_match, pattern_time
+from offbook.base.text import CLOSE_NAME
 from offbook.base.wire import ForkRequest, ModelState, RegisterRequest
 
 from ...engine.checkpoint_files import ADAPTER, digest
@@ -54,7 +55,7 @@ def check_target_modules(target_modules: str | Sequence[str], layers: Sequence[s
     if not wrong:
         return
     kinds = sorted({layer.rpartition(".")[2] for layer in layers})
-    close = get_close_matches(wrong[0], kinds, n=1)
+    close = get_close_matches(wrong[0], kinds, 1, CLOSE_NAME)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     raise ApiError(
         400,

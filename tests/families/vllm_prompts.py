@@ -31,6 +31,8 @@ async def prompt(renderer: Any, messages: list[dict[str, Any]], tools: list[dict
         _, rendered = await RENDER(renderer, request.messages, params)
     except VLLMValidationError as error:
         return str(error.args[0])
+    if "prompt_token_ids" in rendered:
+        return rendered["prompt_token_ids"]
     return renderer.get_tokenizer().encode(rendered["prompt"], add_special_tokens=False)
 
 

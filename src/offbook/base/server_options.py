@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 from pathlib import Path
@@ -246,6 +247,16 @@ class EngineOptions(Options):
         default=None,
         ge=1,
         description="CPU threads of each engine process; None: torch's choice; vLLM: all cores but one",
+    )
+    prompt_date: datetime.date | None = Field(
+        default=None,
+        description="date for chat templates that write today's into prompts, such as 2026-11-29; None: the day of the "
+        "directory's first start",
+    )
+    control_tokens: bool = Field(
+        default=False,
+        description="let messages contain control tokens such as <|im_end|>: whoever writes a tool's result can then "
+        "begin a turn",
     )
     deterministic: bool = Field(default=False, description="use torch's deterministic algorithms in the learner")
     keep_tokens: int = Field(

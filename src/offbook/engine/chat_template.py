@@ -9,6 +9,7 @@ that still reaches no prompt is an error, because a policy must not be trained w
 
 from __future__ import annotations
 
+import datetime
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,11 +25,15 @@ from offbook.base.json_files import parse_json
 from offbook.base.types import Json, Message, Tool
 from offbook.openai_dialect.tool_results import in_order_of_calls
 
+from .control_tokens import ControlTokens
 from .inference.chat.requests import shortened
+from .protocol import PromptOptions
 
 _TELLS_STRINGS = re.compile(r"arguments\s+is\s+(not\s+)?(string|mapping)")
 _KNOWS_DEVELOPER = re.compile(r"""["']developer["']""")
 _THOUGHT_END = "</think>"
+_TODAY = "strftime_now"
+"""The function by which templates ask for the date."""
 _BESIDE, _CALL = "the text beside its tool calls", "a tool call"
 _TOOL_FIELDS = ("name", "description", "parameters", "strict")
 
@@ -72,7 +77,9 @@ class ChatTemplate:
     `source`: a template to use instead of the tokenizer's own. Raises ConfigError if there is none.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, source: str | None = None) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, prompts: PromptOptions | None = None, source: str | None = None
+    ) -> None:
         templates: object = source or tokenizer.chat_template
         if not templates or not isinstance(templates, str | dict):
             raise ConfigError(
@@ -81,11 +88,15 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._templates = {"": templates} if isinstance(templates, str) else cast(dict[str, str], templates)
         self._styles: dict[str, _Style] = {}
+        prompts = prompts or PromptOptions()
+        self._date = prompts.date or datetime.date.today()
+        self._control = ControlTokens(tokenizer, "\n".join(self._templates.values()), prompts.control_tokens)
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[Tool] | None = None, options: Options = NO_OPTIONS
     ) -> str:
-        """The text of a prompt. `options`: variables of the template, and `add_generation_prompt`.
+        """The text of a prompt for `encode`, with marks where messages spell control tokens (`shown` replaces them).
+        `options`: variables of the template, and `add_generation_prompt`.
 
         Raises PromptError for messages that the template cannot render, and for text that it leaves out.
         """
@@ -97,8 +108,8 @@ class ChatTemplate:
             ordered = in_order_of_calls(plain, answered=bool(options.get("add_generation_prompt")))
         except ConfigError as error:
             raise PromptError(str(error)) from error
-        text = self._apply(template, _mapped(ordered, style), offered, options)
-        self._check(plain, style, text, offered)
+        text = self._apply(template, *self._control.marked(_mapped(ordered, style), offered, options))
+        self._check(plain, style, self.shown(text), offered)
         return text
 
     def mapping(self) -> str:
@@ -115,7 +126,12 @@ class ChatTemplate:
 
     def warnings(self, end_ids: frozenset[int]) -> list[str]:
         """What trains a policy on something else than its user expects. `end_ids`: the model's end tokens."""
-        warnings: list[str] = []
+        warnings = self._control_warnings()
+        if any(_TODAY in template for template in self._templates.values()):
+            warnings.append(
+                f"{self._named(None)} writes today's date into prompts: all prompts of this directory have "
+                f"{self._date}, on every day (prompt_date)"
+            )
         if not self._style(self._template([_PROBE_TOOL])).tools:
             warnings.append(
                 f"{self._named([_PROBE_TOOL])} shows no tools: the policy does not see the tools that a request offers"
@@ -134,6 +150,31 @@ class ChatTemplate:
             )
         return warnings
 
+    def _control_warnings(self) -> list[str]:
+        """How a message can begin a turn of its own in spite of `ControlTokens`."""
+        if self._control.allowed:
+            return [
+                "control tokens that messages spell are real ones (control_tokens): a tool's result can begin a turn"
+            ]
+        warnings: list[str] = []
+        if tokens := self._control.unprotected(self._tokenizer):
+            names = ", ".join(tokens[:5]) + (f" and {len(tokens) - 5} more" if len(tokens) > 5 else "")
+            warnings.append(
+                f"the tokenizer of {self._tokenizer.name_or_path or 'the base'} makes control tokens of text that spells them "
+                f"({names}): a message can begin a turn of its own"
+            )
+        try:
+            text = self._apply(self._template(None), [_USER, _ANSWER, _NEXT], None, NO_OPTIONS)
+        except PromptError:
+            return warnings
+        between = text.partition(str(_USER["content"]))[2].partition(str(_ANSWER["content"]))[0]
+        if between and not self._control.are_in(between):
+            warnings.append(
+                f"{self._named(None)} begins turns with plain text ({between.strip()!r}) and no control token: a message can "
+                "begin a turn of its own"
+            )
+        return warnings
+
     def _end_of_answer(self) -> str:
         """The text after an answer, before the next message and at the end; empty if the template renders neither."""
         answer, following = str(_ANSWER["content"]), str(_NEXT["content"])
@@ -149,8 +190,14 @@ class ChatTemplate:
         return last if last == between[: len(last)] and last.strip() else last + between
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """The tokens of a text. `special`: with those that the tokenizer puts before and after a text of its own."""
-        return self._tokenizer.encode(text, add_special_tokens=special)
+        """The tokens of a rendered text, or of another one, in which spellings are control tokens. `special`: with those
+        that the tokenizer puts before and after a text of its own."""
+        marked = self._control.encode(text)
+        return self._tokenizer.encode(text, add_special_tokens=special) if marked is None else marked
+
+    def shown(self, text: str) -> str:
+        """A rendered text as the policy reads it."""
+        return self._control.shown(text)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens, without special tokens."""
@@ -173,6 +220,7 @@ class ChatTemplate:
         return f"the chat template{f' {name!r}' if name else ''}{f' of {base}' if base else ''}"
 
     def _apply(self, template: str, messages: Sequence[Message], tools: Sequence[Tool] | None, options: Options) -> str:
+        dated: dict[str, Json] = {_TODAY: self._today} if _TODAY in template else {}
         try:
             return str(
                 self._tokenizer.apply_chat_template(
@@ -180,11 +228,16 @@ class ChatTemplate:
                     tools=list(tools) if tools else None,  # pyright: ignore[reportArgumentType]  # JSON schemas, as transformers' own docs pass them
                     chat_template=template,
                     tokenize=False,
+                    **dated,
                     **options,
                 )
             )
         except Exception as error:  # a template is a program of the model's author and may raise anything
             raise PromptError(f"messages do not fit the chat template: {error}") from error
+
+    def _today(self, form: str) -> str:
+        """The date for templates, in place of the day on which a prompt is rendered: those of one run must be alike."""
+        return datetime.datetime.combine(self._date, datetime.time()).strftime(form)
 
     # ---- what the template does with messages
 

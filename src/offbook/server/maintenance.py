@@ -19,6 +19,7 @@ from ..engine import checkpoint_files
 from ..engine.checkpoint_files import put_aside, sync
 from .directory_lock import UMASK, DirectoryLock
 from .models import checkpoints
+from .prompt_date import PROMPT_DATE
 from .records.sqlite_file import fault_of
 
 RECORDS = "records.db"
@@ -99,6 +100,8 @@ def backup(root: Path, output: Path, *, own_records: bool = True) -> int:
             _copy_records(root / RECORDS, scratch / RECORDS)
         elif not own_records:
             echo("The records are not copied: back them up with the tools of their database")
+        if (root / PROMPT_DATE).exists():
+            shutil.copy(root / PROMPT_DATE, scratch)
         count = sum(_copy_model(folder, scratch / folder.relative_to(root)) for folder in _models(root))
         faulty = [part for part in parts(scratch, own_records=own_records) if part.fault or part.unchecked]
         scratch.rename(output)

@@ -37,6 +37,7 @@ from .listening import listen, local_url, url_of
 from .logprob_check import check_logprobs, write_adapter
 from .models.base_model import BaseModelPath, find
 from .models.checkpoint_swaps import open_models
+from .prompt_date import with_prompt_date
 from .records.running_time import RunningTime
 from .records.store import Store
 from .sampler.engine_choice import EngineChoice, choose
@@ -80,6 +81,7 @@ def run(options: ServerOptions) -> int:
     lock = DirectoryLock(options.dir)
     try:
         sweep(options.dir)
+        options = with_prompt_date(options)
         if options.mirror is not None:
             _pull_newest(options.dir, options.mirror)
         engine = choose(options.engine, options.model, trains=not options.inference_only)  # before downloading a base

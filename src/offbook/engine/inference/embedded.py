@@ -22,6 +22,7 @@ import uvicorn
 from offbook.base.errors import ConfigError, OffbookError
 from offbook.base.server_options import EngineOptions
 
+from ..protocol import PromptOptions, add_prompt_options
 from ..quick_imports import leave_with, quick_imports
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         "--max-items", type=int, default=defaults.max_items, help="elements and properties in forced JSON"
     )
     parser.add_argument("--threads", type=int, help="CPU threads of the model")
+    add_prompt_options(parser)
     parser.add_argument("--parent-pid", type=int, help="exit when this process ends")
     return parser
 
@@ -111,6 +113,7 @@ def _app(options: argparse.Namespace) -> FastAPI:
         max_items=options.max_items,
         calls=format_of(options.model),
         thinks=thinks(options.model),
+        prompts=PromptOptions.of(options),
         on_death=lambda: os._exit(1),  # the parent process restarts it
     )
     return build_app(service)

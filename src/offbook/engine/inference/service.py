@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from offbook.base.errors import ConfigError
 
-from ..protocol import TOO_LONG
+from ..protocol import TOO_LONG, PromptOptions
 from .chat.answer_shape import ShapeCompiler, shape_of
 from .chat.answers import AnswerWriter
 from .chat.completion_answers import CompletionWriter
@@ -58,6 +58,7 @@ class SamplingService:
         max_items: int,
         calls: CallFormat = HERMES,
         thinks: bool = False,
+        prompts: PromptOptions | None = None,
         on_death: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = name
@@ -66,7 +67,7 @@ class SamplingService:
         self._thinks = thinks
         self.decoder = Decoder(runner.tokenizer, kept=(*HERMES.marks, *calls.marks, OPEN, CLOSE))
         self.adapters: dict[str, Adapter] = {}
-        self._renderer = ChatRenderer(runner.tokenizer, runner.max_model_len)
+        self._renderer = ChatRenderer(runner.tokenizer, runner.max_model_len, prompts)
         logger.info("chat template: %s", self._renderer.template.mapping())
         for warning in self._renderer.template.warnings(runner.eos):
             logger.warning("%s", warning)

@@ -2,7 +2,7 @@
 
 python -m offbook.engine.learner --base DIR [--loader auto|peft|unsloth] [--load-in-4bit] [--device D] [--dtype T]
 [--threads N] [--deterministic] [--name NAME] [--offload] [--row-limit N]
-[--unrecomputed-tokens N] [--planner-file FILE] [--learners N] [--shard]
+[--unrecomputed-tokens N] [--planner-file FILE] [--prompt-date DATE] [--control-tokens] [--learners N] [--shard]
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from offbook.base.errors import ConfigError, OffbookError
 from offbook.base.terminal import echo
 
 from ..precision import device_name
-from ..protocol import COMMANDS, Command, Failed, StopCommand
+from ..protocol import COMMANDS, Command, Failed, StopCommand, add_prompt_options
 from ..quick_imports import leave_with, quick_imports
 from .failures import Memory, describe_failure
 from .model import unsloth_loader
@@ -89,6 +89,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--planner-file", type=Path, default=None, help="keeps what is measured once for a card")
     parser.add_argument("--deterministic", action="store_true", help="torch's deterministic algorithms")
+    add_prompt_options(parser)
     parser.add_argument("--learners", type=int, default=1, help="processes that compute a step together")
     parser.add_argument("--shard", action="store_true", help="each of them holds a part of the base")
     parser.add_argument("--rank", type=int, default=0, help="which of them; others than 0 take their tasks from stdin")

@@ -26,6 +26,7 @@ from ..protocol import (
     Event,
     Failed,
     MergeCommand,
+    PromptOptions,
     Ready,
     ScoreCommand,
     StopCommand,
@@ -186,6 +187,7 @@ def load_policy(arguments: argparse.Namespace) -> Policy:
         name=arguments.name,
     )
     policy.unrecomputed_tokens = arguments.unrecomputed_tokens
+    policy.prompts = PromptOptions.of(arguments)
     return policy
 
 

@@ -17,7 +17,7 @@ from offbook.base.errors import ConfigError, MissingExtraError
 from offbook.base.extras import install_command
 from offbook.base.server_options import OF_EMBEDDED, OF_VLLM, EngineName, EngineOptions
 
-from ...engine.protocol import SAMPLER_MODULES
+from ...engine.protocol import SAMPLER_MODULES, PromptOptions
 from ..models.base_model import BaseModelPath
 from ..models.registration import MAX_RANK
 from ..on_ray.actor_process import RayPlacement
@@ -160,6 +160,7 @@ class EngineChoice:
             "max-model-len": options.max_model_len,
             "threads": options.threads or (_share_of_cores(options.samplers) if several and not replica.gpus else None),
         }
+        words += PromptOptions(options.prompt_date, options.control_tokens).words
         if self.name == "embedded":
             values |= {"max-string": options.max_string, "max-items": options.max_items}
         if self.name == "vllm":

@@ -29,6 +29,7 @@ from ...engine.protocol import (
     Failed,
     LastEvent,
     MergeCommand,
+    PromptOptions,
     Ready,
     ScoreCommand,
     StopCommand,
@@ -272,6 +273,7 @@ class LearnerClient:
         words += ["--loader", options.loader, *(["--load-in-4bit"] if options.load_in_4bit else [])]
         words += ["--device", options.device, "--dtype", options.dtype]
         words += ["--threads", str(options.threads)] if options.threads is not None else []
+        words += PromptOptions(options.prompt_date, options.control_tokens).words
         words += ["--planner-file", str(self._log_path.parent / "planner.json")]
         words += ["--offload"] if self._offload else []
         words += ["--row-limit", str(self._row_limit)] if self._row_limit is not None else []

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from offbook.base.types import Json
 
 from ...chat_template import ChatTemplate, PromptError
-from ...protocol import TOO_LONG
+from ...protocol import TOO_LONG, PromptOptions
 from .requests import ChatCompletionRequest, CompletionRequest, DialectError
 
 _NFC_SHRINKS = 4
@@ -89,8 +89,8 @@ class ChatRenderer:
     Caches recent prompts, because rollouts of one scenario begin with the same messages.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, limit: int) -> None:
-        self.template = ChatTemplate(tokenizer)
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, limit: int, prompts: PromptOptions | None = None) -> None:
+        self.template = ChatTemplate(tokenizer, prompts)
         self._limit = limit
         self._least = LeastTokens(tokenizer)
         self._lock = threading.Lock()
@@ -141,7 +141,7 @@ class ChatRenderer:
             text = self.template.render(request.messages, request.tools, options)
         except PromptError as error:
             raise DialectError(str(error), param="messages") from error
-        self._check_length(text, "messages")
+        self._check_length(self.template.shown(text), "messages")
         return tuple(self.template.encode(text))
 
     def _check_length(self, text: str, param: str) -> None:

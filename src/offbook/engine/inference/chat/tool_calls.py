@@ -207,6 +207,8 @@ _FORMATS = {
     ),
 }
 """Name of vLLM's parser -> format."""
+MARKS = frozenset(mark for calls in _FORMATS.values() for mark in calls.marks)
+"""The tokens of calls in all formats."""
 
 
 def format_of(folder: Path) -> CallFormat:

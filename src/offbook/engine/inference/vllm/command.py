@@ -37,8 +37,9 @@ from offbook.base.errors import ConfigError, MissingExtraError, OffbookError
 from offbook.base.torch_allocator import sampler_settings
 from offbook.base.types import Json
 
+from ...protocol import PromptOptions, add_prompt_options
 from ..chat.families import OPTIONAL_THOUGHTS, has_template, parsers
-from .plugin import KNOWN_VERSION, SWITCH
+from .plugin import KNOWN_VERSION, PROMPTS, SWITCH
 
 logger = logging.getLogger("offbook.sampler")
 
@@ -292,6 +293,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--shares-gpu", action="store_true", help="the learner uses the same GPU: allow sleep")
     parser.add_argument("--memory-share", type=float, help="share of a GPU's memory that vLLM may take")
     parser.add_argument("--engine-args", type=json.loads, default={}, help="more arguments of vLLM as JSON")
+    add_prompt_options(parser)
     parser.add_argument("--parent-pid", type=int, help="exit when this process ends")
     return parser.parse_args(argv)
 
@@ -328,7 +330,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if _is_refused(options.model, place):
         return REFUSED
     logger.info("vLLM: %s", " ".join(words))
-    return run(words, environment(place, options.threads, private=options.uds is not None), options.parent_pid)
+    variables = environment(place, options.threads, private=options.uds is not None)
+    return run(words, variables | {PROMPTS: " ".join(PromptOptions.of(options).words)}, options.parent_pid)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ then returns logprobs as the flat list `logprobs.token_logprobs`, and no `conten
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
@@ -31,7 +32,7 @@ from weakref import WeakKeyDictionary
 from offbook.base.errors import ConfigError
 from offbook.openai_dialect.tool_results import in_order_of_calls
 
-from ...protocol import FLAT_LOGPROBS, UNKNOWN_LOGPROB
+from ...protocol import FLAT_LOGPROBS, UNKNOWN_LOGPROB, PromptOptions, add_prompt_options
 
 if TYPE_CHECKING:
     import torch
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
 SWITCH = "OFFBOOK_VLLM_PLUGIN"
 """Environment variable that turns the plugin on (1)."""
+PROMPTS = "OFFBOOK_PROMPT_OPTIONS"
+"""Environment variable with the words of `PromptOptions`."""
 KNOWN_VERSION = "0.32"
 SMALL = 1 << 17
 """Most logprobs in one step for which PyTorch's operations are faster than the compiled kernel."""
@@ -95,6 +98,7 @@ def wrap_render_messages(original: Function) -> Function:
     """Replace `HfRenderer.render_messages_async` for messages of text. Those with images are rendered by vLLM, with results
     of tools in order."""
     templates: WeakKeyDictionary[Any, ChatTemplate] = WeakKeyDictionary()
+    prompts = _prompt_options()
 
     @wraps(original)
     async def render_messages_async(self: Any, messages: Any, params: Any) -> Any:
@@ -117,23 +121,33 @@ def wrap_render_messages(original: Function) -> Function:
         tools, source = options.pop("tools", None), options.pop("chat_template", None)
         del options["return_dict"]
 
-        def render() -> str:
+        def render() -> str | list[int]:
             tokenizer = self.get_tokenizer()
             if source is not None or not tokenizer.chat_template:  # vLLM knows templates for some bases without one
                 text = resolve_chat_template(tokenizer, source, tools, model_config=self.model_config)
-                return ChatTemplate(tokenizer, text).render(listed, tools, options)
-            if self not in templates:
-                templates[self] = ChatTemplate(tokenizer)
-                _print_line(f"Chat template: {templates[self].mapping()}")
-            return templates[self].render(listed, tools, options)
+                template = ChatTemplate(tokenizer, prompts, text)
+            elif self in templates:
+                template = templates[self]
+            else:
+                template = templates[self] = ChatTemplate(tokenizer, prompts)
+                _print_line(f"Chat template: {template.mapping()}")
+            rendered = template.render(listed, tools, options)
+            # vLLM encodes a text itself, and would make control tokens of those that messages spell.
+            return rendered if template.shown(rendered) == rendered else template.encode(rendered)
 
         try:
-            text = await self._render_with_timeout(make_async(render, executor=self._executor)())
+            prompt = await self._render_with_timeout(make_async(render, executor=self._executor)())
         except ConfigError as error:
             raise VLLMValidationError(str(error), parameter="messages") from error
-        return listed, parse_dec_only_prompt(text)
+        return listed, parse_dec_only_prompt(prompt)
 
     return render_messages_async
+
+
+def _prompt_options() -> PromptOptions:
+    parser = argparse.ArgumentParser()
+    add_prompt_options(parser)
+    return PromptOptions.of(parser.parse_args(os.environ.get(PROMPTS, "").split()))
 
 
 def _listed(message: dict[str, Any]) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from offbook.engine.checkpoint_files import ADAPTER
 from offbook.engine.learner.rows.cost import ModelShape
 from offbook.engine.learner.rows.layouts import ComputeRow
 from offbook.engine.learner.targets.target_settings import TargetSettings
+from offbook.engine.protocol import PromptOptions
 
 from . import (
     attention,
@@ -75,6 +76,7 @@ class Policy:
         self.tree_difference: float | None = None
         self.tree_calls = 0
         self.unrecomputed_tokens = 0
+        self.prompts = PromptOptions()
         self.sharded = sharded
         self.before_pass: Callable[[], None] | None = None
         self._call_flops: float | None = None
@@ -140,7 +142,7 @@ class Policy:
     @cached_property
     def chat_template(self) -> ChatTemplate:
         """The base's chat template. Raises ConfigError if it has none."""
-        return ChatTemplate(self.tokenizer)
+        return ChatTemplate(self.tokenizer, self.prompts)
 
     @property
     def longest_context(self) -> int | None:

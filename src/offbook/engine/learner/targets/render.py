@@ -105,13 +105,14 @@ def _sample(
         shared = next((i for i, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b), len(whole))
         raise ConfigError(
             f"{where}: message {target} cannot be trained, because the chat template renders the conversation before it "
-            f"differently once it is answered (at {prompt[shared : shared + 40]!r}): record the call at our endpoint "
+            f"differently once it is answered (at {template.shown(prompt[shared : shared + 40])!r}): record the call at our endpoint "
             "instead of loading its transcript"
         )
     completion = whole[len(prompt) :]
     ids = template.encode(completion)
     completion_ids = _until_end(ids, end_ids)
-    _check_completion(answer, completion, template.decode(ids[len(completion_ids) :]), f"{where}: message {target}")
+    rest = template.decode(ids[len(completion_ids) :])
+    _check_completion(answer, template.shown(completion), rest, f"{where}: message {target}")
     return Sample(
         call_id=f"{name}/{target}",
         index=0,

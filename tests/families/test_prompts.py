@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -338,6 +339,19 @@ def test_a_renderer_without_a_date_keeps_the_day_of_its_start() -> None:
     tokenizer.chat_template = "{{ strftime_now('%Y-%m-%d %H:%M') }}{{ messages[0].content }}"
     template = ChatTemplate(tokenizer)
     assert template.render([USER]) == f"{datetime.date.today()} 00:00{USER['content']}"
+
+
+# ---- ids of calls
+
+
+def test_ids_of_other_servers_become_nine_characters_where_the_template_takes_no_other() -> None:
+    foreign = json.loads(json.dumps(both(A, B)).replace(A, "call_0123456789abcdef").replace(B, "toolu_1"))
+    text = text_of(MISTRAL, foreign, [TOOL])
+    calls, results = (re.findall(f'"{name}": "([a-z0-9]{{9}})"', text) for name in ("id", "call_id"))
+    assert calls[-2:] == results and len(set(results)) == 2
+    assert all(re.fullmatch("[a-z0-9]{9}", name) for name in results)
+    assert trained(MISTRAL, foreign, [TOOL]) == ids_of(TOKENIZERS["mistral"], foreign, [TOOL])
+    assert f'"id": "{A}"' in text_of(MISTRAL, both(A, B), [TOOL])  # one that fits is kept
 
 
 # ---- text that reaches no prompt

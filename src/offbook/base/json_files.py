@@ -5,13 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import cast
+from typing import NoReturn, cast
 
 from .errors import ConfigError
 from .types import Json
 
 DEEPEST = 128
 """Limit of nested JSON. Parsers stop at about 200 levels and serialisers at 255, of a body that contains the value."""
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"JSON has no {constant}")
+
+
+STRICT_DECODER = json.JSONDecoder(parse_constant=_refuse)
+"""Python's own decoder takes NaN and Infinity, which are no JSON: readers in other languages refuse them."""
 
 
 def too_deep(value: Json, structures: int) -> bool:
@@ -39,9 +47,12 @@ def parse_json(text: str) -> Json:
 
     >>> parse_json('{"a": [1]}')
     {'a': [1]}
+    >>> parse_json("NaN")
+    Traceback (most recent call last):
+    ValueError: JSON has no NaN
     """
     try:
-        value: Json = json.loads(text)
+        value: Json = STRICT_DECODER.decode(text)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
     if too_deep(value, text.count("{") + text.count("[")):

@@ -10,6 +10,7 @@ that still reaches no prompt is an error, because a policy must not be trained w
 from __future__ import annotations
 
 import datetime
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,6 +32,7 @@ from .protocol import PromptOptions
 
 _TELLS_STRINGS = re.compile(r"arguments\s+is\s+(not\s+)?(string|mapping)")
 _KNOWS_DEVELOPER = re.compile(r"""["']developer["']""")
+_SHORT_ID = re.compile("[A-Za-z0-9]{9}")
 _THOUGHT_END = "</think>"
 _TODAY = "strftime_now"
 """The function by which templates ask for the date."""
@@ -51,6 +53,7 @@ class PromptError(ConfigError):
 class _Style:
     """What a template does with messages, from probes.
 
+    `short_ids`: it takes ids of calls of nine letters and digits alone.
     `text_beside_calls`: `split` if it needs an assistant message of its own, `lost` if the template cannot carry it.
     """
 
@@ -59,6 +62,7 @@ class _Style:
     several_systems: bool
     names: bool
     calls: bool
+    short_ids: bool
     text_beside_calls: Literal["carried", "split", "lost"]
     tools: bool
 
@@ -119,6 +123,7 @@ class ChatTemplate:
         mapped = [
             None if style.developer else "`developer` messages are system messages",
             None if style.several_systems else "system messages are joined at the start",
+            "ids of calls become nine letters and digits" if style.short_ids else None,
             None if style.names else "a `name` is written before its text",
             f"text beside tool calls {beside}" if beside else None,
         ]
@@ -275,6 +280,8 @@ class ChatTemplate:
             and carried("alpha-probe beta-probe", first, _USER, _ANSWER, second, _NEXT),
             names=carried("delta-probe", _USER | {"name": "delta-probe"}),
             calls=alone is None or "call-probe" in alone,
+            short_ids=text(_USER, called) is not None
+            and text(_USER, called | {"tool_calls": [_PROBE_CALL | {"id": "call_0"}]}) is None,
             text_beside_calls=beside,
             tools=carried(_PROBE_TOOL["function"]["name"], _USER, tools=[_PROBE_TOOL]),
         )
@@ -351,6 +358,8 @@ def _mapped(messages: Sequence[Message], style: _Style) -> list[Message]:
             for message in mapped
             for part in (_split(message) if message.get("tool_calls") and message["content"].strip() else (message,))
         ]
+    if style.short_ids:
+        mapped = [_with_short_ids(message) for message in mapped]
     if not style.raw_arguments:
         mapped = [_with_arguments(message) if message.get("tool_calls") else message for message in mapped]
     return mapped
@@ -382,6 +391,20 @@ def _split(message: Message) -> tuple[Message, Message]:
     """An assistant's text and its tool calls as two messages."""
     text = {name: value for name, value in message.items() if name != "tool_calls"}
     return text, message | {"content": ""}
+
+
+def _with_short_ids(message: Message) -> Message:
+    """The message with ids of nine letters and digits, the same one for a call and its result."""
+    if message.get("tool_calls"):
+        return message | {"tool_calls": [call | _short_id(call, "id") for call in message["tool_calls"]]}
+    return message | _short_id(message, "tool_call_id")
+
+
+def _short_id(fields: Json, name: str) -> dict[str, str]:
+    call_id = fields.get(name)
+    if not isinstance(call_id, str) or _SHORT_ID.fullmatch(call_id):
+        return {}
+    return {name: hashlib.sha256(call_id.encode("utf-8", "surrogatepass")).hexdigest()[:9]}
 
 
 def _with_arguments(message: Message) -> Message:

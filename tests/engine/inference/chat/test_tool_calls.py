@@ -39,6 +39,10 @@ def parse(
     return "".join(piece for piece in out if isinstance(piece, str)), calls, parser.failures
 
 
+NOT_JSON = '{"name": "find", "arguments": {"id": NaN}}'
+"""Python's own decoder takes it."""
+
+
 @pytest.mark.parametrize("pieces", [1, 3, 1000])
 @pytest.mark.parametrize(
     ("template", "text", "content", "calls", "failures"),
@@ -62,6 +66,10 @@ def parse(
         (MISTRAL, f"I look.[TOOL_CALLS] [{M_FIND}]", "I look.", [FIND], 0),
         (MISTRAL, '[TOOL_CALLS]find[ARGS]{"id":  "7;}"}[TOOL_CALLS]close{}', "", [FIND, CLOSE], 0),
         (MISTRAL, "[TOOL_CALLS]close[CALL_ID]abcdefghi[ARGS]{}", "", [CLOSE], 0),
+        (LLAMA, NOT_JSON, NOT_JSON, [], 1),
+        (MISTRAL, f"[TOOL_CALLS] [{NOT_JSON}]", f"[TOOL_CALLS] [{NOT_JSON}]", [], 1),
+        (MISTRAL, '[TOOL_CALLS]find{"id": -Infinity}', '[TOOL_CALLS]find{"id": -Infinity}', [], 1),
+        ("plain", f"<tool_call>{NOT_JSON}</tool_call>", f"<tool_call>{NOT_JSON}</tool_call>", [], 1),
         (MISTRAL, "[TOOL_CALLS] [7]", "[TOOL_CALLS] [7]", [], 1),
         (MISTRAL, "[TOOL_CALLS] [", "[TOOL_CALLS] [", [], 1),
         (MISTRAL, "[TOOL_CALLS] []", "[TOOL_CALLS] []", [], 1),

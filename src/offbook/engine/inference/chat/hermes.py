@@ -12,6 +12,8 @@ import json
 import re
 from dataclasses import dataclass
 
+from offbook.base.json_files import STRICT_DECODER
+
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
 _SPACE = " \t\r\n"
@@ -165,7 +167,7 @@ class _Block:
 
 def _is_json(text: str, start: int) -> bool:
     try:
-        json.JSONDecoder().raw_decode(text, start)
+        STRICT_DECODER.raw_decode(text, start)
     except (ValueError, RecursionError):
         return False
     return True
@@ -178,7 +180,7 @@ def parse_call(body: str) -> ToolCall | None:
     ToolCall(name='find', arguments='{"id": 7}')
     """
     try:
-        value = json.loads(body)
+        value = STRICT_DECODER.decode(body)
     except (ValueError, RecursionError):
         return None
     if not isinstance(value, dict):
@@ -188,7 +190,7 @@ def parse_call(body: str) -> ToolCall | None:
         return None
     if isinstance(arguments, str):
         try:
-            return ToolCall(name, arguments) if isinstance(json.loads(arguments), dict) else None
+            return ToolCall(name, arguments) if isinstance(STRICT_DECODER.decode(arguments), dict) else None
         except (ValueError, RecursionError):
             return None
     if not isinstance(arguments, dict):
@@ -200,7 +202,7 @@ def as_written(body: str, key: str, arguments: dict[str, object]) -> str:
     """The original text of the arguments under `key` in `body`; if it cannot be located, their JSON encoded again."""
     for match in re.finditer(rf'"{key}"\s*:\s*', body):
         try:
-            value, end = json.JSONDecoder().raw_decode(body, match.end())
+            value, end = STRICT_DECODER.raw_decode(body, match.end())
         except ValueError:
             continue  # this is not the key but part of a string
         if value == arguments:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast
 
+from offbook.base.json_files import STRICT_DECODER
 from offbook.base.types import Json
 
 from .families import parsers
@@ -147,7 +148,7 @@ def read_mistral(text: str) -> list[ParsedCall] | None:
 
 def _listed(body: str) -> list[ParsedCall] | None:
     try:
-        whole = json.loads(body)
+        whole = STRICT_DECODER.decode(body)
     except (ValueError, RecursionError):
         return None
     parsed: list[ParsedCall] = []
@@ -175,7 +176,7 @@ def _named(body: str) -> list[ParsedCall] | None:
 def _object(text: str) -> tuple[dict[str, Json], str] | None:
     """The JSON object at the beginning of a text, and its source."""
     try:
-        value, end = json.JSONDecoder().raw_decode(text)
+        value, end = STRICT_DECODER.raw_decode(text)
     except (ValueError, RecursionError):
         return None
     return (cast(dict[str, Json], value), text[:end]) if isinstance(value, dict) else None

@@ -204,7 +204,7 @@ class RouteTraffic:
                 await self._record(calls)
             for call in calls:
                 self._waiting -= call.size
-                self._settled += len(calls)
+                self._settled += 1
 
     async def _record(self, calls: Sequence[PassedCall]) -> None:
         """Read calls, and write the traces of those that are recorded together. A call that fails is counted, and the

@@ -1,4 +1,6 @@
-"""The last lines of a dead process are its exception. The outputs were written by real processes."""
+"""The last lines of a dead process are its exception.
+
+Triton, torch and faulthandler wrote these outputs; lines of c10d, the resource tracker and an ignored exception are by hand."""
 
 from __future__ import annotations
 

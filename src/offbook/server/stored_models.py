@@ -87,7 +87,7 @@ async def _export(facts: ModelFacts, checkpoint: Checkpoint, format: ExportForma
         if finished.returncode != 0:
             why = last_line(finished.stderr) or f"exit code {finished.returncode}"
             raise EngineError(f"{checkpoint.path} was not merged: {why}")
-        return Merged.model_validate_json(finished.stdout.splitlines()[-1])
+        return Merged.model_validate_json(finished.stdout.rstrip("\n").rpartition("\n")[2])
 
     try:
         return await write_export(checkpoint, format, folder, reference=reference(facts.base_model), merge=merge)

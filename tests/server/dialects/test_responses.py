@@ -18,7 +18,6 @@ from offbook.base.types import Call
 from offbook.server.calls.sampled_calls import SampledCalls, TrajectoryCalls
 from offbook.server.dialects.dialect import DialectRequest
 from offbook.server.dialects.response_events import ResponseAnswer
-from offbook.server.dialects.response_items import input_messages
 from offbook.server.dialects.responses import Responses
 from offbook.server.errors import ApiError
 from offbook.testing import Action, ScriptedServer, scripted_server
@@ -44,7 +43,8 @@ class NoRecord(SampledCalls):
 
 
 def understood(items: Any) -> list[Any]:
-    return asyncio.run(input_messages(items, TrajectoryCalls(), NoRecord()))
+    request = DialectRequest({"model": "default", "input": items}, {}, {}, TrajectoryCalls(), NoRecord())
+    return asyncio.run(Responses().translate(request)).body["messages"]
 
 
 def policy(body: Any) -> Action:
@@ -229,6 +229,32 @@ def test_images_of_results_follow_all_results() -> None:
     messages = understood([*TASK, *calls, *outputs, {"role": "user", "content": [image]}])
     assert [message["role"] for message in messages] == ["user", "assistant", "tool", "tool", "user", "user"]
     assert [part["type"] for part in messages[4]["content"]] == ["image_url", "image_url"]
+
+
+HOOK = {"type": "message", "role": "developer", "content": "The hook has checked it."}
+THOUGHT = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Next."}]}
+
+
+@pytest.mark.parametrize(
+    ("between", "after", "roles"),
+    [
+        (
+            [HOOK],
+            [],
+            ["user", "assistant", "tool", "tool", "developer"],
+        ),  # a hook of Codex: deepseek-ai/DeepSeek-V3#1588
+        ([THOUGHT], [], ["user", "assistant", "tool", "tool", "assistant"]),  # awesome-deepseek-integration#740
+        ([HOOK, THOUGHT], [HOOK], ["user", "assistant", "tool", "tool", "developer", "assistant", "developer"]),
+    ],
+)
+def test_a_result_belongs_to_its_call_whatever_stands_between_them(between: Any, after: Any, roles: list[str]) -> None:
+    calls = [{"type": "function_call", "call_id": name, "name": "look_up", "arguments": "{}"} for name in "ab"]
+    first, second = ({"type": "function_call_output", "call_id": name, "output": name} for name in "ab")
+    messages = understood([*TASK, *calls, *between, first, *after, second])
+    assert [message["role"] for message in messages] == roles
+    assert [message["tool_call_id"] for message in messages[2:4]] == ["a", "b"]
+    orphan = understood([*TASK, calls[0], first, HOOK, first])
+    assert [message["role"] for message in orphan] == ["user", "assistant", "tool", "developer", "tool"]
 
 
 ANSWER: Any = {

@@ -130,6 +130,26 @@ async def input_messages(items: Sequence[Json], said: TrajectoryCalls, recorded:
     return reader.messages
 
 
+def results_beside_calls(messages: Sequence[Answer]) -> list[Answer]:
+    """The messages with each result behind its call. This API pairs both by id, whatever stands between them, such as what a
+    hook of Codex adds; a chat has nothing there. A result without a call stays where it is.
+
+    >>> call, result = {"role": "assistant", "tool_calls": [{"id": "a"}]}, {"role": "tool", "tool_call_id": "a"}
+    >>> results_beside_calls([call, {"role": "user"}, result]) == [call, result, {"role": "user"}]
+    True
+    """
+    calls: dict[str, int] = {}
+    behind: dict[int, list[Answer]] = {}
+    moved: set[int] = set()
+    for index, message in enumerate(messages):
+        calls |= {call["id"]: index for call in message.get("tool_calls") or ()}
+        if message["role"] == "tool" and (at := calls.pop(message["tool_call_id"], None)) is not None:
+            behind.setdefault(at, []).append(message)
+            moved.add(index)
+    kept = (index for index in range(len(messages)) if index not in moved)
+    return [item for index in kept for item in (messages[index], *behind.get(index, ()))]
+
+
 def _is_reference(item: Answer) -> bool:
     return item.get("type") == "item_reference" or (item.get("type") is None and set(item) == {"id"})
 

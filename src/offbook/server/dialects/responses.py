@@ -11,7 +11,7 @@ from ..errors import ApiError, shortened
 from .dialect import DialectRequest, Translation
 from .json_fields import a_list, a_text, an_object, unsupported
 from .response_events import ResponseAnswer, refusal
-from .response_items import Offered, earlier_messages, input_messages, spaced
+from .response_items import Offered, earlier_messages, input_messages, results_beside_calls, spaced
 
 logger = logging.getLogger(__name__)
 
@@ -136,7 +136,8 @@ async def _messages(request: DialectRequest) -> list[Answer]:
     given = body.get("input")
     if isinstance(given, str):
         return [*messages, {"role": "user", "content": given}]
-    return messages + await input_messages(a_list(given or [], "input"), request.said, request.recorded)
+    messages += await input_messages(a_list(given or [], "input"), request.said, request.recorded)
+    return results_beside_calls(messages)
 
 
 def _tools(body: Answer, offered: Offered) -> Answer:

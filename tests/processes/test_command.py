@@ -82,13 +82,19 @@ reward(1)
 """
 
 
-def test_a_program_that_names_models_of_its_own_is_answered_in_every_api(server: ScriptedServer) -> None:
+def test_a_program_that_names_models_of_its_own_is_answered_in_every_api(
+    server: ScriptedServer, caplog: pytest.LogCaptureFixture
+) -> None:
     with at_temperature(0.0):
         trajectory = rolled(server, OWN_MODELS)
     assert (trajectory.exception, trajectory.reward) == (None, 1.0)
     assert trajectory.logs == ["stdout of the program:\ngpt-4o-mini\nmodels/gemini-2.5-flash\n"]
     calls = server.calls(trajectory.id)
     assert [(call.model, call.sampling.temperature) for call in calls] == [("agent", 0.0)] * 6
+    names = ["gpt-4o-mini", "openai/o4-mini", "claude-sonnet-4-5", "gemini-2.5-flash", "gemini-2.5-pro", "davinci-002"]
+    assert [call.origin and call.origin.model for call in calls] == names
+    [line] = [record.message for record in caplog.records if "the program named" in record.message]
+    assert "named 6 models, and agent answered for all: gpt-4o-mini (1 call), " in line and "judge" in line
 
 
 @pytest.mark.parametrize("text", ['say "it\'s"\ntwo\tlines', "${HOME} $(id) {prompt} né 猫 \u202e", "-p", ""])

@@ -14,7 +14,7 @@ from offbook.base.errors import ConfigError, RolloutError
 from offbook.base.temporary_folders import TemporaryFolder
 from offbook.base.terminal import echo
 from offbook.base.text import counted
-from offbook.base.types import RolloutPlace, Trajectory, as_rollout_exception
+from offbook.base.types import Call, RolloutPlace, Trajectory, as_rollout_exception
 from offbook.client.connection.http import Api
 from offbook.client.rollouts.capture import recorded_calls
 from offbook.client.rollouts.records import rollout_records
@@ -24,6 +24,7 @@ from offbook.processes.environment import (
     ProgramGateway,
     gateway_variables,
     held_back_line,
+    models_line,
     passed_variables,
     program_environment,
     write_env_file,
@@ -91,10 +92,14 @@ async def _wrapped(api: Api, named: str | None, program: _Program) -> int:
         raise
     if ending.timed_out:
         trajectory.exception = as_rollout_exception(RolloutError(f"stopped after --timeout {program.timeout}"))
-    count = await _finished(api, trajectory, model)
+    calls = await _finished(api, trajectory, model)
     outcome = f"stopped after {program.timeout} s" if ending.timed_out else str(ending)
-    echo(f"offbook: {outcome}; recorded {counted(count, 'call')} of {model} in trajectory {trajectory.id}", err=True)
-    if not count:
+    echo(
+        f"offbook: {outcome}; recorded {counted(len(calls), 'call')} of {model} in trajectory {trajectory.id}", err=True
+    )
+    if line := models_line(calls, model):
+        echo(f"offbook: {line}", err=True)
+    if not calls:
         echo(
             f"offbook: the program must send its calls to {gateway.root}/v1 ($OPENAI_BASE_URL) or to {gateway.root} "
             f"($ANTHROPIC_BASE_URL); {model} answers them, whatever model it names",
@@ -117,12 +122,12 @@ async def _run(gateway: ProgramGateway, program: _Program) -> Ending:
         return await run_program(argv, env=environment, stdin=None, timeout=program.timeout, captured=False)
 
 
-async def _finished(api: Api, trajectory: Trajectory, model: str) -> int:
-    """Finish the trajectory, so that lists show it as a whole. Returns the number of its recorded calls."""
-    count = len(await recorded_calls(api, trajectory.id))
-    if count:
+async def _finished(api: Api, trajectory: Trajectory, model: str) -> tuple[Call, ...]:
+    """Finish the trajectory, so that lists show it as a whole. Returns its recorded calls."""
+    calls = await recorded_calls(api, trajectory.id)
+    if calls:
         await api.finish(rollout_records([trajectory.finish()], model, RolloutPlace()))
-    return count
+    return calls
 
 
 async def _model(api: Api, named: str | None) -> str:

@@ -38,6 +38,7 @@ from .environment import (
     ProgramGateway,
     gateway_variables,
     held_back_line,
+    models_line,
     program_environment,
     scenario_variables,
     write_env_file,
@@ -130,7 +131,7 @@ class Command:
         self._argv = words_of(options.command, "command")
         self._inside = words_of(options.inside, "inside") if options.inside is not None else []
         self._grader = words_of(options.grader, "grader") if options.grader is not None else []
-        self._named_held_back = False
+        self._warned: set[str] = set()
         if options.timeout is not None and options.timeout <= 0:
             raise ConfigError(f"timeout: seconds above 0 are needed, got {options.timeout!r}")
 
@@ -151,7 +152,8 @@ class Command:
             except RolloutError as error:
                 trajectory.exception = as_rollout_exception(error)
                 result = None
-        await show_calls(trajectory, [api])
+        calls = await show_calls(trajectory, [api])
+        self._warn_once("models", models_line(calls, gateway.model))
         if not trajectory.messages_and_choices and trajectory.exception is None:
             trajectory.exception = as_rollout_exception(_no_call(gateway, trajectory))
         if result is not None and trajectory.exception is None:
@@ -212,7 +214,8 @@ class Command:
             **_sampling_variables(),
             **(self.options.env or {}),
         }
-        self._name_held_back(added)
+        remedy = "name those that it needs with env= or --env"
+        self._warn_once("variables", held_back_line(added, os.environ, remedy))
         env_file = write_env_file(files, added)
         places = {"folder": str(folder), "files": str(files), "env_file": str(env_file)}
         argv = [
@@ -245,11 +248,10 @@ class Command:
             raise RolloutError(f"grader: {graders[0]} was stopped after timeout={self.options.timeout} s")
         return _reward(self.options.reward, ending, graded, "the grader")
 
-    def _name_held_back(self, added: Mapping[str, str]) -> None:
-        """Say once which variables the program does not get."""
-        line = held_back_line(added, os.environ, "name those that it needs with env= or --env")
-        if line is not None and not self._named_held_back:
-            self._named_held_back = True
+    def _warn_once(self, about: str, line: str | None) -> None:
+        """Log a line that would be much the same for each rollout."""
+        if line is not None and about not in self._warned:
+            self._warned.add(about)
             logger.warning("%s", line)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,8 @@ from urllib.parse import quote, urlsplit
 from offbook.base.errors import ConfigError
 from offbook.base.http_access import trajectory_key
 from offbook.base.redaction import is_secret
-from offbook.base.text import one_line
+from offbook.base.text import counted, one_line
+from offbook.base.types import Call
 
 REWARD_FILE = "OFFBOOK_REWARD_FILE"
 SCENARIO = "OFFBOOK_SCENARIO"
@@ -28,6 +30,7 @@ AROUND_THE_GATEWAY = frozenset({"ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN
 }
 """Variables taken out of the program's environment: with them, a client would go past the gateway."""
 
+_MOST_NAMED = 10
 _CODEX = """\
 model = {model}
 model_provider = "offbook"
@@ -140,6 +143,20 @@ def held_back_line(added: Mapping[str, str], inherited: Mapping[str, str], remed
     names = [name for name in held_back(inherited) if name not in {*added, *AROUND_THE_GATEWAY}]
     shown = ", ".join(one_line(name) for name in names)
     return f"variables that look like secrets are not passed to the program: {shown}; {remedy}" if names else None
+
+
+def models_line(calls: Sequence[Call], model: str) -> str | None:
+    """What to say of a program that named several models, which were all one. None if it named one."""
+    names = Counter(
+        call.origin.model if call.origin is not None and call.origin.model else call.model for call in calls
+    )
+    if len(names) < 2:
+        return None
+    shown = ", ".join(f"{one_line(name)} ({counted(count, 'call')})" for name, count in names.most_common(_MOST_NAMED))
+    return (
+        f"the program named {len(names)} models, and {model} answered for all: {shown}. If one of them is a judge or a "
+        "simulated user, give its client an address and a key of its own, so that the policy does not judge itself"
+    )
 
 
 def passed_variables(texts: Sequence[str], inherited: Mapping[str, str]) -> dict[str, str]:

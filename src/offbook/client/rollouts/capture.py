@@ -262,8 +262,9 @@ async def capture_auto_trajectory(rollout: Awaitable[object]) -> Trajectory:
     return trajectory.finish()
 
 
-async def show_calls(trajectory: Trajectory, servers: Iterable[Api]) -> None:
-    """Fill a captured trajectory with the conversations of the calls that these servers recorded under its id."""
+async def show_calls(trajectory: Trajectory, servers: Iterable[Api]) -> list[Call]:
+    """Fill a captured trajectory with the conversations of the calls that these servers recorded under its id. Returns the
+    calls."""
     calls: list[Call] = []
     for api in servers:
         calls += await recorded_calls(api, trajectory.id)
@@ -271,6 +272,7 @@ async def show_calls(trajectory: Trajectory, servers: Iterable[Api]) -> None:
     if histories:
         trajectory.messages_and_choices, trajectory.tools = histories[0].messages_and_choices, histories[0].tools
         trajectory.additional_histories = histories[1:]
+    return calls
 
 
 async def recorded_calls(api: Api, trajectory_id: str) -> tuple[Call, ...]:

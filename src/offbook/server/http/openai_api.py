@@ -10,7 +10,8 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from offbook.base.errors import OffbookError
-from offbook.base.wire import LENGTH_HEADER, TRAJECTORY_HEADER
+from offbook.base.types import CallOrigin
+from offbook.base.wire import LENGTH_HEADER, ORIGIN_HEADER, TRAJECTORY_HEADER
 from offbook.openai_dialect.chat_answer import Answer
 from offbook.openai_dialect.model_list import ModelCard, ModelCards
 
@@ -27,6 +28,7 @@ from ..services import Services, ServicesDep
 from .model_paths import found_path, model_of, without_temperature
 
 router = APIRouter()
+_LONGEST_NAME = 200
 
 
 class ModelCalls:
@@ -59,6 +61,7 @@ class ModelCalls:
         raw = await request.body()
         trajectory, rendering, kind = match["trajectory"], None, ChatRequest
         body = json_body(raw)
+        own = body.get("model")
         if dialect is not None:
             sampled = _readable(request, services)
             said = await sampled.of(trajectory or headers.get(TRAJECTORY_HEADER))
@@ -71,6 +74,10 @@ class ModelCalls:
             if not translation.recorded:
                 trajectory, headers = None, {LENGTH_HEADER: "fit"}
         if match["model"] is not None:
+            own = own or body.get("model")  # Gemini's is in the path
+            if isinstance(own, str) and own != match["model"]:  # as an adapter says it of an app's call
+                origin = CallOrigin(model=own[:_LONGEST_NAME])
+                headers.setdefault(ORIGIN_HEADER, origin.model_dump_json(exclude_defaults=True))
             body = body | {"model": match["model"]}
         if match["temperature"] is not None:
             body = body | {"temperature": _temperature(match["temperature"])}

@@ -258,12 +258,14 @@ async def test_the_path_that_was_checked_is_the_path_that_is_forwarded(passing: 
             ("GET", "/v1/models?key=k&%6bey=k&a=1", "/v1/models?a=1"),
             ("GET", "/v1/v1/models/claude-sonnet-4-5", "/v1/models/claude-sonnet-4-5"),
             ("POST", "/v1/v1/messages/count_tokens", "/v1/messages/count_tokens"),
+            ("POST", "/v1beta/models/g-1:countTokens", "/v1beta/models/g-1:countTokens"),
             ("POST", "/v1beta/models/g-1:batchEmbedContents", "/v1beta/models/g-1:batchEmbedContents"),
             ("POST", "/v1beta/models/g-1:streamGenerateContent", "/v1beta/models/g-1:streamGenerateContent"),
         ):
             status, _ = await asyncio.to_thread(raw_answer, route.url, method, f"/r/desk{path}")
             assert status == 200, path
             assert provider.heads.pop().split()[1].decode() == forwarded
+        assert (await route.state()).calls == 1  # of a model: the others list, read, embed and count tokens
 
 
 async def test_headers_that_connection_names_end_at_this_server(passing: Opening) -> None:

@@ -52,6 +52,12 @@ def found_path(path: str) -> tuple[re.Match[str], Dialect | None] | None:
     return None
 
 
+def counts_tokens(match: re.Match[str]) -> bool:
+    """Whether a path of `found_path` is no call of a model, but counts the tokens that one would have."""
+    groups = match.groupdict()
+    return bool(groups.get("count")) or groups.get("action") == "countTokens"
+
+
 def trajectory_of(path: str) -> str | None:
     """The trajectory below which a path is; None for every other path."""
     match = _PLACE.match(path)

@@ -25,7 +25,7 @@ from offbook.http_listener.access_checks import CLOSE
 
 from ..calls.chat_exchange import until_disconnected
 from ..errors import ApiError
-from ..http.model_paths import found_path, refusal_body
+from ..http.model_paths import counts_tokens, found_path, refusal_body
 from ..sampler.sampler import Sampler
 from ..takeover.small_answers import SamplerReadiness, SmallAnswer, SmallModel
 from ..takeover.takeover import Takeover
@@ -183,7 +183,7 @@ class UpstreamCalls:
         found = found_path(path) if method == "POST" else None
         body = await request.body()
         call = PassedCall(new_id("call"), None, {}, body, target=self._upstream.url(passed, query))
-        if found is None:
+        if found is None or counts_tokens(found[0]):
             call.counted = False
             return call
         call.path, call.dialect = found[0].groupdict(), found[1]

@@ -55,7 +55,8 @@ def signs(history: Sequence[Metrics], limits: AlertLimits) -> list[Sign]:
         above(history[-1], "calls/parse_failure_rate", limits.parse_failure_share, "parse_failures", "tool calls do not "
               "parse: look at the raw answers and the chat template"),
         above(history[-1], "calls/cut_off_rate", limits.cut_off_share, "cut_off", "answers end at the limit of tokens: "
-              "raise max_completion_tokens, look at what fills them, or leave them out with mask_truncated_completions"),
+              "raise max_completion_tokens or, if the base never ends a free text, bound it (maxLength, enum); "
+              "mask_truncated_completions leaves such rollouts out"),
         above(history[-1], "judge/disagreement", limits.judge_disagreement, "judge_disagreement", "the judges "
               "disagree: check them with `offbook judge-check`"),
     ]  # fmt: skip

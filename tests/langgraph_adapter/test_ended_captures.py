@@ -99,7 +99,7 @@ def test_one_capture_or_observation_is_for_one_block(stand_in: TrainableModel) -
 
 
 def test_a_selection_that_raises_is_no_silence(stand_in: TrainableModel, own: ChatOpenAI) -> None:
-    named = pytest.raises(CaptureError, match=r"failed on a call of ChatOpenAI, so it has no target: KeyError\('x'\)")
+    named = pytest.raises(CaptureError, match=r"failed on a call of ChatOpenAI, so it has no target: KeyError: 'x'")
     with named, capture(stand_in, select=lambda origin: {}["x"]):
         try:
             own.invoke("hi")

@@ -109,7 +109,8 @@ def test_our_plugin_is_loaded_in_vllms_web_server_and_in_its_engine(server: Runn
         len(
             set(
                 re.findall(
-                    r"plugin renders messages, and computes the logprobs of sampled tokens, in process (\d+)", log
+                    r"plugin renders messages, bounds the blanks of JSON, and computes the logprobs of sampled tokens, in process (\d+)",
+                    log,
                 )
             )
         )

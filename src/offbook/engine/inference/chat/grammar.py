@@ -106,9 +106,8 @@ def _matching(texts: Sequence[bytes], pattern: re.Pattern[bytes]) -> Tensor:
 SCHEMA_PARAM = "response_format"
 TOOLS_PARAM = "tools"
 TEXTS_PARAM = "structured_outputs"
-_BLANKS = 1
-"""Most consecutive white space between the tokens of JSON. The policy would learn to fill answers with what is free to
-repeat; indentation tells a program nothing."""
+_LONG_SCHEMA = 100_000
+"""Characters. With one blank, xgrammar compiles in time quadratic in the number of properties: 14 s for 5,000, with two 2 s."""
 _MAX_SATISFIABLE = 10_000  # entries in the cache of checked schemas
 _MAX_PATTERN = 50_000
 """Most characters of a pattern whose repeats are written out. `((a{1,35}){1,35}){1,35}` has 43,000, and a mask takes 0.02 s;
@@ -218,7 +217,7 @@ class Grammars:
     def tool_calls_or_json(self, tools: Mapping[str, Tool], schema: Json, *, parallel: bool) -> GrammarMask:
         """Tool calls, or JSON that satisfies a schema."""
         self._checked_schema(schema, SCHEMA_PARAM)
-        answer = {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": _BLANKS}
+        answer = {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": _most_blanks(json.dumps(schema))}
         return self._structure({"type": "or", "elements": [self._calls(tools, parallel), answer]}, SCHEMA_PARAM)
 
     def _checked_schema(self, schema: Json, param: str) -> xgrammar.CompiledGrammar:
@@ -227,7 +226,7 @@ class Grammars:
             _check_pattern(pattern, param)
         try:
             text = json.dumps(schema)
-            compiled = self._compiler.compile_json_schema(text, max_whitespace_cnt=_BLANKS)
+            compiled = self._compiler.compile_json_schema(text, max_whitespace_cnt=_most_blanks(text))
         except (RuntimeError, ValueError, TypeError) as error:
             raise GrammarError(f"{param}: the schema cannot be compiled: {_last_line(error)}", param) from error
         digest = hashlib.sha256(text.encode()).digest()
@@ -266,9 +265,10 @@ class Grammars:
         name = json.dumps(function["name"], ensure_ascii=False)
         parameters: Json = function.get("parameters") or {"type": "object", "properties": {}}
         self._checked_schema(parameters, param)
+        blanks = _most_blanks(json.dumps(parameters))
         content = [
             {"type": "const_string", "value": f'\n{{"name": {name}, "arguments": '},
-            {"type": "json_schema", "json_schema": parameters, "max_whitespace_cnt": _BLANKS},
+            {"type": "json_schema", "json_schema": parameters, "max_whitespace_cnt": blanks},
             {"type": "const_string", "value": "}\n"},
         ]
         return {
@@ -277,6 +277,12 @@ class Grammars:
             "content": {"type": "sequence", "elements": content},
             "end": self._close,
         }
+
+
+def _most_blanks(schema: str) -> int:
+    """Most consecutive white space between the tokens of JSON. The policy would learn to fill answers with what is free to
+    repeat; indentation tells a program nothing."""
+    return 1 if len(schema) <= _LONG_SCHEMA else 2
 
 
 def _patterns(schema: object) -> Iterator[str]:

@@ -7,9 +7,8 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -151,20 +150,9 @@ def test_options_reach_the_target_and_a_model_only_when_it_is_named(
     assert json.loads(capsys.readouterr().out)[2]["model"] == "mine"
 
 
-def test_a_ray_cluster_is_the_runner_of_the_rollouts(
-    folder: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    require: Callable[[bool, str], None],
-) -> None:
-    require(find_spec("ray") is not None, "pip install -r requirements/test.txt")
-    words = "train app:agent --scenarios data.jsonl --ray 10.0.0.1:6379"
-    assert called(words) == 0
-    assert json.loads(capsys.readouterr().out)[2]["runner"] == "RayRunner('10.0.0.1:6379')"
-    monkeypatch.setitem(sys.modules, "ray", None)
-    assert called(words) == 1
-    said = capsys.readouterr()
-    assert (said.out, f"ray is not installed: {install_command('ray')}" in said.err) == ("", True), said.err
+def test_a_runner_of_the_rollouts_is_passed_by_its_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert called("train app:agent --scenarios data.jsonl --runner ray") == 0
+    assert json.loads(capsys.readouterr().out)[2]["runner"] == "ray"
 
 
 def test_a_budget_reaches_the_target_only_where_one_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

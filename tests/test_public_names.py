@@ -24,7 +24,6 @@ NAMES = [
     "LoraOptions",
     "Model",
     "OffbookError",
-    "RayRunner",
     "RemoteBackend",
     "RewardResult",
     "Ruler",

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from .rewards.reward_result import RewardResult
     from .rewards.rubric import write_rubric
     from .rewards.ruler_judge import Ruler, ruler, ruler_score_group
-    from .trainer.ray_runner import RayRunner
     from .trainer.trainer import Trainer
 
 __all__ = [
@@ -53,7 +52,6 @@ __all__ = [
     "LoraOptions",
     "Model",
     "OffbookError",
-    "RayRunner",
     "RemoteBackend",
     "RewardResult",
     "Ruler",
@@ -96,7 +94,6 @@ _MODULE_OF = {
     "LoraOptions": "base.config",
     "Model": "client.model",
     "OffbookError": "base.errors",
-    "RayRunner": "trainer.ray_runner",
     "RemoteBackend": "client.backend",
     "RewardResult": "rewards.reward_result",
     "Ruler": "rewards.ruler_judge",

@@ -10,8 +10,8 @@ from typing import Literal
 
 from .base.errors import ConfigError, MissingExtraError
 
-PluginGroup = Literal["offbook.sinks", "offbook.commands"]
-"""Entry point groups: trace sinks, and commands of the command line."""
+PluginGroup = Literal["offbook.sinks", "offbook.commands", "offbook.runners"]
+"""Entry point groups: trace sinks, commands of the command line, and runners of rollouts."""
 
 
 def names(group: PluginGroup) -> list[str]:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import random
 import signal
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -18,14 +16,12 @@ from typing import Any
 
 import pytest
 
-from offbook import LocalBackend, RayRunner, TrainableModel, TrainConfig, Trainer, Trajectory, capture_auto_trajectory
+from offbook import TrainableModel, TrainConfig, Trainer, Trajectory, capture_auto_trajectory
 from offbook.base.errors import ConfigError, LeakError
 from offbook.base.types import RecordedError
-from offbook.base.wire import TrajectoryQuery
 from offbook.client.rollouts.sampling import at_temperature, completion_limit, completions_limited, forced_temperature
 from offbook.llms.ledger import SpendingTotals, budget, spending
-from offbook.quickstart import run as quickstart
-from offbook.trainer.ray_runner import RemoteResult, RemoteRollout, pickled, remote_result
+from offbook.trainer.ray_runner import RayRunner, RemoteResult, RemoteRollout, pickled, remote_result
 from tests.ray_cluster import ray_cluster
 
 SCENARIOS = [{"id": str(number), "prompt": f"say {number}"} for number in range(3)]
@@ -184,30 +180,6 @@ def test_a_killed_worker_costs_no_rollout_and_only_its_own_run_again(
     assert str(os.getpid()) not in {pid for pids in starts.values() for pid in pids}
 
 
-async def first_step(backend: LocalBackend) -> Counter[str]:
-    """How many rollouts step 0 made of each training request."""
-    page = await (await backend.connect()).trajectories(TrajectoryQuery(split="train", limit=100))
-    places = [record.place for record in page.trajectories]
-    assert {place.step for place in places} == {0}
-    return Counter(str(place.scenario) for place in places)
-
-
-@pytest.mark.slow("real Ray, a quickstart")
-def test_the_quickstart_trains_a_step_on_a_cluster(
-    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, few in {"TEST_REQUESTS": 4, "GROUP_SIZE": 4, "SCENARIOS_PER_STEP": 4}.items():
-        monkeypatch.setattr(quickstart, name, few)
-    backend = LocalBackend(dir=tmp_path / "run" / "server")
-    try:
-        quickstart.main(3, 1, tmp_path / "run", tmp_path / "results.json", ray="auto")
-        rollouts = asyncio.run(first_step(backend))
-    finally:
-        backend.close()
-    assert sorted(rollouts.values()) == [4, 4, 4, 4]
-    assert len(json.loads((tmp_path / "results.json").read_text())["rewards"]) == 1
-
-
 @pytest.mark.slow("real Ray")
 def test_counts_come_back_and_failures_and_timeouts_are_data(cluster: Any, model: TrainableModel) -> None:
     counting = Counting()
@@ -219,16 +191,15 @@ def test_counts_come_back_and_failures_and_timeouts_are_data(cluster: Any, model
             raise ZeroDivisionError("of the agent")
         return await one_call(model, scenario)
 
-    runner = RayRunner(num_cpus=1)
-    evaluation = Trainer(model, counting, SCENARIOS, runner=runner).evaluate(SCENARIOS)
+    evaluation = Trainer(model, counting, SCENARIOS, runner="ray").evaluate(SCENARIOS)
     assert (evaluation.scored, evaluation.failed) == (3, 0)
     assert len(counting.seen) == 3
     assert os.getpid() not in counting.seen
-    trainer = Trainer(model, sometimes, SCENARIOS, runner=runner, timeout=60)
+    trainer = Trainer(model, sometimes, SCENARIOS, runner=RayRunner(num_cpus=1), timeout=60)
     evaluation = trainer.evaluate(SCENARIOS)
     assert (evaluation.scored, evaluation.failed) == (1, 2)
     assert {kind.key[0] for kind in evaluation.failures} == {"TimeoutError", "ZeroDivisionError"}
-    again = Trainer(model, one_call, SCENARIOS, runner=runner, timeout=60).evaluate(SCENARIOS)
+    again = Trainer(model, one_call, SCENARIOS, runner=RayRunner(num_cpus=1), timeout=60).evaluate(SCENARIOS)
     assert again.scored == 3  # the cancelled tasks hold no processor
 
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import threading
 from collections.abc import Mapping
@@ -35,7 +36,7 @@ def connect(address: str | None, *, option: str, runtime_env: Mapping[str, objec
     `address`: Ray's, such as auto or local; None: the cluster that RAY_ADDRESS names or that runs on this machine, else a new
     one. `option` is for messages. Raises BackendError, MissingExtraError.
     """
-    ray = ray_module()
+    ray, address = ray_module(), address or os.environ.get("RAY_ADDRESS")
     with _connecting:
         if ray.is_initialized():
             return

@@ -37,12 +37,6 @@ Trace = Annotated[
     str | None, typer.Option(help="trace sinks for the rollouts, comma-separated, such as langfuse,wandb")
 ]
 Results = Annotated[Path | None, typer.Option(help="file to write the results to, as JSON")]
-Ray = Annotated[
-    str | None,
-    typer.Option(
-        help="run the rollouts on a Ray cluster: auto (the one on this machine), local (start one), or its address"
-    ),
-]
 
 Server = Annotated[str | None, typer.Option(help="URL of a running server  [default: the one on this machine]")]
 Dir = Annotated[Path | None, typer.Option(help="directory of the server  [default: ./.offbook]")]

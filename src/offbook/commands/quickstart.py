@@ -10,7 +10,7 @@ import typer
 from offbook.base.server_options import EngineOptions
 
 from .lazy_import import imported
-from .options import Ray, Results
+from .options import Results
 
 
 def quickstart(
@@ -22,10 +22,9 @@ def quickstart(
     output: Annotated[Path, typer.Option(help="folder for all output files")] = Path("offbook-quickstart"),
     engine: Annotated[str, typer.Option(help="inference engine: auto, embedded or vllm")] = "auto",
     loader: Annotated[str, typer.Option(help="loader of the base for training: auto, peft or unsloth")] = "auto",
-    ray: Ray = None,
 ) -> None:
     """Train a LangGraph agent on this machine, in minutes.
 
     The agent answers questions from a SQLite database. Its success rate is printed before and after training."""
     engines = EngineOptions.parse(engine=engine, loader=loader)
-    imported("offbook.quickstart.run", "quickstart").main(seed, steps, output, results, engines, ray)
+    imported("offbook.quickstart.run", "quickstart").main(seed, steps, output, results, engines)

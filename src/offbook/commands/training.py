@@ -23,7 +23,6 @@ from offbook.trainer.evaluate import RegressionGate, interval_lines, printing_fa
 from offbook.trainer.judge_check import ruler_at
 from offbook.trainer.messages import evaluation_line, failure_lines
 from offbook.trainer.options import EvaluateOptions, TrainOptions
-from offbook.trainer.ray_runner import RayRunner
 from offbook.trainer.trainable_target import TrainableTarget, load_target
 
 from .generated_options import with_options
@@ -34,7 +33,6 @@ from .options import (
     JudgeModel,
     MinReward,
     ModelName,
-    Ray,
     Results,
     RubricFile,
     Scenarios,
@@ -55,6 +53,10 @@ CommandLine = Annotated[
 ]
 Inside = Annotated[
     str | None, typer.Option("--in", help="prefix that runs the program in a sandbox, such as 'docker run ...'")
+]
+Runner = Annotated[
+    str | None,
+    typer.Option(help="run the rollouts elsewhere: ray, for the Ray cluster of RAY_ADDRESS or of this machine"),
 ]
 
 FailBelow = Annotated[
@@ -94,7 +96,7 @@ def train(
     rubric: RubricFile = None,
     log: Annotated[Path | None, typer.Option(help="folder for the rollouts and steps, as JSONL")] = None,
     trace: Trace = None,
-    ray: Ray = None,
+    runner: Runner = None,
     model: ModelName = None,
     base_model: BaseModel = None,
     *,
@@ -112,8 +114,8 @@ def train(
     chosen |= {"min_reward": min_reward, "minibatches": minibatches, "overlap": overlap, "seed": options["seed"]}
     config = TrainConfig.parse(**chosen)
     options |= {"config": config, **judge_option(judge, judge_api_base, rubric), **model_option(model, base_model)}
-    if ray is not None:
-        options["runner"] = RayRunner(ray)
+    if runner is not None:
+        options["runner"] = runner
     loaded = load_scenarios(scenarios)
     if eval is not None:
         options["eval"] = load_scenarios(eval)

@@ -30,9 +30,8 @@ from offbook.base.terminal import Terminal
 from offbook.base.types import Json, Message
 from offbook.client.local import LocalBackend, shell_command
 from offbook.client.model import TrainableModel
-from offbook.contracts import GroupsFinished, RolloutRunner, TraceSink
+from offbook.contracts import GroupsFinished, TraceSink
 from offbook.tracing.rollout_reader import conversations
-from offbook.trainer.ray_runner import RayRunner
 from offbook.trainer.report import TrainReport
 from offbook_langgraph import trainable
 
@@ -48,8 +47,6 @@ except ImportError:  # packages of the extra `plot`; `require_plots` reports the
 TRAIN_REQUESTS, TEST_REQUESTS = 600, 120
 GROUP_SIZE, SCENARIOS_PER_STEP = 8, 12
 STEPS = 36
-ROLLOUT_CPUS = 0.25
-"""Processors that a rollout reserves on a Ray cluster: it mostly waits for answers."""
 
 
 @dataclass(frozen=True)
@@ -68,15 +65,13 @@ def desk_agent(database: Path) -> CompiledStateGraph[Any, Any, Any, Any]:
     )
 
 
-def trainable_agent(desk: Desk, model: TrainableModel, runner: RolloutRunner | None = None) -> Any:
-    """The agent, made trainable by the call of `trainable`. Other processes get the function that builds it: a graph holds
-    connections, which cannot be sent."""
-    agent = desk_agent(desk.path) if runner is None else partial(desk_agent, desk.path)
+def trainable_agent(desk: Desk, model: TrainableModel) -> Any:
+    """The agent, made trainable by the call of `trainable`."""
 
     def score(request: Request, state: dict[str, list[BaseMessage]]) -> dict[str, float]:
         return reward(request, state["messages"])
 
-    return trainable(agent, model=model, reward=score)
+    return trainable(desk_agent(desk.path), model=model, reward=score)
 
 
 def schedule(step: int, steps: int) -> TrainConfig:
@@ -88,15 +83,11 @@ def schedule(step: int, steps: int) -> TrainConfig:
     return TrainConfig(learning_rate=3.3e-3 * left, kl_coef=0.3 * left, minibatches=4)
 
 
-async def evaluate(
-    agent: Any, test: Sequence[Request], sink: Transcripts, runner: RolloutRunner | None = None
-) -> Rates:
+async def evaluate(agent: Any, test: Sequence[Request], sink: Transcripts) -> Rates:
     """Both success rates of the newest step."""
     rates: list[float] = []
     for temperature in (0.0, 1.0):
-        evaluation = await agent.aevaluate(
-            test, temperature=temperature, concurrency=64, timeout=300, sinks=[sink], runner=runner
-        )
+        evaluation = await agent.aevaluate(test, temperature=temperature, concurrency=64, timeout=300, sinks=[sink])
         rates.append(evaluation.success or 0.0)
     return Rates(*rates)
 
@@ -106,9 +97,7 @@ def rates_line(when: str, rates: Rates) -> str:
     return f"{when}: greedy {rates.greedy:.0%}, sampled {rates.sampled:.0%} of {TEST_REQUESTS} held-out requests right"
 
 
-async def rates_before(
-    file: Path, agent: Any, test: Sequence[Request], sink: Transcripts, runner: RolloutRunner | None
-) -> Rates:
+async def rates_before(file: Path, agent: Any, test: Sequence[Request], sink: Transcripts) -> Rates:
     """The rates of the untrained policy. They are kept in `file`, so that a resumed run does not measure them again."""
     if file.exists():
         try:
@@ -117,21 +106,21 @@ async def rates_before(
             raise ConfigError(
                 f"{file} cannot be read ({error}): delete it to have the policy measured again"
             ) from error
-    rates = await evaluate(agent, test, sink, runner)
+    rates = await evaluate(agent, test, sink)
     file.write_text(json.dumps(asdict(rates)), encoding="utf-8")
     return rates
 
 
 async def quickstart(
-    folder: Path, seed: int, steps: int, console: Console, engines: EngineOptions, runner: RolloutRunner | None = None
+    folder: Path, seed: int, steps: int, console: Console, engines: EngineOptions
 ) -> tuple[Rates, Rates, TrainReport]:
     """Train one policy, and print its success before and after. Run again in the same folder, it resumes."""
     desk, transcripts = Desk(folder / "desk.db"), Transcripts()
     train, test = desk.requests("train", TRAIN_REQUESTS, seed), desk.requests("test", TEST_REQUESTS)
     model = TrainableModel(name=f"order-desk-{seed}", project="quickstart", base_model="tiny")
     await model.register(LocalBackend(dir=folder / "server", engine=engines.engine, loader=engines.loader))
-    agent = trainable_agent(desk, model, runner)
-    before = await rates_before(folder / f"before-{seed}.json", agent, test, transcripts, runner)
+    agent = trainable_agent(desk, model)
+    before = await rates_before(folder / f"before-{seed}.json", agent, test, transcripts)
     console.print(rates_line("before", before), highlight=False)
     report = await agent.atrain(
         train,
@@ -141,9 +130,8 @@ async def quickstart(
         concurrency=GROUP_SIZE * SCENARIOS_PER_STEP,
         config=partial(schedule, steps=steps),
         seed=seed,
-        runner=runner,
     )
-    after = await evaluate(agent, test, transcripts, runner)
+    after = await evaluate(agent, test, transcripts)
     if (learned := transcripts.learned()) is not None:
         console.print(
             "\nbefore", conversation(learned[0]), "\nafter", conversation(learned[1]), sep="\n", highlight=False
@@ -177,16 +165,13 @@ def main(
     folder: Path,
     results: Path | None,
     engines: EngineOptions | None = None,
-    ray: str | None = None,
 ) -> None:
-    """Run `offbook quickstart`. `results` is a file to write as JSON; `ray`: address of the cluster for rollouts. Raises MissingExtraError, ConfigError and
-    BackendError."""
+    """Run `offbook quickstart`. `results` is a file to write as JSON. Raises MissingExtraError, ConfigError and BackendError."""
     require_plots()
     console = Terminal()
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    runner = None if ray is None else RayRunner(ray, num_cpus=ROLLOUT_CPUS)
-    running = quickstart(folder, seed, steps or STEPS, console, engines or EngineOptions(), runner)
+    running = quickstart(folder, seed, steps or STEPS, console, engines or EngineOptions())
     before, after, report = asyncio.run(running)
     show(report, folder, console)
     if results is not None:

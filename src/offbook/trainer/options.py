@@ -9,6 +9,7 @@ from typing import cast
 
 from pydantic import TypeAdapter, ValidationError
 
+from offbook import plugins
 from offbook.base.alerts import AlertLimits
 from offbook.base.config import MAX_TEMPERATURE, TrainConfig
 from offbook.base.errors import ConfigError
@@ -92,8 +93,8 @@ class TrainerOptions(RolloutOptions):
     seed: int = option(0, "random seed for the order of the scenarios")
     alert_limits: AlertLimits = option(AlertLimits(), "metric limits that cause alerts")
     on_alert: AlertFunction | None = option(None, "called with every alert")
-    runner: RolloutRunner | None = option(
-        None, "runs the rollouts elsewhere, such as RayRunner(); None: in this process"
+    runner: str | RolloutRunner | None = option(
+        None, "runs the rollouts elsewhere: a name such as ray, or an object; None: in this process"
     )
     progress: TrainerProgress | None = option(
         None, "how progress is shown; None: a live table in a terminal, else plain lines"
@@ -147,6 +148,14 @@ class EvaluateOptions(TrainerOptions):
 
     temperature: float | None = option(0.0, "sampling temperature; 0 is greedy", least=0, most=MAX_TEMPERATURE)
     rollouts: int = option(1, "rollouts per scenario", least=1)
+
+
+def load_runner(runner: str | RolloutRunner | None) -> RolloutRunner | None:
+    """The runner of a name: an entry point of the group `offbook.runners`, a callable without arguments. Raises ConfigError for an
+    unknown name, MissingExtraError for a package that is not installed."""
+    if not isinstance(runner, str):
+        return runner
+    return cast(Callable[[], RolloutRunner], plugins.load("offbook.runners", runner))()
 
 
 def check_alerts(limits: object, on_alert: object) -> None:

@@ -57,7 +57,7 @@ from .models import (
     steps_of,
     train_each,
 )
-from .options import TrainerOptions, check_evaluation, check_place
+from .options import TrainerOptions, check_evaluation, check_place, load_runner
 from .progress import make_progress
 from .report import ModelReport, Stopped, TrainReport, make_iteration
 from .run import RolloutBatch, Run, Steps, run_name
@@ -116,7 +116,8 @@ class Trainer:
         self.models = checked_models(options.model)
         self.model = self.models[0]
         self.options = options
-        self._rollout = options.rollout if options.runner is None else partial(options.runner.run, options.rollout)
+        self._runner = load_runner(options.runner)
+        self._rollout = options.rollout if self._runner is None else partial(self._runner.run, options.rollout)
         self._rollout_argument = options.model if isinstance(options.model, TrainableModel) else self.models
         self.scenarios = checked_scenarios(options.scenarios, "scenarios")
         self._eval = checked_scenarios(options.eval, "eval") if options.eval is not None else []
@@ -353,9 +354,9 @@ class Trainer:
             copies = [partial(self._scored, rollout, scenario)] * rollouts
             return TrajectoryGroup(copies, metadata={"scenario_id": name}, place=own)
 
-        concurrency, runner = self.options.concurrency, self.options.runner
-        if runner is not None:
-            concurrency = min(concurrency, await runner.slots())
+        concurrency = self.options.concurrency
+        if self._runner is not None:
+            concurrency = min(concurrency, await self._runner.slots())
         with completions_limited(self.options.max_completion_tokens):
             groups = await gather_trajectory_groups(
                 [pending(scenario) for scenario in scenarios],

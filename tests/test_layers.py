@@ -66,8 +66,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {*CLIENT, "http_listener", "llms", "openai_dialect", "rewards", "scenarios", "tracing", "trainer"},
     "auto": USER | {*CLIENT, "comparison", "llms", "rewards", "scenarios", "scenarios.file_rows", "tracing", "trainer"},
     "quickstart": USER | {*CLIENT, "rewards", "scenarios", "tracing", "trainer", "offbook_langgraph"},
-    "compat": USER
-    | {*CLIENT, "llms", "rewards", "supervised", "supervised.masking", "offbook_langgraph", "offbook_mcp"},
+    "compat": USER | {*CLIENT, "rewards", "offbook_langgraph"},
     "doctor": USER | {*CLIENT, "llms", "memory_plan"},
     "commands.options": {"base"},
     "commands.generated_options": set(),

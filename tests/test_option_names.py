@@ -16,7 +16,7 @@ import offbook
 from offbook.base.errors import ConfigError
 from offbook.base.option_names import FOREIGN, OWNERS, names_checked
 from offbook.comparison.options import CompareOptions
-from offbook.compat.art.utils.retry import retry
+from offbook.compat.art.utils import retry
 from offbook.llms.llm import Llm
 from offbook.trainer.options import TrainerOptions
 from offbook_langgraph import trainable

@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 import offbook.compat.art as art
 from offbook.compat.art.local import LocalBackend  # type: ignore[import-not-found]
 from offbook.compat.art.utils import iterate_dataset
-from offbook.compat.art.utils.litellm import convert_litellm_choice_to_openai
+from offbook.compat.art.utils.litellm import convert_litellm_choice_to_openai  # type: ignore[import-not-found]
 from offbook.rewards import ruler_score_group
 from offbook.testing import LlmReply, LlmRequest, ShownConversation, attempts_shown, judges, says, scripted_llm
 

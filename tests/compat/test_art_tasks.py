@@ -22,7 +22,7 @@ from pydantic import BaseModel
 import offbook.compat.art as art
 from offbook.compat.art.langgraph import init_chat_model, wrap_rollout
 from offbook.compat.art.utils import iterate_dataset, strip_logprobs
-from offbook.compat.art.utils.litellm import convert_litellm_choice_to_openai
+from offbook.compat.art.utils.litellm import convert_litellm_choice_to_openai  # type: ignore[import-not-found]
 
 # ---- temporal clue: puzzles with several questions, the share of right answers
 

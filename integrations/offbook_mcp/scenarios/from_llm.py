@@ -23,9 +23,7 @@ from .expected_answers import Answered
 from .explore import Exploration
 from .generation import Progress, ScenarioGeneration
 from .harvest import usable_value
-from .sampler import ArgumentSampler
-from .scenario import CheckKind, McpScenario, ReferenceCall
-from .split import normalised
+from .scenario import ReferenceCall
 from .wording import MOST_WORDS, is_short
 
 MOST_CALLS = 5
@@ -94,12 +92,10 @@ def question(
     rng: random.Random,
     complaints: Mapping[str, int],
     written: Sequence[str],
-    instructions: str = "",
 ) -> list[dict[str, str]]:
     """The messages that ask for `wanted` scenarios.
 
-    `complaints` counts why earlier scenarios were dropped; `written` has the tasks that exist already; `instructions` are
-    the user's own.
+    `complaints` counts why earlier scenarios were dropped; `written` has the tasks that exist already.
     """
     data = fenced(
         {
@@ -126,8 +122,6 @@ def question(
         "The tasks, one line each:",
         *_brief(tools, wanted, most_difficult, rng),
     ]
-    if instructions:
-        lines += ["", f"Above all: {instructions}"]
     if complaints:
         dropped = "; ".join(f"{reason} ({number})" for reason, number in complaints.items())
         lines += ["", f"Of earlier tasks some were useless: {dropped}."]
@@ -239,47 +233,6 @@ async def from_llm(work: ScenarioGeneration, llm: Llm) -> None:
         raise writing.writer.failure
 
 
-async def from_descriptions(
-    tools: Sequence[ModelTool], resources: Mapping[str, str], count: int, llm: Llm, instructions: str = ""
-) -> list[McpScenario]:
-    """`count` different scenarios from descriptions alone; `resources` has one by URI. No server is asked and nothing is run,
-    so a judge must score their rollouts.
-
-    Raises LlmError if the LLM gives no more, BudgetExceeded.
-    """
-    rng = random.Random(0)
-    exploration = Exploration(ArgumentSampler(rng), resources=dict(resources))
-    writer = _Writer(llm, tools, exploration, max_difficulty=5, rng=rng, instructions=instructions)
-    scenarios: dict[str, McpScenario] = {}
-    fruitless = 0
-    while len(scenarios) < count and fruitless < _MOST_FRUITLESS:
-        before = len(scenarios)
-        written = await writer.scenarios(min(_PER_QUESTION, count - before), [one.task for one in scenarios.values()])
-        for item in written:
-            used = tuple(dict.fromkeys(call.tool for call in item.calls))
-            scenario = McpScenario(
-                id=f"s{len(scenarios) + 1:04}",
-                task=item.task,
-                difficulty=item.difficulty,
-                tools=used,
-                check=CheckKind.JUDGE,
-                source="llm",
-                recipe=llm.options.model,
-            )
-            if scenarios.setdefault(json.dumps(normalised(item.task)), scenario) is not scenario:
-                writer.dropped["the same task as another"] += 1
-        fruitless = 0 if len(scenarios) > before else fruitless + 1
-    if len(scenarios) < count:
-        if not scenarios and writer.failure is not None:
-            raise writer.failure
-        told = (
-            f"{llm.options.model} wrote {len(scenarios)} different scenarios of {count} in {writer.questions} questions"
-        )
-        reasons = "".join(f"; {number} dropped: {reason}" for reason, number in writer.dropped.items())
-        raise LlmError(told + reasons, kind="invalid")
-    return list(scenarios.values())
-
-
 class _Writer:
     """Asks an LLM one question after the other. Every question says what was wrong with the last scenarios."""
 
@@ -293,7 +246,6 @@ class _Writer:
         rng: random.Random,
         dropped: Counter[str] | None = None,
         progress: Progress = lambda line: None,
-        instructions: str = "",
     ) -> None:
         """`dropped` counts the candidates that were rejected, here and by the caller, by reason."""
         self.dropped: Counter[str] = Counter() if dropped is None else dropped
@@ -305,16 +257,13 @@ class _Writer:
         self._max_difficulty = max_difficulty
         self._rng = rng
         self._progress = progress
-        self._instructions = instructions
         self._before = self.dropped.copy()
 
     async def scenarios(self, wanted: int, known: Sequence[str]) -> list[_Written]:
         """Ask for `wanted` scenarios; returns the well-formed ones. `known` has the tasks that exist already."""
         complaints, self._before = self.dropped - self._before, self.dropped.copy()
         tools = list(self._tools.values())
-        messages = question(
-            tools, self._exploration, wanted, self._max_difficulty, self._rng, complaints, known, self._instructions
-        )
+        messages = question(tools, self._exploration, wanted, self._max_difficulty, self._rng, complaints, known)
         self.questions += 1
         try:
             answer = await self._llm.ask(messages, WrittenScenarios, PURPOSE, sample=self.questions)

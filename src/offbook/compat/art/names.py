@@ -41,10 +41,10 @@ NAMES = {
     "ServerlessBackend": ("compat.art.names", "ServerlessBackend"),
     "ServerlessTrainResult": ("base.types", "TrainResult"),
     "Tools": ("compat.art.names", "Tools"),
-    "TrainSFTConfig": ("compat.art.utils.sft", "TrainSFTConfig"),
     "dev": ("compat.art.dev", ""),
-    "limit_concurrency": ("compat.art.utils.retry", "limit_concurrency"),
-    "retry": ("compat.art.utils.retry", "retry"),
+    "get_guided_completion_params": ("compat.art.utils", "get_guided_completion_params"),
+    "limit_concurrency": ("compat.art.utils", "limit_concurrency"),
+    "retry": ("compat.art.utils", "retry"),
     "capture_yielded_trajectory": ("compat.art.yielded", "capture_yielded_trajectory"),
     "yield_trajectory": ("compat.art.yielded", "yield_trajectory"),
 }
@@ -58,7 +58,8 @@ _LEARNER = "the server builds a step's rows and trains them; its options are Tra
 _DEV = "option sets are dicts here: InternalModelConfig, InitArgs, EngineArgs, PeftArgs, TrainConfig"
 _FULL = "full fine-tuning is not here: a LoRA is trained, with LoraOptions(r=..., alpha=...)"
 _GRAPH = "use wrap_rollout and init_chat_model, or trainable of offbook_langgraph: the app stays as it is"
-_MCP = "use MCPTool, MCPResource, GeneratedScenario, generate_scenarios, or the package offbook_mcp"
+_MCP = "use offbook_mcp: `offbook mcp scenarios` writes tasks, and runs each before it is kept"
+_SFT = "use model.train_sft(conversations, SFTConfig(learning_rate=..., epochs=...)); see docs/supervised.md"
 _FILES = (
     "checkpoints are model.checkpoints(), model.export(folder) and model.fork(name); rollouts `offbook traces export`"
 )
@@ -69,12 +70,13 @@ ELSEWHERE = {
     "LoRAConfig": "use LoraOptions(r=..., alpha=...)",
     "PydanticException": "use offbook.base.types.RolloutException",
     "TinkerBackend": "use LocalBackend, or RemoteBackend(url, api_key)",
+    "TrainSFTConfig": _SFT,
     "TrajectoryGroupResult": "use TrainResult",
     "UnslothBackend": "use LocalBackend(loader='unsloth')",
     "guided_completion": _COMPAT,
     "langgraph": f"use the package offbook_langgraph; for wrap_rollout and init_chat_model {_COMPAT}",
     "local": f"use LocalBackend; {_COMPAT}",
-    "mcp": f"use the package offbook_mcp; for MCPTool, GeneratedScenario and generate_scenarios {_COMPAT}",
+    "mcp": _MCP,
     "no_capture": "calls outside a capture belong to no rollout; use `with offbook.outside():`",
     "remote_server_url": "use RemoteBackend(url, api_key)",
     "utils": f"use iterate_dataset, limit_concurrency and retry; {_COMPAT}",
@@ -137,12 +139,15 @@ MODULES = {
     "utils.lifecycle": _ENGINE,
     "utils.managed_process": _ENGINE,
     "utils.network": "use port 0, which takes a free one",
+    "utils.sft": _SFT,
+    "utils.strip_logprobs": "it is in utils",
     "utils.suppress_litellm_serialization_warnings": "leave it out",
     "utils.get_model_step": "use `await model.get_step()`",
     "utils.get_trajectory_messages": "use trajectory.messages()",
     "utils.group_aggregate": _LOGS,
-    **dict.fromkeys(("utils.iterate_dataset", "utils.limit_concurrency"), "it is in utils"),
+    **dict.fromkeys(("utils.iterate_dataset", "utils.limit_concurrency", "utils.retry"), "it is in utils"),
     "utils.litellm": "use convert_litellm_choice_to_openai",
+    "utils.logging": "use the logging module, or print",
     "utils.log_http_errors": "errors of the server are ServerError, with its status, code and message",
     "utils.model_config": "chat templates come with the base model",
     "utils.old_benchmarking": _CHARTS,

@@ -1,11 +1,187 @@
-"""Stands for `art.utils`."""
+"""Stands for `art.utils` and `art.guided_completion`: functions that rollouts call."""
 
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import itertools
+import json
+import time
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
+from typing import ParamSpec, TypeVar, cast
+from weakref import WeakKeyDictionary
+
+from openai.types.chat import ChatCompletion
+from openai.types.chat.chat_completion import Choice
+from pydantic import BaseModel
+
+from offbook.base.choices import as_choice
+from offbook.base.errors import ConfigError
+from offbook.base.option_names import names_checked
+from offbook.base.types import Json, Message, Tool
 from offbook.client.rollouts.dataset import DatasetBatch, iterate_dataset
 
 from ..modules import names_in
-from .retry import limit_concurrency, retry
-from .strip_logprobs import strip_logprobs
 
-__all__ = ["DatasetBatch", "iterate_dataset", "limit_concurrency", "retry", "strip_logprobs"]
+__all__ = [
+    "DatasetBatch",
+    "convert_litellm_choice_to_openai",
+    "iterate_dataset",
+    "limit_concurrency",
+    "retry",
+    "strip_logprobs",
+]
 
 __getattr__ = names_in(__name__)
+
+LOGPROBS = "logprobs"
+Guide = tuple[list[str] | None, Message | None, list[Tool] | None]
+P = ParamSpec("P")
+R = TypeVar("R")
+Errors = type[BaseException] | tuple[type[BaseException], ...]
+OnRetry = Callable[[BaseException, int], object]
+
+
+@names_checked("retry")
+def retry(
+    max_attempts: int = 3,
+    delay: float = 0.25,
+    backoff_factor: float = 2.0,
+    exceptions: Errors = Exception,
+    on_retry: OnRetry | None = None,
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorator that calls a sync or async function up to `max_attempts` times.
+
+    The first pause is `delay` seconds, and every further one `backoff_factor` times longer. `on_retry(error, attempt)` is
+    called before another attempt. The last error is raised unchanged. A cancellation is never retried. Raises ConfigError
+    for a number out of range.
+    """
+    if max_attempts < 1 or delay < 0 or backoff_factor <= 0:
+        raise ConfigError(
+            "retry: max_attempts must be at least 1, delay at least 0 and backoff_factor above 0; got "
+            f"{max_attempts!r}, {delay!r}, {backoff_factor!r}"
+        )
+
+    def pause(error: BaseException, attempt: int) -> float:
+        if attempt == max_attempts:
+            raise error
+        if on_retry is not None:
+            on_retry(error, attempt)
+        return delay * backoff_factor ** (attempt - 1)
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        if inspect.iscoroutinefunction(function):
+            return cast(Callable[P, R], _again_async(function, exceptions, pause))
+        return _again(function, exceptions, pause)
+
+    return decorate
+
+
+def _again(
+    function: Callable[P, R], exceptions: Errors, pause: Callable[[BaseException, int], float]
+) -> Callable[P, R]:
+    @functools.wraps(function)
+    def again(*args: P.args, **kwargs: P.kwargs) -> R:
+        for attempt in itertools.count(1):
+            try:
+                return function(*args, **kwargs)
+            except exceptions as error:
+                time.sleep(pause(error, attempt))
+        raise AssertionError("unreachable")
+
+    return again
+
+
+def _again_async(
+    function: Callable[P, Awaitable[R]], exceptions: Errors, pause: Callable[[BaseException, int], float]
+) -> Callable[P, Awaitable[R]]:
+    @functools.wraps(function)
+    async def again(*args: P.args, **kwargs: P.kwargs) -> R:
+        for attempt in itertools.count(1):
+            try:
+                return await function(*args, **kwargs)
+            except asyncio.CancelledError:
+                raise
+            except exceptions as error:
+                await asyncio.sleep(pause(error, attempt))
+        raise AssertionError("unreachable")
+
+    return again
+
+
+def limit_concurrency(
+    n: int, derive_key: Callable[..., Hashable] | None = None
+) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Awaitable[R]]]:
+    """Decorator that lets at most `n` calls of an async function run at once in one event loop.
+
+    With `derive_key`, called with the same arguments, the limit applies per key. Raises ConfigError for `n` below 1.
+    """
+    if n < 1:
+        raise ConfigError(f"limit_concurrency: n must be at least 1, got {n!r}")
+
+    def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
+        by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, asyncio.Semaphore]] = WeakKeyDictionary()
+
+        @functools.wraps(function)
+        async def limited(*args: P.args, **kwargs: P.kwargs) -> R:
+            key = derive_key(*args, **kwargs) if derive_key is not None else None
+            semaphores = by_loop.setdefault(asyncio.get_running_loop(), {})
+            async with semaphores.setdefault(key, asyncio.Semaphore(n)):
+                return await function(*args, **kwargs)
+
+        return limited
+
+    return decorate
+
+
+def convert_litellm_choice_to_openai(litellm_choice: object) -> Choice:
+    """The same choice as the OpenAI SDK's, with the mark of its call. `messages_and_choices` takes litellm's own too."""
+    choice = as_choice(litellm_choice)
+    if choice is None:
+        raise ConfigError(f"litellm_choice: a choice of a finished answer is needed, got {litellm_choice!r:.200}")
+    return choice
+
+
+def strip_logprobs(value: object) -> object:
+    """A copy without `logprobs` anywhere inside, to be stored; what is no dict, list, tuple or pydantic model is kept as
+    it is. A model keeps its class, with None for its own logprobs."""
+    if isinstance(value, BaseModel):
+        fields = {name: None if name == LOGPROBS else strip_logprobs(field) for name, field in value}
+        return value.model_copy(update=fields)
+    if isinstance(value, Mapping):
+        return {
+            name: strip_logprobs(item)
+            for name, item in cast(Mapping[object, object], value).items()
+            if name != LOGPROBS
+        }
+    if isinstance(value, list | tuple):
+        items = [strip_logprobs(item) for item in cast("list[object] | tuple[object, ...]", value)]
+        return tuple(items) if isinstance(value, tuple) else items
+    return value
+
+
+def get_guided_completion_params(
+    completion: ChatCompletion, base_tools: Iterable[Mapping[str, Json]] | None = None
+) -> Guide:
+    """(guided_choice, tool_choice, tools) that make another model answer as `completion` does: one of them for a text, the
+    other two, with every argument fixed, for a tool call. Raises ConfigError where it has neither, or the tool is unknown.
+    """
+    message = completion.choices[0].message
+    if not message.tool_calls:
+        if message.content is None:
+            raise ConfigError("completion: it has no text and no tool call to repeat")
+        return [message.content], None, None
+    function: dict[str, Json] = message.tool_calls[0].model_dump()["function"]
+    tools = [tool for tool in base_tools or () if tool["function"]["name"] == function["name"]]
+    if not tools:
+        raise ConfigError(f"base_tools: the completion calls {function['name']!r}, which is not among them")
+    arguments: dict[str, Json] = json.loads(function["arguments"])
+    schema = {
+        "type": "object",
+        "properties": {name: {"enum": [value]} for name, value in arguments.items()},
+        "required": list(arguments),
+        "additionalProperties": False,
+    }
+    fixed = {**tools[0], "function": {**tools[0]["function"], "parameters": schema}}
+    return None, {"type": "function", "function": {"name": function["name"]}}, [fixed]

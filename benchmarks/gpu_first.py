@@ -16,8 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from offbook.base.devices import driver_version
-from offbook.base.torch_allocator import learner_settings
+from offbook.base.devices import driver_version, learner_settings
 
 os.environ.update(learner_settings())  # read when torch is imported
 

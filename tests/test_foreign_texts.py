@@ -18,8 +18,7 @@ from pydantic import BaseModel
 
 from offbook.base.errors import RolloutError
 from offbook.base.json_files import DEEPEST, parse_json
-from offbook.base.personal_data import mask_personal
-from offbook.base.redaction import is_secret, keys_in, redact
+from offbook.base.redaction import is_secret, keys_in, mask_personal, redact
 from offbook.base.text import encodable, one_line, printable
 from offbook.base.types import History, RolloutException
 from offbook.client.rollouts.failures import failure_kinds

@@ -11,7 +11,7 @@ import pytest
 
 import offbook
 import offbook_langgraph
-from offbook.base.app_files import is_app_file
+from offbook.client.rollouts.failures import is_app_file
 
 
 @pytest.fixture

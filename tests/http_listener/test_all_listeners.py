@@ -18,7 +18,7 @@ import uvicorn
 
 from offbook.comparison.gateway import Gateway
 from offbook.http_listener import access_checks, config
-from offbook.http_listener.bounded_protocol import ConnectionLimits
+from offbook.http_listener.config import ConnectionLimits
 from offbook.llms import Llm
 from offbook.server.http import app
 from offbook.server.http.auth import Guard

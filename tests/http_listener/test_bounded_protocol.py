@@ -15,7 +15,7 @@ import httpx
 import pytest
 import uvicorn
 
-from offbook.http_listener.bounded_protocol import BoundedProtocol, ConnectionLimiter, ConnectionLimits
+from offbook.http_listener.config import BoundedProtocol, ConnectionLimiter, ConnectionLimits
 from offbook.server.http import app
 from offbook.server.http.auth import Guard
 from offbook.testing import scripted_sampler

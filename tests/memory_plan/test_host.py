@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import runpy
+import sys
 from collections import Counter
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from offbook.base import torch_allocator
+from offbook.base import devices
+from offbook.base.devices import learner_settings, sampler_settings
 from offbook.base.server_options import EngineOptions
-from offbook.base.torch_allocator import learner_settings, sampler_settings
 from offbook.engine.inference.vllm.command import Place, environment
 from offbook.memory_plan.card import GIB, parse_card
 from offbook.memory_plan.host import PROCESSES, host_bytes, learner_tensors, pinned_block, sampler_segments
@@ -100,6 +101,10 @@ def test_settings_of_the_user_stay_and_have_precedence() -> None:
 def test_an_older_torch_gets_no_setting_that_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch 2.11 on an H100: ValueError: Unrecognized key 'pinned_max_round_threshold_mb' in CUDA allocator config."""
     monkeypatch.setattr("importlib.metadata.version", lambda _: "2.11.0+cu130")
-    older = runpy.run_path(torch_allocator.__file__)
-    assert older["EXACT_MIB"] is None and older["sampler_settings"]({}) == {}
-    assert older["learner_settings"]({}) in ({}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"})
+    spec = spec_from_file_location("offbook.base.older", devices.__file__)
+    assert spec is not None and spec.loader is not None
+    older = module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, older)
+    spec.loader.exec_module(older)
+    assert older.EXACT_MIB is None and older.sampler_settings({}) == {}
+    assert older.learner_settings({}) in ({}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"})

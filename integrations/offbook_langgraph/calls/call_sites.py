@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from types import FrameType
 
-from offbook.base.app_files import is_app_file
+from offbook.client.rollouts.failures import is_app_file
 
 JUDGES = (
     "openevals",

@@ -18,7 +18,7 @@ from langchain_core.runnables import Runnable
 from langchain_openai.chat_models.base import BaseChatOpenAI
 from pydantic import SecretStr
 
-from offbook.base.app_files import is_app_file
+from offbook.client.rollouts.failures import is_app_file
 
 from .provider_formats import to_openai
 

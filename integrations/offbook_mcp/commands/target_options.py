@@ -8,7 +8,7 @@ from typing import Annotated, cast
 import typer
 
 from offbook.base.errors import ConfigError
-from offbook.base.module_objects import load_object
+from offbook.trainer.trainable_target import load_object
 from offbook_mcp.connection.limits import Limits
 from offbook_mcp.connection.target import Decide, Target, TargetLike
 

@@ -20,9 +20,18 @@ from offbook.base.server_sent_events import EVENT_STREAM
 from offbook.base.text import one_line
 from offbook.base.types import Message, new_id
 from offbook.http_listener.access_checks import AccessChecks, Application, single_key
-from offbook.openai_dialect.chat_answer import WHOLE, Answer, chunks_of, events, head, usage
-from offbook.openai_dialect.errors import error_body, kind_of
-from offbook.openai_dialect.model_list import ModelCard, ModelCards
+from offbook.openai_dialect.chat_answer import (
+    WHOLE,
+    Answer,
+    ModelCard,
+    ModelCards,
+    chunks_of,
+    error_body,
+    events,
+    head,
+    kind_of,
+    usage,
+)
 from offbook_mcp.connection.pool import ServerPool
 from offbook_mcp.errors import McpServerError
 from offbook_mcp.rollouts.agent_loop import SYSTEM, AgentLoop, LoopOptions

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, FiniteFloat
 
-from .outside_numbers import MOST_USD
+from .numbers import MOST_USD
 from .takeovers import TakeoverPlan
 from .types import UnixSeconds
 from .wire import StoredJson, Wire

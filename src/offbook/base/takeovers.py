@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, FiniteFloat, model_validator
 
-from .outside_numbers import MOST_USD
+from .numbers import MOST_USD
 from .wire import REWARDING, Score, Wire
 
 SHADOW = 0.0

@@ -31,7 +31,7 @@ from .choices import (
     is_choice,
     mark_of,
 )
-from .outside_numbers import token_count, usd
+from .numbers import token_count, usd
 from .redaction import Redaction, protect_environment
 from .user_values import plain_text
 

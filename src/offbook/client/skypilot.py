@@ -20,7 +20,7 @@ from typing import Self
 
 import httpx
 
-from offbook.base.die_with_parent import die_with_parent
+from offbook.base.child_processes import die_with_parent
 from offbook.base.errors import BackendError, ConfigError, OffbookError
 from offbook.base.json_files import read_json
 from offbook.base.option_names import names_checked

@@ -41,8 +41,7 @@ from offbook.client.rollouts.capture import leave_captures, trace_of
 from offbook.http_listener.access_checks import AccessChecks, Application, Receive, Scope, Send, respond, single_key
 from offbook.llms.answer import ChatAnswer
 from offbook.llms.llm import Llm
-from offbook.openai_dialect.chat_answer import WHOLE, chunks_of, events, head, usage, wants_usage
-from offbook.openai_dialect.errors import error_body
+from offbook.openai_dialect.chat_answer import WHOLE, chunks_of, error_body, events, head, usage, wants_usage
 
 from .journal import MeasuredCall
 

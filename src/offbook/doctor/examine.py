@@ -20,10 +20,10 @@ import httpx
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 import offbook
+from offbook.base.child_processes import last_line
 from offbook.base.devices import driver_fault
 from offbook.base.errors import BackendError
 from offbook.base.extras import install_command
-from offbook.base.last_words import last_line
 from offbook.base.server_options import EngineOptions
 from offbook.base.temporary_folders import TemporaryFolder
 from offbook.base.text import counted

@@ -24,7 +24,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from offbook.base.errors import ConfigError
 from offbook.base.json_files import parse_json
 from offbook.base.types import Json, Message, Tool
-from offbook.openai_dialect.tool_results import in_order_of_calls
+from offbook.openai_dialect.chat_fields import in_order_of_calls
 
 from .control_tokens import ControlTokens
 from .inference.chat.requests import shortened

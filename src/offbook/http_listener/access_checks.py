@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl
 
 from offbook.base.errors import ServerError
 from offbook.base.http_access import KEY_HEADERS, OPEN_PATHS, Refusal, cross_site_refusal, key_refusal
-from offbook.openai_dialect.errors import error_body, kind_of
+from offbook.openai_dialect.chat_answer import error_body, kind_of
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

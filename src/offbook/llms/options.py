@@ -13,8 +13,8 @@ from pydantic import Field, SecretStr
 
 from offbook.base.config import Options
 from offbook.base.errors import ConfigError
+from offbook.base.numbers import MOST_USD
 from offbook.base.option_names import FOREIGN, unknown_option
-from offbook.base.outside_numbers import MOST_USD
 from offbook.base.server_options import default_dir
 
 Structured = Literal["auto", "schema", "prompt"]

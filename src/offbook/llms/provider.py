@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from offbook.base.errors import ConfigError, MissingExtraError
-from offbook.base.outside_numbers import usd
+from offbook.base.numbers import usd
 from offbook.base.redaction import guard_logs
 
 from .answer import Tokens

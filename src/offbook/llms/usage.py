@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 
-from offbook.base.outside_numbers import token_count
+from offbook.base.numbers import token_count
 
 Fields = Mapping[str, Any]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from offbook.base.devices import EXACT_MIB
 from offbook.base.server_options import MemoryLayout
-from offbook.base.torch_allocator import EXACT_MIB
 
 from .base_shape import BaseShape
 from .card import GIB

@@ -1,4 +1,5 @@
-"""A chat completion, whole and as the chunks of a stream, as plain JSON values."""
+"""Answers of OpenAI's dialect as plain JSON values: chat completions and completions of a prompt, whole and as the chunks of a
+stream, errors, lists of models."""
 
 from __future__ import annotations
 
@@ -98,3 +99,109 @@ def events(chunks: Iterable[Answer]) -> Iterator[bytes]:
     for chunk in chunks:
         yield event(json.dumps(chunk).encode())
     yield DONE
+
+
+COMPLETION = "text_completion"
+"""The value of `object`, of a whole completion and of a chunk."""
+DEFAULT_TOKENS = 16
+"""OpenAI's and vLLM's `max_tokens` of a completion without one."""
+OF_CHATS = frozenset(
+    [
+        "top_logprobs",
+        "max_completion_tokens",
+        "parallel_tool_calls",
+        "add_generation_prompt",
+        "continue_final_message",
+        "chat_template_kwargs",
+        "include_reasoning",
+    ]
+)
+"""Fields of every sampling request that a completion of a prompt does not have."""
+
+
+class CompletionChoice(BaseModel):
+    """One choice of a completion."""
+
+    model_config = ConfigDict(extra="allow")
+
+    index: int
+    finish_reason: str | None
+    text: str
+
+
+class TextCompletion(BaseModel):
+    """A completion of a prompt that is not streamed, in OpenAI's format."""
+
+    model_config = ConfigDict(extra="allow")
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+
+
+def completion_logprobs(tokens: Iterable[tuple[str, float, Mapping[str, float]]], start: int = 0) -> Answer:
+    """The logprobs of tokens: text, logprob and the likeliest tokens. `start`: where the first one begins in the text.
+
+    >>> completion_logprobs([("a", -0.5, {}), ("bc", -1.0, {})], 3)["text_offset"]
+    [3, 4]
+    """
+    known = list(tokens)
+    offsets: list[int] = []
+    for text, _, _ in known:
+        offsets.append(start)
+        start += len(text)
+    return {
+        "tokens": [text for text, _, _ in known],
+        "token_logprobs": [logprob for _, logprob, _ in known],
+        "top_logprobs": [dict(top) for _, _, top in known],
+        "text_offset": offsets,
+    }
+
+
+_KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+class ErrorFacts(BaseModel):
+    """Why a request was rejected, in OpenAI's format."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(BaseModel):
+    """The body of every error response."""
+
+    error: ErrorFacts
+
+
+def kind_of(status: int) -> str:
+    """OpenAI's type of error for an HTTP status."""
+    return _KINDS.get(status, "server_error" if status >= 500 else "invalid_request_error")
+
+
+def error_body(message: str, kind: str, param: str | None = None, code: str | int | None = None) -> dict[str, Json]:
+    """The body of an error response, and the error event of a stream. `param` names the field at fault.
+
+    OpenAI's `code` is a word for programs; vLLM's is the HTTP status.
+    """
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+class ModelCard(BaseModel):
+    """A model name that calls may use. `created` is 0 where names appear and disappear."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int = 0
+    owned_by: str = "offbook"
+
+
+class ModelCards(BaseModel):
+    """The list of model names."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]

@@ -15,9 +15,9 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from offbook.base.child_processes import last_line, last_lines
 from offbook.base.errors import ConfigError, RolloutError
 from offbook.base.json_files import parse_json
-from offbook.base.last_words import last_line, last_lines
 from offbook.base.options import RunOptions, option, takes
 from offbook.base.temporary_folders import TemporaryFolder
 from offbook.base.text import one_line

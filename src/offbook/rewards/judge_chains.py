@@ -11,7 +11,7 @@ from statistics import fmean, pstdev
 from typing import TypeAlias, cast
 
 from offbook.base.errors import ConfigError, RolloutError
-from offbook.base.rounding import distinct
+from offbook.base.numbers import distinct
 from offbook.base.types import Metric, Trajectory, TrajectoryGroup
 from offbook.contracts import Judge
 

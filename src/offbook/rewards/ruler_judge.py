@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from offbook.base.errors import ConfigError, LlmError, RolloutError
-from offbook.base.rounding import distinct
+from offbook.base.numbers import distinct
 from offbook.base.terminal import Terminal
 from offbook.base.types import (
     History,

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from offbook.base.die_with_parent import die_with_parent
-from offbook.base.last_words import last_lines
+from offbook.base.child_processes import die_with_parent, last_lines
 
 LOG_LIMIT = 8 * 2**20
 """Size in bytes at which a log is renamed to `.old` when the child starts."""

@@ -19,7 +19,7 @@ from offbook.base.errors import (
     TrainError,
 )
 from offbook.base.types import Json
-from offbook.openai_dialect.errors import error_body, kind_of
+from offbook.openai_dialect.chat_answer import error_body, kind_of
 
 logger = logging.getLogger(__name__)
 

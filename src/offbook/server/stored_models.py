@@ -13,8 +13,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from offbook.base.child_processes import last_line
 from offbook.base.errors import ConfigError, EngineError, OffbookError
-from offbook.base.last_words import last_line
 from offbook.base.wire import CheckpointState, ExportFormat, ExportResult
 
 from ..engine import checkpoint_files

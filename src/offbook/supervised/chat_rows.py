@@ -17,8 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from offbook.base.errors import ConfigError
 from offbook.base.text import one_line
 from offbook.base.types import Json, Message, Tool
-from offbook.openai_dialect.chat_fields import ChatMessage, ChatTool
-from offbook.openai_dialect.tool_results import in_order_of_calls
+from offbook.openai_dialect.chat_fields import ChatMessage, ChatTool, in_order_of_calls
 
 FIELDS = frozenset({"messages", "tools", "functions", "parallel_tool_calls"})
 """The fields of a row in OpenAI's format. The other formats have their own instead of `messages`."""

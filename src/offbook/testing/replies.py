@@ -11,8 +11,7 @@ from uuid import uuid4
 
 from offbook.base.server_sent_events import EVENT_STREAM
 from offbook.openai_dialect import chat_answer
-from offbook.openai_dialect.chat_answer import chunks_of, events, tool_call, wants_usage
-from offbook.openai_dialect.errors import error_body
+from offbook.openai_dialect.chat_answer import chunks_of, error_body, events, tool_call, wants_usage
 
 Json = dict[str, Any]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from offbook.base.config import TrainConfig
-from offbook.base.rounding import reaches
+from offbook.base.numbers import reaches
 from offbook.base.types import TrajectoryGroup
 from offbook.base.wire import TrajectoryQuery
 from offbook.client.model import TrainableModel

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from offbook.base.config import TrainConfig
-from offbook.base.rounding import distinct
+from offbook.base.numbers import distinct
 from offbook.base.types import TrajectoryGroup
 from offbook.client.rollouts.failures import FailureKind
 from offbook.llms.ledger import Spending

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbook.base.rounding import distinct
+from offbook.base.numbers import distinct
 from offbook.engine.learner.targets.advantage import Advantages, GroupClass, call_advantages, group_advantages
 
 

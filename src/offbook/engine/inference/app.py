@@ -18,8 +18,7 @@ from starlette.exceptions import HTTPException
 
 from offbook.base.server_sent_events import EVENT_STREAM, event
 from offbook.base.types import Json
-from offbook.openai_dialect.chat_answer import DONE
-from offbook.openai_dialect.errors import error_body
+from offbook.openai_dialect.chat_answer import DONE, error_body
 
 from .chat.answers import AnswerWriter
 from .chat.completion_answers import CompletionWriter

@@ -35,7 +35,7 @@ import torch
 from safetensors.torch import load
 from torch import Tensor
 
-from offbook.base.die_with_parent import die_with_parent
+from offbook.base.child_processes import die_with_parent
 from offbook.base.errors import ConfigError, OffbookError, TrainError
 from offbook.base.terminal import echo
 

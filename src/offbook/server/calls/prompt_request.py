@@ -13,9 +13,8 @@ from typing import Self, cast
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from offbook.base.types import Json, Message
-from offbook.openai_dialect.chat_answer import CHUNK, WHOLE, Answer
+from offbook.openai_dialect.chat_answer import CHUNK, DEFAULT_TOKENS, OF_CHATS, WHOLE, Answer
 from offbook.openai_dialect.chat_fields import ChatFields, SampledFields
-from offbook.openai_dialect.completions import DEFAULT_TOKENS, OF_CHATS
 
 from ..errors import ApiError, bad_request
 from ..sampler.sampler import Quirks

@@ -8,8 +8,7 @@ import orjson
 
 from offbook.base.server_sent_events import EVENT_STREAM, event
 from offbook.base.types import Json
-from offbook.openai_dialect.chat_answer import DONE, Answer
-from offbook.openai_dialect.completions import COMPLETION, completion_logprobs
+from offbook.openai_dialect.chat_answer import COMPLETION, DONE, Answer, completion_logprobs
 
 from ..calls.prompt_request import PromptRequest
 from ..errors import ApiError

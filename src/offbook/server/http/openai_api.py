@@ -12,8 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from offbook.base.errors import OffbookError
 from offbook.base.types import CallOrigin
 from offbook.base.wire import LENGTH_HEADER, ORIGIN_HEADER, TRAJECTORY_HEADER
-from offbook.openai_dialect.chat_answer import Answer
-from offbook.openai_dialect.model_list import ModelCard, ModelCards
+from offbook.openai_dialect.chat_answer import Answer, ModelCard, ModelCards
 
 from ..calls.chat_exchange import ChatExchange
 from ..calls.chat_request import ChatRequest, json_body

@@ -16,10 +16,8 @@ from pydantic.json_schema import models_json_schema
 import offbook
 from offbook.base.types import Json
 from offbook.base.wire import FinishRequest, TrainEvent
-from offbook.openai_dialect.chat_answer import ChatCompletion
+from offbook.openai_dialect.chat_answer import ChatCompletion, ErrorAnswer, TextCompletion
 from offbook.openai_dialect.chat_fields import ChatFields
-from offbook.openai_dialect.completions import TextCompletion
-from offbook.openai_dialect.errors import ErrorAnswer
 
 from ..calls.prompt_request import CompletionFields
 

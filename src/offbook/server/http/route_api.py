@@ -10,7 +10,7 @@ from fastapi import APIRouter, Path, Request
 
 from offbook.base import clock
 from offbook.base.app_calls import AppCalls, SideAnswer, SideRequest
-from offbook.base.personal_data import mask_personal
+from offbook.base.redaction import mask_personal
 from offbook.base.server_options import RouteName
 from offbook.base.wire import FeedbackRequest, FeedbackResult, RouteState
 

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from offbook.base.child_processes import last_line
 from offbook.base.config import LoraOptions
 from offbook.base.errors import ConfigError
-from offbook.base.last_words import last_line
 
 from ...engine.checkpoint_files import ADAPTER, digest, make_folder, path_of, read, sync
 from ...engine.protocol import IMPORT_MODULE

@@ -7,8 +7,8 @@ import sys
 
 from pydantic import ValidationError
 
+from offbook.base.child_processes import last_lines
 from offbook.base.errors import EngineError
-from offbook.base.last_words import last_lines
 
 from ...engine.protocol import DRY_RUN_MODULE, DryRun, DryRunReport
 from ..models.base_model import find

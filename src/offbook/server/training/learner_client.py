@@ -15,10 +15,9 @@ from typing import Literal
 import psutil
 from pydantic import ValidationError
 
-from offbook.base.devices import gpus, visible_to
+from offbook.base.devices import gpus, learner_settings, visible_to
 from offbook.base.errors import EngineError
 from offbook.base.server_options import EngineOptions
-from offbook.base.torch_allocator import learner_settings
 
 from ...engine.protocol import (
     EVENTS,

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from offbook.base.devices import learner_settings
 from offbook.base.errors import BackendError, EngineError, MissingExtraError
 from offbook.base.ray_cluster import connect
-from offbook.base.torch_allocator import learner_settings
 
 from ...engine.protocol import LEARNER_MODULE, TEAM_KEY_VARIABLE
 from ..models.base_model import BaseModelPath

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 import orjson
 
 from offbook.base import clock
-from offbook.base.personal_data import mask_personal
-from offbook.base.redaction import redact
+from offbook.base.redaction import mask_personal, redact
 from offbook.base.types import CallStatus, CallTrace, OutputTrace
 from offbook.llms.options import Price
 from offbook.llms.prices import cost_of

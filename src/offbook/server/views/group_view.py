@@ -9,7 +9,7 @@ from itertools import takewhile
 
 from sqlalchemy import Connection
 
-from offbook.base.rounding import distinct
+from offbook.base.numbers import distinct
 from offbook.base.types import Call
 from offbook.base.wire import TrajectoryRecord
 from offbook.engine.token_file import TokenHead

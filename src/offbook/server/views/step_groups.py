@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from offbook.base.rounding import distinct, reaches
+from offbook.base.numbers import distinct, reaches
 from offbook.server.records.overview import RolloutRow
 
 MIN_GROUP_SIZE = 2

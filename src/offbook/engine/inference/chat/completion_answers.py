@@ -7,8 +7,7 @@ import uuid
 from collections.abc import Sequence
 
 from offbook.base.types import Json
-from offbook.openai_dialect.chat_answer import usage
-from offbook.openai_dialect.completions import COMPLETION, completion_logprobs
+from offbook.openai_dialect.chat_answer import COMPLETION, completion_logprobs, usage
 
 from ...protocol import UNKNOWN_LOGPROB
 from ..decoding.generation import Update

@@ -10,9 +10,8 @@ from typing import Annotated, Literal, TypeVar, cast
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError, field_validator
 
 from offbook.base.types import Json, Message, Tool
+from offbook.openai_dialect.chat_answer import DEFAULT_TOKENS, OF_CHATS, error_body
 from offbook.openai_dialect.chat_fields import NamedTool, SampledFields
-from offbook.openai_dialect.completions import DEFAULT_TOKENS, OF_CHATS
-from offbook.openai_dialect.errors import error_body
 
 BAD_REQUEST = "BadRequestError"
 NOT_FOUND = "NotFoundError"

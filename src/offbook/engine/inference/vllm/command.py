@@ -31,10 +31,10 @@ from offbook.base.devices import (
     automatic_dtype,
     chosen,
     gpus,
+    sampler_settings,
     visible_to,
 )
 from offbook.base.errors import ConfigError, MissingExtraError, OffbookError
-from offbook.base.torch_allocator import sampler_settings
 from offbook.base.types import Json
 
 from ...protocol import PromptOptions, add_prompt_options

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
 from offbook.base.errors import ConfigError
-from offbook.openai_dialect.tool_results import in_order_of_calls
+from offbook.openai_dialect.chat_fields import in_order_of_calls
 
 from ...protocol import FLAT_LOGPROBS, UNKNOWN_LOGPROB, PromptOptions, add_prompt_options
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from offbook.base.rounding import RELATIVE, distinct, reaches, rounding
+from offbook.base.numbers import RELATIVE, distinct, reaches, rounding
 
 STD_EPSILON = 1e-6
 LARGEST_REWARD = 1e100

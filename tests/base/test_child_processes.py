@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from offbook.base.last_words import last_line, last_lines
+from offbook.base.child_processes import last_line, last_lines
 from offbook.server.child_process import Child
 
 TRITON = """\

@@ -307,7 +307,6 @@ def test_the_servers_directory_is_always_given_by_an_option_with_the_same_defaul
 
 
 def test_the_command_of_an_integration_is_described_in_the_list(capsys: pytest.CaptureFixture[str]) -> None:
-    cli.add_plugged_commands()
     assert called("--help") == 0
     assert "mcp Inspect an MCP server, and train a model" in " ".join(capsys.readouterr().out.split())
 

@@ -40,6 +40,9 @@ ADAPTERS = {
 }
 """What the adapters in integrations/ may import: never the server or the engine."""
 
+SERVER_WING = ADAPTERS | {"commands", "commands.options", "server", "engine.checkpoint_files"}
+"""What a wing with a part of the server may import: its door, `server.wing`, and what that hands out."""
+
 # For each part of the package: the other parts it may import.
 MAY_IMPORT: dict[str, set[str]] = {
     "base": set(),
@@ -106,6 +109,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     LEARNER: ENGINE | {f"{LEARNER}.{room}" for room in ("targets", "rows", "model", "update")},
     "server": {
         "base",
+        "contracts",
+        "plugins",
         "http_listener",
         "llms",
         "openai_dialect",
@@ -115,6 +120,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "tiny",
     },
     "testing": USER | {"openai_dialect", "rewards", "server", "tracing"},
+    "offbook_cloud": SERVER_WING,
     "offbook_langgraph": ADAPTERS,
     "offbook_mcp": ADAPTERS | {"auto", "commands.generated_options", "commands.options"},
     "offbook_langfuse": ADAPTERS,
@@ -142,7 +148,7 @@ def part_of(module: str) -> str | None:
     """The longest name in the table: `offbook.engine.protocol.Sample` -> `engine.protocol`; `offbook.Trainer` -> `offbook`;
     None for another distribution."""
     names = module.split(".")
-    if names[0] in ("offbook_langfuse", "offbook_langgraph", "offbook_mcp"):
+    if names[0].startswith("offbook_") and names[0] in MAY_IMPORT:
         return names[0]
     if names[0] != "offbook" or len(names) == 1 or names[1] == "__version__":
         return None

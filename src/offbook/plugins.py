@@ -6,12 +6,16 @@ import ast
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from .base.errors import ConfigError, MissingExtraError
 
-PluginGroup = Literal["offbook.sinks", "offbook.commands", "offbook.runners"]
-"""Entry point groups: trace sinks, commands of the command line, and runners of rollouts."""
+PluginGroup = Literal[
+    "offbook.sinks", "offbook.commands", "offbook.runners", "offbook.server", "offbook.serve_options", "offbook.pages"
+]
+"""Entry point groups: trace sinks, commands of the command line, runners of rollouts; and wings of the server, their options
+and their pages."""
+Base = TypeVar("Base")
 
 
 def names(group: PluginGroup) -> list[str]:
@@ -62,3 +66,11 @@ def load(group: PluginGroup, name: str) -> object:
         raise ConfigError(
             f"plugin {name!r} ({points[0].value}) cannot be loaded: {error}: reinstall its package, or remove it"
         ) from error
+
+
+def load_class(group: PluginGroup, name: str, base: type[Base]) -> type[Base]:
+    """The class behind one entry point. Raises ConfigError also for anything but a subclass of `base`."""
+    loaded = load(group, name)
+    if not (isinstance(loaded, type) and issubclass(loaded, base)):
+        raise ConfigError(f"plugin {name!r} in {group!r} is no subclass of {base.__name__}: fix its entry point")
+    return loaded

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny, model_validator
 
 from .config import Name, Options
 
@@ -384,11 +384,6 @@ class ServerOptions(Options):
     port: int = Field(default=8000, ge=0, le=65535, description="port to listen on; 0: a free one")
     dir: Path = Field(default_factory=lambda: default_dir(), description="folder for checkpoints and records")
     store_url: str | None = Field(default=None, description="SQLAlchemy URL of the records; None: SQLite in `dir`")
-    mirror: str | None = Field(
-        default=None,
-        description="place for copies of checkpoints: s3://, gs:// or az://BUCKET/PATH, hf://OWNER/REPO/PATH, or "
-        "file:///FOLDER",
-    )
     durable: bool = Field(
         default=False, description="sync every commit to disk, so that a power loss loses no answered call"
     )
@@ -398,6 +393,9 @@ class ServerOptions(Options):
     )
     viewer_keys: ViewerKeys = Field(default=(), description="read-only keys for pages and records, comma-separated")
     engine: EngineOptions = Field(default_factory=EngineOptions)
+    wings: dict[str, SerializeAsAny[Options]] = Field(
+        default_factory=dict[str, Options], description="options of the installed wings of the server, by their names"
+    )
     inference_only: bool = Field(default=False, description="serve without a learner; train requests are rejected")
     max_body: int = Field(default=32 * 2**20, ge=1024, description="largest request body in bytes")
     allow_origin: Origins = Field(

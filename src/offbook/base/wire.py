@@ -182,7 +182,7 @@ class ModelState(Wire):
     lora: LoraOptions
     checkpoint: str | None  # folder of the newest step; None at step 0
     training: bool = False  # a train request waits or is being applied; in answers to GET /api/models/{name}
-    mirror_behind: int | None = None  # steps that the server's mirror is behind; None: unknown, or no mirror
+    steps_held: int = 0  # the newest steps that a part of the server still reads, such as a copy that is under way
     damaged: tuple[str, ...] = ()  # checkpoints of later steps that were set aside when the server started
 
 

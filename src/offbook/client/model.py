@@ -411,12 +411,12 @@ class TrainableModel(Model[ConfigT]):
         return deleted
 
     async def keep_checkpoints(self, newest: int, named: Collection[int] = ()) -> list[int]:
-        """Delete all checkpoints except the `newest` ones, the best by `val/reward`, the steps `named`, and those that a
-        mirror lacks. Returns the deleted steps. Raises ServerError."""
+        """Delete all checkpoints except the `newest` ones, the best by `val/reward`, the steps `named`, and those
+        that the server still reads. Returns the deleted steps. Raises ServerError."""
         api = await self.api()
         checkpoints = await api.checkpoints(self.name)
-        behind = (await api.model(self.name)).mirror_behind or 0
-        old = checkpoints[: -max(newest, behind + 1)]
+        held = (await api.model(self.name)).steps_held
+        old = checkpoints[: -max(newest, held + 1)]
         if not old:
             return []
         logs = [entry for entry in await api.logs(self.name) if BEST_METRIC in entry.metrics]

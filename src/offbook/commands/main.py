@@ -8,6 +8,7 @@ import io
 import math
 import sys
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Annotated, Any, Final
 
 import typer
@@ -21,7 +22,7 @@ from .lazy_import import imported
 
 INTERRUPTED = 130
 PLUGGED: Final = "offbook.commands"
-"""Entry point group of the commands of integrations. Each is a `typer.Typer`."""
+"""Entry point group of the commands of integrations. Each is a function, or a `typer.Typer` with several."""
 OWN: Final = {
     "quickstart": "quickstart:quickstart",
     "wrap": "wrap:wrap",
@@ -46,8 +47,6 @@ OWN: Final = {
     "export": "checkpoints:export",
     "import": "import_adapter:import_command",
     "cloud": "cloud:app",
-    "push": "mirror:push",
-    "pull": "mirror:pull",
     "verify": "maintenance:verify",
     "backup": "maintenance:backup",
     "doctor": "doctor:doctor_command",
@@ -117,18 +116,18 @@ def summary(name: str) -> str:
 
 
 def loaded(name: str) -> typer.Typer:
-    """Import a command. Raises ConfigError for an entry point that is no `typer.Typer`."""
-    if name not in OWN:
-        plugged = plugins.load(PLUGGED, name)
-        if not isinstance(plugged, typer.Typer):
-            raise ConfigError(
-                f"plugin {name!r} in {PLUGGED!r} is a {type(plugged).__name__}, not a typer.Typer: fix its entry point"
-            )
-        return plugged
-    module, _, attribute = OWN[name].partition(":")
-    command = getattr(imported(f"{__package__}.{module}", "ui"), attribute)
+    """Import a command. Raises ConfigError for an entry point that is neither a function nor a `typer.Typer`."""
+    if name in OWN:
+        module, _, attribute = OWN[name].partition(":")
+        command = getattr(imported(f"{__package__}.{module}", "ui"), attribute)
+    else:
+        command = plugins.load(PLUGGED, name)
     if isinstance(command, typer.Typer):
         return command
+    if not isinstance(command, FunctionType):
+        raise ConfigError(
+            f"plugin {name!r} in {PLUGGED!r} is a {type(command).__name__}, not a function or typer.Typer: fix its entry point"
+        )
     single = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     single.command(name, context_settings={"allow_extra_args": name in MEANT_AS_FOLDERS})(command)
     return single
@@ -145,8 +144,6 @@ add_commands(list(OWN))
 
 def main() -> None:
     """The console script."""
-    if sys.argv[1:2] and sys.argv[1] not in OWN:  # only these words need the list of all installed packages
-        add_plugged_commands()
     for stream in (sys.stdout, sys.stderr):  # for the texts of help and of the user's own code
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -158,6 +155,8 @@ def main() -> None:
 
 def run(words: Sequence[str]) -> int:
     """Run a command line and return its exit code."""
+    if words[:1] and words[0] not in OWN:  # only these words need the list of all installed packages
+        add_plugged_commands()
     try:
         return guarded(lambda: app(list(words)))
     except SystemExit as end:

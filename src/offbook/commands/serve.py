@@ -12,6 +12,8 @@ import typer
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from offbook import plugins
+from offbook.base.config import Options
 from offbook.base.errors import ConfigError, MissingExtraError
 from offbook.base.http_access import KEY_VARIABLE, key_option
 from offbook.base.server_options import EngineOptions, ServerOptions
@@ -46,7 +48,13 @@ ApiKey = Annotated[
 ]
 
 
-@with_options(ServerOptions, EngineOptions)
+WINGS = {
+    name: plugins.load_class("offbook.serve_options", name, Options) for name in plugins.names("offbook.serve_options")
+}
+"""The options of the installed wings of the server, by the wing's name."""
+
+
+@with_options(ServerOptions, EngineOptions, *WINGS.values(), without=["wings"])
 def serve(dir: Folder = None, api_key: ApiKey = None, options: dict[str, Any] = {}) -> None:  # noqa: B006  # the decorator passes it
     """Serve a model with OpenAI's API, record its calls, and train it.
 
@@ -70,7 +78,11 @@ def server_options(values: Mapping[str, object]) -> ServerOptions:
     written = {name: value for name, value in values.items() if value is not None}
     engine = {name: written.pop(name) for name in EngineOptions.model_fields if name in written}
     try:
-        return ServerOptions.model_validate(written | {"engine": engine})
+        wings = {
+            wing: options.model_validate({name: written.pop(name) for name in options.model_fields if name in written})
+            for wing, options in WINGS.items()
+        }
+        return ServerOptions.model_validate(written | {"engine": engine, "wings": wings})
     except ValidationError as error:
         raise ConfigError("\n".join(_message(fault) for fault in error.errors(include_url=False))) from error
 

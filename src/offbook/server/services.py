@@ -23,9 +23,9 @@ from .training.archives import Archives
 from .training.history import TrainHistory
 from .training.learner_client import LearnerClient
 from .training.queue import TrainQueue
+from .wing import ServerWing
 
-if TYPE_CHECKING:  # the first needs the extra `mirror`, the second imports the routes' paths
-    from .mirror.uploads import MirrorUploads
+if TYPE_CHECKING:  # imports the routes' paths
     from .upstream.app_routes import AppRoutes
     from .upstream.passing import UpstreamGateway
 
@@ -57,7 +57,8 @@ class LoopLag:
 
 @dataclass(frozen=True)
 class Services:
-    """All services of one server. `learner` is None with --inference-only, `mirror` without --mirror, `upstream` without --upstream. `app_routes`: of apps that ask their paid models themselves. `lag`: see LoopLag."""
+    """All services of one server. `learner` is None with --inference-only, `upstream` without --upstream. `app_routes`: of apps that ask their paid models
+    themselves. `wings`: by name. `lag`: see LoopLag."""
 
     options: ServerOptions
     engine: EngineChoice
@@ -71,8 +72,8 @@ class Services:
     train_history: TrainHistory
     archives: Archives
     app_routes: AppRoutes
-    mirror: MirrorUploads | None = None
     upstream: UpstreamGateway | None = None
+    wings: dict[str, ServerWing] = field(default_factory=dict[str, ServerWing])
     lag: LoopLag = field(default_factory=LoopLag)
     activity: Activity = field(default_factory=Activity)
 

@@ -13,7 +13,6 @@ import signal
 import socket
 from collections.abc import Generator
 from functools import partial
-from pathlib import Path
 
 import psutil
 import uvicorn
@@ -53,14 +52,15 @@ from .upstream.address import upstream_model
 from .upstream.app_routes import AppRoutes
 from .upstream.passing import UpstreamGateway
 from .upstream.traffic import RecordingPolicy, RouteTraffic
+from .wing import ServerWing, wing_classes
 
 logger = logging.getLogger(__name__)
 
 
 END_SECONDS = 120
 """Shutdown deadline: running calls and the running train step get this long to finish."""
-MIRROR_SECONDS = 30
-"""Shutdown deadline of the uploads to the mirror, besides END_SECONDS."""
+WING_SECONDS = 30
+"""Shutdown deadline of the wings, besides END_SECONDS."""
 EXPIRY_SECONDS = 60.0
 """Longest interval between two searches for expired calls."""
 ORPHAN_SECONDS = 3
@@ -82,8 +82,8 @@ def run(options: ServerOptions) -> int:
     try:
         sweep(options.dir)
         options = with_prompt_date(options)
-        if options.mirror is not None:
-            _pull_newest(options.dir, options.mirror)
+        for wing in wing_classes(options):
+            wing.prepare(options.wings.get(wing.name), options)
         engine = choose(options.engine, options.model, trains=not options.inference_only)  # before downloading a base
         base = find(options.model)
         engine = engine.for_base(
@@ -105,40 +105,19 @@ def run(options: ServerOptions) -> int:
         lock.release()
 
 
-def _pull_newest(root: Path, url: str) -> None:
-    """Pull the steps that are newer at the mirror. Raises ConfigError, MissingExtraError, StoreError."""
-    from .mirror.place import mirror_place  # needs the extra `mirror`
-    from .mirror.pulls import pull
-
-    try:
-        pulled = asyncio.run(pull(root, mirror_place(url)))
-    except StoreError as error:
-        raise StoreError(
-            f"{error}. Which step is the newest is unknown, so the server does not start; without --mirror it starts "
-            "from what its directory has"
-        ) from error
-    for path in pulled:
-        echo(f"Pulled {path} from {url}")
-
-
 async def open_services(options: ServerOptions, engine: EngineChoice, base: BaseModelPath) -> Services:
     """Open all services of a server. Starts no child process yet. Raises ConfigError, StoreError."""
     logs = options.dir / "logs"
     url = options.store_url or f"sqlite:///{options.dir / 'records.db'}"
     store = await Store.open(url, durable=options.durable, may_begin=options.inference_only)
-    learner = runner = mirror = upstream = None
+    learner = runner = upstream = None
+    wings: dict[str, ServerWing] = {}
     recorder = Recorder(store, base.special_tokens(CALL_MARKS))
     try:
         sampler = engine.sampler(base, logs / "sampler.log")
         models = open_models(options.dir, base, options.name, options.project, sampler.adapters, engine.max_rank)
         jobs = JobFolders(options.dir / "jobs", store)
         history = TrainHistory(store, models.registry, jobs)
-        if options.mirror is not None:
-            from .mirror.place import mirror_place  # needs the extra `mirror`
-            from .mirror.uploads import MirrorUploads
-
-            mirror = MirrorUploads(mirror_place(options.mirror), options.dir, models.registry)
-            mirror.start()
         if not options.inference_only:
             learner = _learner(options, engine, base)
             runner = TrainRunner(
@@ -151,7 +130,7 @@ async def open_services(options: ServerOptions, engine: EngineChoice, base: Base
                 wrong_answers=lambda: recorder.wrong_answers,
                 keep_tokens=options.engine.keep_tokens,
                 memory=MemoryCheck(engine.sharing.plan if engine.sharing is not None else None),
-                mirror=mirror,
+                wings=wings,
             )
         training = TrainQueue(history, jobs, runner, max_staleness=engine.max_staleness)
         await training.open()
@@ -159,16 +138,27 @@ async def open_services(options: ServerOptions, engine: EngineChoice, base: Base
         upstream = await _upstream(options, policy, store, recorder)
         app_routes = AppRoutes(policy, store, recorder.sampled)
         await app_routes.open(options.route if upstream is not None else None)
+        archives = Archives(options.dir / "exports")
+        services = Services(
+            options, engine, base, store, models, sampler, learner, recorder, training, history, archives, app_routes, upstream,
+            wings,
+        )  # fmt: skip
+        await _open_wings(services)
     except BaseException:
+        await asyncio.gather(*(wing.close(0) for wing in wings.values()))
         await store.close()
-        if mirror is not None:
-            await mirror.finish(0)
         raise
-    archives = Archives(options.dir / "exports")
-    return Services(
-        options, engine, base, store, models, sampler, learner, recorder, training, history, archives, app_routes, mirror,
-        upstream,
-    )  # fmt: skip
+    return services
+
+
+async def _open_wings(services: Services) -> None:
+    """Open the wings that the options ask for. Raises ConfigError, StoreError."""
+    for wing_class in wing_classes(services.options):
+        if wing_class.tables is not None:
+            await services.store.add_tables(wing_class.tables)
+        wing = wing_class(services.options.wings.get(wing_class.name), services)
+        services.wings[wing.name] = wing
+        await wing.open()
 
 
 def _recording(options: ServerOptions) -> RecordingPolicy:
@@ -222,8 +212,7 @@ async def close_services(services: Services, deadline: float) -> None:
     ending = [services.sampler.stop()]
     if services.learner is not None:
         ending.append(services.learner.stop())
-    if services.mirror is not None:
-        ending.append(services.mirror.finish(min(deadline, MIRROR_SECONDS)))
+    ending += [wing.close(min(deadline, WING_SECONDS)) for wing in services.wings.values()]
     await asyncio.gather(*ending)
     await services.store.close()
 
@@ -375,7 +364,7 @@ async def _sampler_ready(services: Services) -> bool:
     try:
         await services.sampler.started()
     except EngineError as error:
-        if services.upstream is None:
+        if services.upstream is None and not any(wing.answers_without_sampler() for wing in services.wings.values()):
             raise
         logger.error("No model of this server answers: %s. Calls below /r/ pass to the upstream all the same", error)
         return False
@@ -450,6 +439,8 @@ def ready_message(services: Services, url: str, key: Key | None, dashboard: str)
     if services.upstream is not None:
         name, model = options.route, services.upstream.upstream
         rows.append(("route", f"{url}/r/{name} -> {model.text}, {_recorded(options.record_share)}"))
+    for wing in services.wings.values():
+        rows += wing.ready_rows(url)
     if key is not None and key.kept is not None:
         shown = f"{key.text} (shown once; stored in {key.kept})" if key.is_new else f"stored in {key.kept}"
         rows.append(("key", shown))

@@ -48,6 +48,8 @@ def build(services: Services, guard: Guard) -> FastAPI:
     routers = (openai_api.router, trajectory_api.router, trajectory_api.traces, training_api.router, resampling.router)
     for router in (*routers, route_api.router, takeover_api.router, audit_api.router):
         app.router.routes.extend(router.routes)  # include_router would make each route anew, 0.1 s for all
+    for wing in services.wings.values():
+        app.router.routes.extend(wing.router.routes if wing.router is not None else ())
     add_pages(app, DashboardSource(services.store, services.options.dir, lambda: engine_state(services)))
     app.add_api_route("/health", health, methods=["GET"])
     add_sign_in(app, guard)
@@ -55,6 +57,8 @@ def build(services: Services, guard: Guard) -> FastAPI:
     add_error_answers(app)
     app.add_middleware(openai_api.ModelCalls, services=services)
     app.add_middleware(RouteCalls, gateway=services.upstream, app_routes=services.app_routes, sampler=services.sampler)
+    for wing in services.wings.values():
+        app.add_middleware(wing.middleware)
     if services.options.idle_exit is not None:
         app.add_middleware(CountedRequests, activity=services.activity)
     origins = services.options.allow_origin

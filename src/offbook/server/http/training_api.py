@@ -100,8 +100,8 @@ async def adopt_step(services: ServicesDep, name: str, body: AdoptRequest) -> Mo
     if services.training.concerns(name):
         raise ApiError(409, f"Model {name!r} is in training: adopt a step when it has ended", "name", "in_training")
     state = await services.models.swaps.adopt(name, body)
-    if services.mirror is not None:
-        services.mirror.changed()
+    for wing in services.wings.values():
+        wing.model_changed()
     return state
 
 
@@ -142,8 +142,8 @@ async def put_state(services: ServicesDep, name: str, body: UserState) -> Respon
 
 
 def _state(services: Services, model: ServedModel) -> ModelState:
-    behind = services.mirror.steps_behind(model) if services.mirror is not None else None
-    return model.state().model_copy(update={"mirror_behind": behind})
+    held = max((wing.steps_held(model) for wing in services.wings.values()), default=0)
+    return model.state().model_copy(update={"steps_held": held})
 
 
 def _state_file(services: Services, name: str) -> Path:

@@ -17,6 +17,8 @@ from offbook.base.types import Json
 from offbook.server.views import numbers, page_urls
 from offbook.server.views.dashboard_source import DashboardSource
 
+from ..wing import pages_of_wings
+
 FOLDER = Path(__file__).parent
 STATIC = FOLDER / "static"
 POLICY = (
@@ -79,7 +81,7 @@ FUNCTIONS = (
 def environment() -> jinja2.Environment:
     """The templates. They escape all values, and an undefined name is an error."""
     templates = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(FOLDER / "templates"),
+        loader=jinja2.FileSystemLoader([FOLDER / "templates", *(wing.templates for wing in pages_of_wings())]),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

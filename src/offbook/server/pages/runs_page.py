@@ -10,6 +10,7 @@ from fastapi.responses import HTMLResponse
 from offbook.server.views.run_tables import lines_of
 from offbook.server.views.takeover_view import small_models_part, takeover_status
 
+from ..wing import pages_of_wings
 from .rendering import Crumb, SourceDep, page
 
 router = APIRouter()
@@ -33,6 +34,7 @@ async def runs_page(
         "engine": source.engine,
         "other_server": source.other_server,
         "takeovers": [(state, takeover_status(state), small_models_part(state)) for state in await source.takeovers()],
+        "links": [link for wing in pages_of_wings() for link in await wing.links(source)],
         "folder": "/".join(source.folder.parts[-2:]),
     }
     return page(request, "runs.html", "Runs", (Crumb("Runs"),), context)

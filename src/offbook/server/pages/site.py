@@ -10,6 +10,7 @@ from starlette.types import Scope
 
 from offbook.server.views.dashboard_source import DashboardSource
 
+from ..wing import pages_of_wings
 from . import export, group_page, rollout_page, run_page, runs_page, search_page, step_page, takeover_page
 from .rendering import SAFE, STATIC, Crumb, UnknownPage, page
 
@@ -36,6 +37,8 @@ def add_pages(app: FastAPI, source: DashboardSource) -> None:
     app.state.dashboard = source
     for router in ROUTERS:
         app.router.routes.extend(router.routes)  # as the API's, which are not made anew either
+    for wing in pages_of_wings():
+        app.router.routes.extend(wing.router.routes)
     app.mount("/pages/static", StaticFilesOfPages(directory=STATIC))
     app.add_exception_handler(UnknownPage, _unknown)
 

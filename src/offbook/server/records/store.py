@@ -21,6 +21,7 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Engine,
+    MetaData,
     Row,
     Select,
     bindparam,
@@ -331,6 +332,10 @@ class Store:
         """See `Writer.write`: for the records of a room of its own. Raises StoreError."""
         return await self._writer.write(apply, argument)
 
+    async def add_tables(self, tables: MetaData) -> None:
+        """Create tables beside the records' own, if they are missing."""
+        await self._writer.write(_add_tables, tables)
+
     async def alone(self, work: Callable[[Engine], R]) -> R:
         """See `Writer.alone`. Raises StoreError."""
         return await self._writer.alone(work)
@@ -389,6 +394,12 @@ def _continue_clock(connection: Connection, where: str) -> None:
             "If the clock is right, it was wrong before",
             *(behind, where),
         )
+
+
+def _add_tables(connection: Connection, batch: Sequence[MetaData]) -> list[OffbookError | None]:
+    for tables in batch:
+        tables.create_all(connection)
+    return [None] * len(batch)
 
 
 def _add_logs(connection: Connection, batch: Sequence[tuple[str, LogRequest]]) -> list[OffbookError | None]:

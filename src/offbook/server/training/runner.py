@@ -8,7 +8,6 @@ import math
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
-from typing import TYPE_CHECKING
 
 from offbook.base.errors import TrainError
 from offbook.base.types import TrainResult
@@ -19,13 +18,11 @@ from ...engine.protocol import CompletionScored, Event, Failed, Merged, Progress
 from ...memory_plan.card import GIB
 from ...memory_plan.plan import MemoryPlan
 from ..sampler.sampler import SamplerCalls
+from ..wing import ServerWing
 from .feed import TrainFeed
 from .history import TrainHistory
 from .jobs import JobFolders
 from .learner_client import LearnerClient
-
-if TYPE_CHECKING:  # needs the extra `mirror`
-    from ..mirror.uploads import MirrorUploads
 
 logger = logging.getLogger(__name__)
 
@@ -78,8 +75,6 @@ WRONG_METRIC = "sampler/wrong_answers"
 """Answers of the sampler since the last step that contradicted their requests."""
 SWAP_METRIC = "sampler/swap_seconds"
 """Time to load the new step in the sampler and to route calls to it, in seconds."""
-MIRROR_METRIC = "mirror/steps_behind"
-"""With --mirror: steps before this one that are not uploaded yet when this one is committed."""
 
 
 class TrainRunner:
@@ -87,7 +82,7 @@ class TrainRunner:
 
     `free_gpu()`: a context manager inside which the sampler leaves the learner the memory of a shared GPU.
     `wrong_answers()`: number of wrong answers of the sampler so far. `keep_tokens`: see TrainCommand. `memory`:
-    compares each step's memory with the plan. `mirror`: uploads the checkpoints.
+    compares each step's memory with the plan. `wings`: see ServerWing.
     """
 
     def __init__(
@@ -102,7 +97,7 @@ class TrainRunner:
         wrong_answers: Callable[[], int] = lambda: 0,
         keep_tokens: int = 0,
         memory: MemoryCheck | None = None,
-        mirror: MirrorUploads | None = None,
+        wings: Mapping[str, ServerWing] = {},  # filled later by the caller, else empty
     ) -> None:
         self._learner = learner
         self._models = models
@@ -114,7 +109,7 @@ class TrainRunner:
         self._wrong_before = 0
         self._keep_tokens = keep_tokens
         self._memory = memory or MemoryCheck(None)
-        self._mirror = mirror
+        self._wings = wings
 
     async def run(self, feed: TrainFeed) -> TrainResult | Failed:
         """Apply a request whose job is prepared. Publishes the learner's progress to the feed.
@@ -152,25 +147,19 @@ class TrainRunner:
             metrics[QUEUE_METRIC] = queue_seconds
         result = _finite(result.model_copy(update={"metrics": result.metrics | metrics}))
         if result.applied and result.step > self._models.registry.model(request.model).step:
-            result = self._with_mirror_metric(result)
+            before = self._models.registry.model(request.model)
+            added = {name: value for wing in self._wings.values() for name, value in wing.step_metrics(before).items()}
+            result = _finite(result.model_copy(update={"metrics": {**result.metrics, **added}}))
             began = time.monotonic()
             problem = await self._models.swaps.advance(request.model, result.step)
             result = result.model_copy(update={"metrics": {**result.metrics, SWAP_METRIC: time.monotonic() - began}})
             if problem is not None:
                 warning = f"Step {result.step} is saved, but the sampler has not loaded it yet: {problem}"
                 result = result.model_copy(update={"warnings": (*result.warnings, warning)})
-            if self._mirror is not None:
-                self._mirror.changed()
+            for wing in self._wings.values():
+                wing.model_changed()
         await asyncio.to_thread(self._jobs.remove, request.id)
         return result
-
-    def _with_mirror_metric(self, result: TrainResult) -> TrainResult:
-        if self._mirror is None:
-            return result
-        behind = self._mirror.steps_behind(self._models.registry.model(result.model))
-        if behind is None:
-            return result
-        return result.model_copy(update={"metrics": {**result.metrics, MIRROR_METRIC: behind}})
 
 
 async def _last_event(stream: AsyncGenerator[Event], feed: TrainFeed) -> Trained | Failed:

@@ -10,9 +10,8 @@ import typer
 from offbook.base.server_options import server_folder
 from offbook.base.terminal import echo
 from offbook.client.connection.http import checked_name
-
-from .lazy_import import imported
-from .options import Dir, Model
+from offbook.commands.lazy_import import imported
+from offbook.commands.options import Dir, Model
 
 Mirror = Annotated[
     str,
@@ -24,7 +23,7 @@ def push(model: Model, mirror: Mirror, dir: Dir = None) -> None:
     """Upload the checkpoints of a model that a mirror does not have.
 
     The server may be running. Credentials come from the provider's environment variables."""
-    copies = imported("offbook.server.mirror.copies", "ui")
+    copies = imported("offbook_cloud.mirror.copies", "ui")
     for step in asyncio.run(copies.push(server_folder(dir), mirror, checked_name(model, "model"))):
         echo(f"step {step}")
 
@@ -33,7 +32,7 @@ def pull(model: Model, mirror: Mirror, dir: Dir = None) -> None:
     """Download a model's newest checkpoint from a mirror, if the directory's is older.
 
     Stop the directory's server first."""
-    copies = imported("offbook.server.mirror.copies", "ui")
+    copies = imported("offbook_cloud.mirror.copies", "ui")
     written = asyncio.run(copies.pull_model(server_folder(dir), mirror, checked_name(model, "model")))
     for path in written:
         echo(str(path))

@@ -12,12 +12,12 @@ from pydantic import ValidationError
 
 from offbook.base.errors import ConfigError, EngineError, OffbookError, StoreError
 from offbook.base.wire import UserState
+from offbook.engine import checkpoint_files
+from offbook.engine.checkpoint_files import NOTE, CheckpointNote, make_folder, put_aside, sync
+from offbook.server.models.checkpoints import FACTS, ModelFacts, read_facts, write_facts, write_text
+from offbook.server.records.sqlite_file import fault_of
+from offbook.server.records.store import create_file
 
-from ...engine import checkpoint_files
-from ...engine.checkpoint_files import NOTE, CheckpointNote, make_folder, put_aside, sync
-from ..models.checkpoints import FACTS, ModelFacts, read_facts, write_facts, write_text
-from ..records.sqlite_file import fault_of
-from ..records.store import create_file
 from .place import MirrorPlace
 from .remote_models import STATE, RemoteModel, other_training, remote_models
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from offbook.base.errors import ConfigError, StoreError
+from offbook.engine.checkpoint_files import whole
+from offbook.server.directory_lock import DirectoryLock, make_private
+from offbook.server.models.checkpoints import FACTS
+from offbook.server.stored_models import find_model
 
-from ...engine.checkpoint_files import whole
-from ..directory_lock import DirectoryLock, make_private
-from ..models.checkpoints import FACTS
-from ..stored_models import find_model
 from .place import mirror_place
 from .pulls import check_history, ignore_damaged, pull
 from .remote_models import STATE, remote_models, upload

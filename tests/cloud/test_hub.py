@@ -13,12 +13,12 @@ import pytest
 
 from offbook.base.errors import ConfigError, OffbookError, StoreError
 from offbook.engine.checkpoint_files import FILES, NOTE
-from offbook.server.mirror import copies, hub_place, uploads
-from offbook.server.mirror.place import mirror_place
-from offbook.server.mirror.pulls import pull
-from offbook.server.mirror.uploads import MirrorUploads
-from tests.server.mirror.hub_server import Hub, Refused, Repository, running_hub
-from tests.server.mirror.test_mirror import AGENT, eventually, folder, registry, same, umask
+from offbook_cloud.mirror import copies, hub_place, uploads
+from offbook_cloud.mirror.place import mirror_place
+from offbook_cloud.mirror.pulls import pull
+from offbook_cloud.mirror.uploads import MirrorUploads
+from tests.cloud.hub_server import Hub, Refused, Repository, running_hub
+from tests.cloud.test_mirror import AGENT, eventually, folder, registry, same, umask
 
 __all__ = ["folder", "umask"]  # fixtures
 URL = "hf://me/desk/one"

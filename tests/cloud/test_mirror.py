@@ -20,21 +20,22 @@ from offbook.base.errors import ConfigError, StoreError
 from offbook.commands.main import run as main
 from offbook.engine.checkpoint_files import FILES, NOTE, digest
 from offbook.server.directory_lock import sweep
-from offbook.server.mirror import copies, uploads
-from offbook.server.mirror.bucket_place import BucketPlace
-from offbook.server.mirror.pulls import pull
-from offbook.server.mirror.uploads import MirrorUploads
 from offbook.server.models.base_model import BaseModelPath
 from offbook.server.models.registry import ModelRegistry
 from offbook.server.records.store import Store
+from offbook_cloud.mirror import copies, uploads
+from offbook_cloud.mirror.bucket_place import BucketPlace
+from offbook_cloud.mirror.pulls import pull
+from offbook_cloud.mirror.uploads import MirrorUploads
+from tests.paths import ROOT
 
-WRITTEN = Path(__file__).parent.with_name("written_directory") / "files"
+WRITTEN = ROOT / "tests/server/written_directory/files"
 AGENT = "desk/models/agent"
 KILLED = """
 import asyncio, sys, time
 from pathlib import Path
-from offbook.server.mirror.copies import push
-from offbook.server.mirror.bucket_place import BucketPlace
+from offbook_cloud.mirror.copies import push
+from offbook_cloud.mirror.bucket_place import BucketPlace
 write, written = BucketPlace.upload, []
 async def upload(self, path, source):
     written.append(path)

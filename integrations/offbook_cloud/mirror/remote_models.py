@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from offbook.base.errors import StoreError
+from offbook.engine.checkpoint_files import FILES, NOTE, Checkpoint, is_step
+from offbook.server.models.checkpoints import FACTS
 
-from ...engine.checkpoint_files import FILES, NOTE, Checkpoint, is_step
-from ..models.checkpoints import FACTS
 from .place import MirrorPlace
 
 logger = logging.getLogger(__name__)

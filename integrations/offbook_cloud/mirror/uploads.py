@@ -8,9 +8,9 @@ from pathlib import Path
 
 from offbook.base.backoff import backoff_seconds
 from offbook.base.errors import StoreError
+from offbook.server.models.checkpoints import FACTS
+from offbook.server.models.registry import ModelRegistry, ServedModel
 
-from ..models.checkpoints import FACTS
-from ..models.registry import ModelRegistry, ServedModel
 from .place import MirrorPlace
 from .remote_models import STATE, remote_models, upload
 

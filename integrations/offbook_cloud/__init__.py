@@ -1,0 +1,1 @@
+"""Machines and storage of cloud providers: a server on a machine that SkyPilot launches, and copies of its checkpoints."""

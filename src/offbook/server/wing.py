@@ -1,0 +1,167 @@
+"""The door of the server: what a package beside the core adds to it, and what it may use there.
+
+A wing names a subclass of `ServerWing` as an entry point of the group `offbook.server`, a class of options under the same name
+in `offbook.serve_options`, and a `WingPages` in `offbook.pages`. The core knows none of them by name. docs/architecture.md has
+an example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+
+from fastapi import APIRouter, Request
+from sqlalchemy import MetaData
+from starlette.types import ASGIApp
+
+from offbook import plugins
+from offbook.base.server_options import ServerOptions
+
+if TYPE_CHECKING:
+    from .calls.recorder import Recorder
+    from .models.checkpoint_swaps import ModelServices
+    from .models.registry import ServedModel
+    from .records.store import Store
+    from .sampler.sampler import Sampler
+    from .views.dashboard_source import DashboardSource
+    from .views.run_summary import RunStatus
+
+
+class ServerDoor(Protocol):
+    """What a wing may use of the server that it is part of. All of it is open while the wing is."""
+
+    @property
+    def options(self) -> ServerOptions:
+        """The options of `offbook serve`."""
+        ...
+
+    @property
+    def store(self) -> Store:
+        """The records: `read` and `write` with the wing's own functions of a connection, `finished`, `finish`."""
+        ...
+
+    @property
+    def models(self) -> ModelServices:
+        """The models: `registry` finds one by its name, and a call's step."""
+        ...
+
+    @property
+    def recorder(self) -> Recorder:
+        """Where calls are recorded; `sampled` are those that this server sampled."""
+        ...
+
+    @property
+    def sampler(self) -> Sampler:
+        """The inference engine: its state."""
+        ...
+
+
+class ServerWing:
+    """What a wing adds to a running server. Override what it needs; each method says when the server calls it.
+
+    What a wing raises while a call is answered is the call's error, so a wing catches what must not fail one.
+    """
+
+    name: ClassVar[str]
+    """The name of its entry points."""
+    tables: ClassVar[MetaData | None] = None
+    """Tables of its own in the records. They are created if they are missing, and never changed."""
+    router: ClassVar[APIRouter | None] = None
+    """Its HTTP routes, behind the same access checks as all others. A handler takes the wing as `Cls.of(request)`."""
+
+    def __init__(self, options: Any, server: ServerDoor) -> None:
+        """`options`: an object of the wing's class in `offbook.serve_options`; None if it has none."""
+        self.options = options
+        self.server = server
+
+    @classmethod
+    def wanted(cls, options: Any) -> bool:
+        """Whether the options ask for this wing. Otherwise the server leaves it out, with its routes."""
+        del options
+        return True
+
+    @classmethod
+    def prepare(cls, options: Any, server: ServerOptions) -> None:
+        """Called with the directory locked, before models and records are opened. Raises ConfigError, StoreError."""
+        del options, server
+
+    @classmethod
+    def of(cls, request: Request) -> Self:
+        """The wing of the server that received a request."""
+        wing = request.app.state.services.wings[cls.name]
+        assert isinstance(wing, cls)
+        return wing
+
+    async def open(self) -> None:
+        """Called in the event loop once all services of the core are open. Raises ConfigError, StoreError."""
+
+    def middleware(self, app: ASGIApp) -> ASGIApp:
+        """The application with what this wing does before its routing; by default `app` itself."""
+        return app
+
+    def ready_rows(self, url: str) -> Sequence[tuple[str, str]]:
+        """Lines for the message of a ready server: a word and its value."""
+        del url
+        return ()
+
+    def answers_without_sampler(self) -> bool:
+        """Whether the server is of use although its sampler could not be started."""
+        return False
+
+    def step_metrics(self, model: ServedModel) -> Mapping[str, float]:
+        """Metrics of a step, asked when its checkpoint is saved and before it is used."""
+        del model
+        return {}
+
+    def model_changed(self) -> None:
+        """A model has a new step."""
+
+    def steps_held(self, model: ServedModel) -> int:
+        """How many of a model's newest steps the wing still reads, so that nobody deletes them."""
+        del model
+        return 0
+
+    async def close(self, deadline: float) -> None:
+        """Called when the server ends, after the running step and calls, before the records are closed. Has `deadline`
+        seconds."""
+        del deadline
+
+
+@dataclass(frozen=True)
+class PageLink:
+    """A line on the first page of the dashboard that leads to a page of a wing: what kind of thing it is, its name and address,
+    its badge, and a few words."""
+
+    kind: str
+    text: str
+    url: str
+    status: RunStatus | None = None
+    note: str = ""
+
+
+class WingPages:
+    """Pages of a wing: of a running server, and of `offbook ui`, which has the records alone."""
+
+    router: ClassVar[APIRouter]
+    """Its routes. A handler gets the records as `SourceDep`, and renders with `pages.rendering.page`."""
+    templates: ClassVar[Path]
+    """The folder of its Jinja2 templates. Their names must not occur in the core's."""
+
+    @classmethod
+    async def links(cls, source: DashboardSource) -> Sequence[PageLink]:
+        """What the first page of the dashboard says about it."""
+        del source
+        return ()
+
+
+def wing_classes(options: ServerOptions) -> list[type[ServerWing]]:
+    """The installed wings that the options ask for. Raises ConfigError, MissingExtraError."""
+    classes = [plugins.load_class("offbook.server", name, ServerWing) for name in plugins.names("offbook.server")]
+    return [wing for wing in classes if wing.wanted(options.wings.get(wing.name))]
+
+
+def pages_of_wings() -> list[type[WingPages]]:
+    """The pages of all installed wings. Raises ConfigError."""
+    return [plugins.load_class("offbook.pages", name, WingPages) for name in plugins.names("offbook.pages")]

@@ -1,0 +1,53 @@
+"""The example of a wing in docs/architecture.md, installed beside the core and served."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.paths import ROOT
+from tests.server.servers import RunningServer
+
+PAGE = (ROOT / "docs/architecture.md").read_text("utf-8")
+[CODE] = re.findall(r"```python\n(# offbook_hits/__init__\.py\n.*?)```", PAGE, re.DOTALL)
+[ENTRY_POINTS] = re.findall(r"```toml\n(\[project\.entry-points.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example as an installed distribution, for the processes that this one starts."""
+    site = tmp_path / "site"
+    (site / "offbook_hits").mkdir(parents=True)
+    (site / "offbook_hits/__init__.py").write_text(CODE, "utf-8")
+    facts = site / "offbook_hits-1.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: offbook-hits\nVersion: 1.0\n")
+    lines = re.sub(r'\[project\.entry-points\."(.*?)"\]', r"[\1]", ENTRY_POINTS).replace('"', "")
+    (facts / "entry_points.txt").write_text(lines)
+    monkeypatch.setenv("PYTHONPATH", str(site))
+
+
+def test_the_wing_of_the_page_has_its_command_option_table_route_and_middleware(
+    installed: None, tmp_path: Path
+) -> None:
+    offbook = [sys.executable, "-m", "offbook"]
+    assert "Say where the hits are." in subprocess.run([*offbook, "--help"], capture_output=True, text=True).stdout
+    shown = subprocess.run([*offbook, "hits"], capture_output=True, text=True)
+    assert (shown.stdout, shown.returncode) == ("GET /api/hits on the server\n", 0)
+    with RunningServer(tmp_path / "served", "--hits") as server:
+        server.http.get("/api/models")
+        counts = server.http.get("/api/hits").json()
+        assert counts["/api/models"] == 1
+        server.interrupt()
+        server.process.wait(60)
+    with RunningServer(tmp_path / "served", "--hits") as server:
+        assert server.http.get("/api/hits").json()["/api/models"] == 1, "the counts were not in the records"
+
+
+def test_a_wing_that_no_option_asks_for_adds_nothing(installed: None, tmp_path: Path) -> None:
+    with RunningServer(tmp_path / "served") as server:
+        assert server.http.get("/api/hits").status_code == 404

@@ -60,7 +60,6 @@ def shots(browser: Browser, url: str) -> list[Shot]:
         Shot("step", step),
         Shot("group", group),
         Shot("rollout", rollout, token),
-        Shot("search", url + "/search"),
     ]
 
 

@@ -112,7 +112,6 @@ def test_one_line_shows_every_candidate_in_langfuse_the_dashboard_and_an_export_
     page = served.http.get("/").text
     for each in runs:
         assert each in page
-        assert "blue" in served.http.get("/search", params={"run": each}).text
         assert served.http.get(f"/runs/{each}").status_code == 200
     assert served.http.get("/compare", params={"run": runs}).status_code == 200
 

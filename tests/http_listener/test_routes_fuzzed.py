@@ -71,7 +71,6 @@ BODIES: dict[str, dict[str, Any]] = {
     "/api/routes/{route}/calls": {
         "calls": [{"request": CHAT, "answer": {"choices": []}, "model": "a/b", "started_at": 1.0, "ended_at": 2.0}]
     },
-    "/pages/resample": {"trajectory": "t", "call": "c", "step": 0},
     "/sign-in": {"key": "a"},
     "/sign-out": {},
     "/v1/chat/completions": CHAT,

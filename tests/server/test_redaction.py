@@ -123,7 +123,7 @@ async def test_a_planted_key_is_in_no_record_no_page_no_export_no_trace_and_no_e
     shown += [json.dumps(rollout_line(rollout), default=repr) for rollout in rollouts]
     shown += [repr(rollout_spans(rollout)) for rollout in rollouts]
     for rollout in rollouts:
-        shown += [await page(gateway, f"/trajectories/{rollout.record.id}{part}") for part in ("", "/export")]
+        shown.append(await page(gateway, f"/trajectories/{rollout.record.id}"))
     shown += [await page(gateway, f"/runs/run-1{part}") for part in ("", "/steps/0", "/steps/0/groups/g-1")]
     shown += [path.read_bytes().decode("latin-1") for path in tmp_path.rglob("*") if path.is_file()]
     assert len(rollouts) == 4 and [leaks(text) for text in shown if leaks(text)] == []
@@ -171,7 +171,7 @@ async def test_a_server_redacts_what_another_client_sends(
     rollouts = [rollout async for rollout in pages(Api(gateway.url), TrajectoryQuery(run="run-1"))]
     shown: list[object] = [rollout_spans(rollout) for rollout in rollouts]
     shown += [json.dumps(rollout_line(rollout), default=repr) for rollout in rollouts]
-    places = ["/trajectories/t", "/trajectories/t/export", "/api/trajectories/t", "/api/traces?run=run-1"]
+    places = ["/trajectories/t", "/api/trajectories/t", "/api/traces?run=run-1"]
     places += ["/runs/run-1", "/runs/run-1/steps/0", "/runs/run-1/steps/0/groups/g-1", "/api/models/default/log"]
     shown += [await page(gateway, place) for place in places]
     shown += [path.read_bytes().decode("latin-1") for path in tmp_path.rglob("*") if path.is_file()]

@@ -40,7 +40,6 @@ from offbook.server.views.run_tables import (
     step_table,
 )
 
-from .lazy_import import imported
 from .options import Dir, StoreUrl, refuse_words
 
 _RUNS = 30
@@ -76,16 +75,13 @@ def runs(
 def show_records(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="name of a run, or id of a trajectory")],
-    html: Annotated[
-        Path | None, typer.Option(help="file to write the trajectory to, as one HTML page with its tokens")
-    ] = None,
     dir: Dir = None,
     store_url: StoreUrl = None,
 ) -> None:
     """Show the steps of a run, or the conversation of a trajectory."""
     refuse_words(context)
     with opened(dir, store_url) as source:
-        asyncio.run(_show(source, Terminal(highlight=False), name, html))
+        asyncio.run(_show(source, Terminal(highlight=False), name))
 
 
 @contextmanager
@@ -158,35 +154,16 @@ def _add_rows(table: Table, line: RunLine, columns: Sequence[str], indent: str =
         table.add_row(*(older.get(name, "") for name in columns))
 
 
-async def _show(source: DashboardSource, console: Console, name: str, html: Path | None) -> None:
-    """Print a run or a trajectory; write a trajectory to the file `html` instead if it is set."""
+async def _show(source: DashboardSource, console: Console, name: str) -> None:
     run = await source.run(name)
     if run is not None:
-        if html is not None:
-            raise ConfigError(
-                f"--html: {name!r} is a run, and only a trajectory can be written: name one of its trajectories"
-            )
         console.print(_run(run, await evaluation_lines(run, await source.listed_at(run.run), source), console))
         console.print(_rollouts(await source.rollouts(run.run, run.last.step)))
         return
     trajectory = await source.trajectory(name)
     if trajectory is None:
         raise ConfigError(await _unknown(source, name))
-    if html is not None:
-        await _write_html(source, name, html)
-        console.print(f"{name} is in {html}", markup=False)
-        return
     console.print(_trajectory(name, trajectory))
-
-
-async def _write_html(source: DashboardSource, name: str, file: Path) -> None:
-    view = await imported("offbook.server.views.rollout_view", "ui").rollout_view(source, name)
-    if view is None:
-        raise ConfigError(await _unknown(source, name))
-    try:
-        file.write_text(imported("offbook.server.pages.export", "ui").rollout_document(view), "utf-8")
-    except OSError as error:
-        raise ConfigError(f"--html: {file} cannot be written: {error.strerror or error}") from error
 
 
 async def _unknown(source: DashboardSource, name: str) -> str:

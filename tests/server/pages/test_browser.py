@@ -19,7 +19,6 @@ PAGES = {
     "step": f"/runs/{RUN}/steps/1",
     "evaluation": f"/runs/{RUN}/steps/3?split=val",
     "compare": f"/compare?run={RUN}&run={RUN}",
-    "search": f"/search?run={RUN}",
     "nothing": "/runs/no-such-run",
 }
 
@@ -98,26 +97,20 @@ def test_charts_are_drawn_zoomed_reset_read_by_key_and_follow_the_theme(dashboar
         assert said == []
 
 
-def test_keys_search_list_keys_and_walk_rows(dashboard: str, chromium: Any) -> None:
+def test_keys_list_keys_and_walk_rows(dashboard: str, chromium: Any) -> None:
     with opened(chromium, dashboard + PAGES["run"]) as (page, said):
-        page.keyboard.press("/")
-        expect(page.locator("#find")).to_be_focused()
-        page.keyboard.type("order")
-        page.keyboard.press("Enter")
-        expect(page).to_have_url(dashboard + "/search?text=order")
-        settle(page)
         page.keyboard.press("?")
         expect(page.locator("#keys")).to_be_visible()
         page.keyboard.press("Escape")
         expect(page.locator("#keys")).to_be_hidden()
         page.keyboard.press("j")
-        expect(page.locator("table.rows tbody tr").first.locator("a").first).to_be_focused()
+        expect(page.locator("#steps tbody tr").first.locator("a").first).to_be_focused()
         page.keyboard.press("j")
-        expect(page.locator("table.rows tbody tr").nth(1).locator("a").first).to_be_focused()
+        expect(page.locator("#steps tbody tr").nth(1).locator("a").first).to_be_focused()
         page.keyboard.press("k")
-        expect(page.locator("table.rows tbody tr").first.locator("a").first).to_be_focused()
+        expect(page.locator("#steps tbody tr").first.locator("a").first).to_be_focused()
         page.keyboard.press("Enter")
-        expect(page.locator("#transcript-h")).to_be_visible()
+        expect(page.locator("#groups-h")).to_be_visible()
         settle(page)
         page.keyboard.press("g")
         page.keyboard.press("r")
@@ -140,7 +133,7 @@ def test_brackets_walk_steps_and_u_goes_up(dashboard: str, chromium: Any) -> Non
 
 def test_markup_in_names_and_errors_stays_text(planted: Path, chromium: Any) -> None:
     with viewing(planted) as url:
-        for path in ("/", "/search?outcome=failed"):
+        for path in ("/", "/?at=2"):
             with opened(chromium, url + path) as (page, said):
                 assert page.title() != "planted" and said == []
                 assert page.locator("main script:not([type])").count() == 0

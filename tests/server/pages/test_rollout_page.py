@@ -12,6 +12,7 @@ import pytest
 from offbook import tiny
 from offbook.base.types import Call
 from offbook.server.views.conversation import turns
+from offbook.server.views.numbers import MINUS
 from offbook.server.views.token_pieces import TokenPieces
 from offbook.testing import ScriptedChoice, ScriptedCompletion
 from tests.fakes.gateway import Gateway
@@ -70,28 +71,21 @@ async def test_text_of_models_tools_names_and_judges_stays_text(gateway: Gateway
     fault = {"type": MARKUP, "message": MARKUP, "traceback": MARKUP}
     await rolled(gateway, "one")
     await rolled(gateway, "two", index=1, reward=None, exception=fault, metadata={MARKUP: MARKUP})
-    for path in (
-        "/trajectories/one",
-        "/trajectories/two",
-        "/runs/run-1/steps/0/groups/g-1",
-        "/trajectories/two/export",
-        "/runs/run-1/steps/0/groups/g-1/export",
-    ):
+    for path in ("/trajectories/one", "/trajectories/two", "/runs/run-1/steps/0/groups/g-1"):
         page = await gateway.http.get(path)
         assert page.status_code == 200, path
         assert "<script>alert" not in page.text and "&lt;script&gt;alert(1)" in page.text, path
         assert " style=" not in page.text and " onclick" not in page.text, path
 
 
-async def test_a_group_shows_its_rollouts_what_they_share_and_the_judges_words(gateway: Gateway) -> None:
+async def test_a_group_shows_its_rollouts_side_by_side_and_the_judges_words(gateway: Gateway) -> None:
     await rolled(gateway, "one")
     await rolled(gateway, "two", index=1, reward=0.0)
     page = (await gateway.http.get("/runs/run-1/steps/0/groups/g-1")).text
     assert "R1</small> 1.00" in page and "R2</small> 0.00" in page
     assert "All rollouts begin with the same 4 messages" in page  # the user's, the call, its result, the answer
-    assert "is short" in page and "Tree saves" in page
-    assert "10 of 32 tokens computed" in page  # two calls of 6 and 10 tokens, twice: 32; all lie on one path of 10
-    assert page.count('class="wide"') == page.count('class="slim"') == 1
+    assert "is short" in page and page.count('<article class="side"') == 2
+    assert page.count(">+0.50</") == page.count(f">{MINUS}0.50</") == 2  # in the table, and side by side
 
 
 async def test_a_group_without_spread_says_that_it_trains_nothing(gateway: Gateway) -> None:
@@ -112,40 +106,10 @@ async def test_a_prompt_that_leaves_the_call_before_it_is_shown_as_a_fork(gatewa
     assert "once a step that trains this rollout has ended" in page and "unknown" not in page
 
 
-@pytest.mark.parametrize("path", ["/trajectories/none", "/runs/run-1/steps/0/groups/none", "/trajectories/none/export"])
+@pytest.mark.parametrize("path", ["/trajectories/none", "/runs/run-1/steps/0/groups/none"])
 async def test_an_unknown_name_is_a_page_that_says_so(gateway: Gateway, path: str) -> None:
     page = await gateway.http.get(path)
     assert page.status_code == 404 and "There is no" in page.text and "none" in page.text
-
-
-async def test_another_step_answers_a_recorded_prompt_and_nothing_is_recorded(gateway: Gateway) -> None:
-    await rolled(gateway, "one")
-    call = (await gateway.calls("one"))[1]
-    page = (await gateway.http.get("/trajectories/one")).text
-    token = re.search(r'<meta name="csrf" content="([^"]+)">', page)
-    assert token is not None and 'class="resample bar"' in page
-    body = {"trajectory": "one", "call": call.id, "step": 0}
-    without = await gateway.http.post("/pages/resample", json=body)
-    assert without.status_code == 403 and without.json()["error"]["code"] == "csrf_token_missing"
-    headers = {"x-offbook-csrf": token[1]}
-    answer = await gateway.http.post("/pages/resample", json=body, headers=headers)
-    assert answer.status_code == 200, answer.text
-    assert answer.json()["choices"][0]["message"]["content"] == "Hello"
-    assert gateway.sampler.received[-1]["messages"] == list(call.messages)
-    assert len(await gateway.calls("one")) == 2
-    unknown = await gateway.http.post("/pages/resample", json=body | {"call": "none"}, headers=headers)
-    assert unknown.status_code == 404 and "There is no call 'none'" in unknown.json()["error"]["message"]
-    missing = await gateway.http.post("/pages/resample", json=body | {"step": 7}, headers=headers)
-    assert missing.status_code == 404 and "has no step 7" in missing.json()["error"]["message"]
-
-
-async def test_an_export_is_one_file_that_allows_only_its_own_style_and_script(gateway: Gateway) -> None:
-    await rolled(gateway, "one")
-    answer = await gateway.http.get("/trajectories/one/export")
-    assert answer.headers["content-disposition"] == 'attachment; filename="rollout-one.html"'
-    assert "sandbox" in answer.headers["content-security-policy"]
-    assert not re.search(r'(?:src|href)="(?!#)[^"]', answer.text)
-    assert "default-src &#39;none&#39;; style-src &#39;sha256-" in answer.text
 
 
 # ---- pieces and turns, alone

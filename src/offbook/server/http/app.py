@@ -29,7 +29,7 @@ from ..pages.site import add_pages
 from ..services import Services, ServicesDep
 from ..upstream.passing import RouteCalls
 from ..upstream.served_routes import takeovers
-from . import audit_api, openai_api, resampling, route_api, takeover_api, training_api, trajectory_api
+from . import audit_api, openai_api, route_api, takeover_api, training_api, trajectory_api
 from .auth import Guard
 from .model_paths import refusal_body
 from .openapi import add_openapi
@@ -45,7 +45,7 @@ def build(services: Services, guard: Guard) -> FastAPI:
     """Build the application on open services. The caller closes them."""
     app = FastAPI(title="Offbook", version=offbook.__version__, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.services = services
-    routers = (openai_api.router, trajectory_api.router, trajectory_api.traces, training_api.router, resampling.router)
+    routers = (openai_api.router, trajectory_api.router, trajectory_api.traces, training_api.router)
     for router in (*routers, route_api.router, takeover_api.router, audit_api.router):
         app.router.routes.extend(router.routes)  # include_router would make each route anew, 0.1 s for all
     for wing in services.wings.values():

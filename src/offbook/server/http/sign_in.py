@@ -97,7 +97,6 @@ def _page(request: Request, fault: str, status: int = 200) -> Response:
         "fault": fault,
         "once": "" if fault else query.get("once", ""),
         "next": _inside(query.get("next", "")),
-        "bare": True,
     }
     return page(request, "sign_in.html", "Sign in", (Crumb("Sign in"),), context, status)
 

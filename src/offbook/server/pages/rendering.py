@@ -71,7 +71,6 @@ FUNCTIONS = (
     page_urls.group_url,
     page_urls.trajectory_url,
     page_urls.takeover_url,
-    page_urls.search_url,
     static,
 )
 """The functions that templates can call, by their names."""
@@ -110,8 +109,6 @@ def page(
         "crumbs": crumbs,
         "theme": theme if theme in ("light", "dark") else "",
         "access": getattr(request.state, "access", None),
-        "bare": context.get("bare", False),
-        "query_text": request.query_params.get("text", ""),
     }
     text = environment().get_template(template).render(shown)
     return HTMLResponse(text, status, HEADERS)

@@ -1,4 +1,4 @@
-"""`GET /runs/{run}`: facts, warnings, charts and steps of a run. `GET /compare`: the charts of several runs."""
+"""`GET /`: all runs. `GET /runs/{run}`: facts, warnings, charts and steps of a run. `GET /compare`: the charts of several runs."""
 
 from __future__ import annotations
 
@@ -14,14 +14,39 @@ from offbook.server.views.dashboard_source import DashboardSource, RunOverview
 from offbook.server.views.page_urls import name_of, run_url
 from offbook.server.views.run_charts import chart_json
 from offbook.server.views.run_summary import facts_of, status_of, warnings_of
-from offbook.server.views.run_tables import STEPS_SHOWN, evaluation_lines, run_name, step_table
+from offbook.server.views.run_tables import STEPS_SHOWN, evaluation_lines, lines_of, run_name, step_table
+from offbook.server.views.takeover_view import small_models_part, takeover_status
 
+from ..wing import pages_of_wings
 from .rendering import SAFE, Crumb, SourceDep, UnknownPage, page
 
 router = APIRouter()
 
-MOST_COMPARED = 6
+RUNS_SHOWN = 25
+"""Runs on one page of the list."""
+MAX_COMPARED = 6
 """Most runs on one page of comparison."""
+
+
+@router.get("/")
+async def runs_page(
+    request: Request, source: SourceDep, page_number: Annotated[int, Query(alias="at", ge=1, le=100_000)] = 1
+) -> HTMLResponse:
+    """The page of all runs. The query parameter `at` selects a page of the list."""
+    listed = await source.listed()
+    chosen = listed[(page_number - 1) * RUNS_SHOWN : page_number * RUNS_SHOWN]
+    context = {
+        "lines": await lines_of(chosen, source),
+        "total": sum(1 + len(item.evaluations) for item in listed),
+        "page_number": page_number,
+        "pages": max(1, -(-len(listed) // RUNS_SHOWN)),
+        "engine": source.engine,
+        "other_server": source.other_server,
+        "takeovers": [(state, takeover_status(state), small_models_part(state)) for state in await source.takeovers()],
+        "links": [link for wing in pages_of_wings() for link in await wing.links(source)],
+        "folder": "/".join(source.folder.parts[-2:]),
+    }
+    return page(request, "runs.html", "Runs", (Crumb("Runs"),), context)
 
 
 async def known_run(source: DashboardSource, part: str) -> RunOverview:
@@ -70,7 +95,7 @@ async def compare_page(
     request: Request, source: SourceDep, run: Annotated[tuple[str, ...], Query(max_length=50)] = ()
 ) -> HTMLResponse:
     """The charts of several runs in the same axes. The query parameter `run` is repeated for each run."""
-    chosen = list(dict.fromkeys(run))[:MOST_COMPARED]
+    chosen = list(dict.fromkeys(run))[:MAX_COMPARED]
     overviews = [overview for name in chosen if (overview := await source.run(name)) is not None]
     missing = [name for name in chosen if name not in {overview.run for overview in overviews}]
     if not overviews:
@@ -81,7 +106,7 @@ async def compare_page(
     context = {
         "runs": [(overview, status_of(overview, source), facts_of(overview)) for overview in overviews],
         "missing": missing,
-        "left_out": max(0, len(set(run)) - MOST_COMPARED),
+        "left_out": max(0, len(set(run)) - MAX_COMPARED),
         "data": [data_of(overview, source) for overview in overviews],
     }
     return page(request, "compare.html", "Compare runs", (Crumb("Runs", "/"), Crumb("Compare")), context)

@@ -11,13 +11,10 @@ from starlette.types import Scope
 from offbook.server.views.dashboard_source import DashboardSource
 
 from ..wing import pages_of_wings
-from . import export, group_page, rollout_page, run_page, runs_page, search_page, step_page, takeover_page
+from . import group_page, rollout_page, run_page, step_page, takeover_page
 from .rendering import SAFE, STATIC, Crumb, UnknownPage, page
 
-ROUTERS = (
-    *(runs_page.router, run_page.router, step_page.router, group_page.router, rollout_page.router),
-    *(takeover_page.router, search_page.router, export.router),
-)
+ROUTERS = (run_page.router, step_page.router, group_page.router, rollout_page.router, takeover_page.router)
 
 
 class StaticFilesOfPages(StaticFiles):

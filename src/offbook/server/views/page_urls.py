@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 NONE = "~"
 """The segment for rollouts without a run, step or group."""
@@ -60,9 +59,3 @@ def trajectory_url(trajectory_id: str) -> str:
 def takeover_url(route: str) -> str:
     """The page of a route's takeover."""
     return f"/takeovers/{segment(route)}"
-
-
-def search_url(filters: Mapping[str, str | int | float | None]) -> str:
-    """The search page with these filters; None and "" leave one out."""
-    chosen = {name: value for name, value in filters.items() if value is not None and value != ""}
-    return "/search" + (f"?{urlencode(chosen)}" if chosen else "")

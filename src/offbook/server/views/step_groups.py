@@ -10,6 +10,7 @@ from offbook.base.numbers import distinct, reaches
 from offbook.server.records.overview import RolloutRow
 
 MIN_GROUP_SIZE = 2
+"""Fewest scored rollouts in a group that is trained, unless the train request has another minimum."""
 UNTRAINED = {
     "no_spread": "equal rewards",
     "all_good": "all good",
@@ -19,15 +20,16 @@ UNTRAINED = {
     "without_targets": "without a trained call",
 }
 """The learner's classes of groups that are not trained, as words."""
-"""Fewest scored rollouts in a group that is trained, unless the train request has another minimum."""
 _EDGES = (0.1, 0.75, 1.5)  # of the tints, in standard deviations
 
 
 @dataclass(frozen=True)
 class RewardChip:
-    """A rollout in its group. `z` is its reward minus the group's mean, in standard deviations; `tint`: see `tint`."""
+    """A rollout in its group, with a short name such as R1. `z` is its reward minus the group's mean, in standard
+    deviations; `tint`: see `tint`."""
 
     rollout: RolloutRow
+    label: str
     tint: str
     z: float | None
 
@@ -81,11 +83,12 @@ def _line(group: str | None, members: Sequence[RolloutRow], min_group_size: int,
     mean = statistics.fmean(rewards) if rewards else None
     spread = None if not rewards else statistics.pstdev(rewards) if len(distinct(rewards)) > 1 else 0.0
     chips: list[RewardChip] = []
-    for rollout in ordered:
+    for position, rollout in enumerate(ordered):
         z: float | None = None
         if rollout.reward is not None and not rollout.failed and mean is not None and spread:
             z = (rollout.reward - mean) / spread
-        chips.append(RewardChip(rollout, tint(z), z))
+        number = 1 + (position if rollout.index is None else rollout.index)
+        chips.append(RewardChip(rollout, f"R{number}", tint(z), z))
     return GroupLine(
         group=group,
         scenario=ordered[0].scenario,

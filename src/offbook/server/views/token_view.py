@@ -1,4 +1,4 @@
-"""Collects text, colours and numbers of a rollout's sampled tokens, and which of them several calls share.
+"""Collects text, colours and numbers of a rollout's sampled tokens.
 
 The numbers of a trained token come from the token file. Other tokens have only what the sampler recorded.
 """
@@ -6,10 +6,8 @@ The numbers of a trained token come from the token file. Other tokens have only 
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal, cast, get_args
 
 import numpy as np
@@ -19,61 +17,8 @@ from offbook.base.types import Call, CallOutput, Json
 from offbook.base.wire import TrajectoryRecord
 from offbook.engine.token_file import CLIPPED, TRAINED, TokenFile, TrainedCall
 
-from .numbers import TIMES, signed
+from .numbers import signed
 from .token_pieces import TokenPiece, TokenPieces
-
-
-@dataclass(frozen=True)
-class SharedRun:
-    """Tokens `start` to `end` (exclusive) of an answer that are targets of several calls. `text` lists their advantages."""
-
-    start: int
-    end: int
-    text: str
-
-
-def shared_runs(file: TokenFile, trajectory: str) -> dict[tuple[str, int], tuple[SharedRun, ...]]:
-    """The shared runs of tokens of a trajectory, by call id and choice."""
-    calls = file.head.calls
-    passing: dict[int, list[TrainedCall]] = defaultdict(list)
-    paths = {id(call): file.path(call.leaf) for call in calls}
-    for call in calls:
-        for segment in paths[id(call)]:
-            passing[segment].append(call)
-    return {
-        (call.call_id, call.index): tuple(_runs(file, call, paths[id(call)], passing))
-        for call in file.head.calls_of(trajectory)
-    }
-
-
-def _runs(
-    file: TokenFile, call: TrainedCall, path: Sequence[int], passing: dict[int, list[TrainedCall]]
-) -> list[SharedRun]:
-    shared: list[SharedRun] = []
-    lengths = file.segment_length[list(path)]
-    ends = np.cumsum(lengths)
-    first, last = call.prompt, call.prompt + call.tokens
-    for segment, begin, end in zip(path, (ends - lengths).tolist(), ends.tolist(), strict=True):
-        low, high = max(begin, first), min(end, last)
-        others = passing[segment]
-        if low >= high or len(others) < 2:
-            continue
-        cuts = {low, high} | {
-            edge for other in others for edge in (other.prompt, other.prompt + other.tokens) if low < edge < high
-        }
-        edges = sorted(cuts)
-        for start, stop in pairwise(edges):
-            targets = [other for other in others if other.prompt <= start < other.prompt + other.tokens]
-            if len(targets) > 1:
-                shared.append(SharedRun(start - first, stop - first, _listed(targets)))
-    return shared
-
-
-def _listed(targets: Sequence[TrainedCall]) -> str:
-    """The advantages, each with the number of targets that have it."""
-    counts = Counter(signed(target.advantage) for target in targets)
-    return ", ".join(f"{advantage} {TIMES}{count}" for advantage, count in counts.items())
-
 
 Colour = Literal["advantage", "ratio", "logprob", "entropy", "none"]
 COLOURS: tuple[Colour, ...] = get_args(Colour)
@@ -143,13 +88,11 @@ def token_view(
     }
     advantages = tuple(dict.fromkeys(line.advantage for _, line in trained.values()))
     colour = requested if requested in COLOURS else _default_colour(trained, advantages)
-    shared = {model: shared_runs(file, record.id) for model, file in files.items()} if record is not None else {}
     answers: dict[tuple[str, int], SampledTokens] = {}
     for call in calls:
         for output in call.outputs:
             key = (call.id, output.index)
-            runs = shared.get(call.model, {}).get(key, ())
-            answers[key] = _answer(call, output, record, trained.get(key), pieces.get(call.model), colour, runs)
+            answers[key] = _answer(call, output, record, trained.get(key), pieces.get(call.model), colour)
     moved = any(file.last_logprobs is not None for file in files.values())
     return TokenView(answers, colour, advantages, bool(trained), moved)
 
@@ -171,7 +114,6 @@ def _answer(
     line: tuple[TokenFile, TrainedCall] | None,
     pieces: TokenPieces | None,
     colour: Colour,
-    runs: Sequence[SharedRun],
 ) -> SampledTokens:
     ids = output.token_ids
     texts = pieces.pieces(ids) if pieces is not None else [TokenPiece(f"{token} ") for token in ids]
@@ -186,7 +128,6 @@ def _answer(
     shown: dict[str, Json] = {
         "ids": list(ids),
         **{name: _plain(values) for name, values in columns.items()},
-        "shared": [[run.start, run.end, run.text] for run in runs],
         "characters": characters,
     }
     why = "" if line is not None else not_trained(call, output, record)
@@ -256,15 +197,6 @@ def _rising(values: Floats, edges: tuple[float, float, float]) -> list[str]:
         "ctx" if math.isnan(value) else "" if value < edges[0] else f"s{_bin(value, edges)}"
         for value in values.tolist()
     ]
-
-
-def diverging(value: float | None) -> str:
-    """The CSS class of an advantage.
-
-    >>> diverging(0.8), diverging(-0.2), diverging(None)
-    ('p2', 'n1', '')
-    """
-    return "" if value is None else _diverging(np.array([value]), ADVANTAGE_EDGES)[0]
 
 
 def _bin(value: float, edges: tuple[float, float, float]) -> int:

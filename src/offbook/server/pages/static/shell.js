@@ -3,7 +3,6 @@
 const root = document.documentElement;
 const theme = document.getElementById('theme');
 const dialog = document.getElementById('keys');
-const find = document.getElementById('find');
 
 /** Dispatches an event after the colours have changed, so that canvases are redrawn. */
 const changed = () => document.dispatchEvent(new CustomEvent('themechange'));
@@ -34,7 +33,6 @@ document.addEventListener('keydown', (event) => {
   before = event.key;
   const up = document.querySelectorAll('.crumbs a');
   const keys = {
-    '/': () => find?.focus(),
     '?': () => dialog.showModal(),
     j: () => walk(1),
     k: () => walk(-1),

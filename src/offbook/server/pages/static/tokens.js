@@ -42,8 +42,6 @@ function describe(answer, index) {
   if (column('moved') !== null) add('Ratio by updates', plain(answer.moved[index], 3));
   if (column('entropy') !== null) add('Entropy', `${plain(answer.entropy[index], 2)} nats`);
   if (column('coefficient') !== null) add('d loss / d logprob', small(answer.coefficient[index]));
-  const shared = answer.shared.find(([start, end]) => start <= index && index < end);
-  if (shared) add('Target of calls', shared[2]);
   return rows;
 }
 

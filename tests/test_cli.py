@@ -18,7 +18,6 @@ from offbook import LocalBackend
 from offbook.base.errors import ConfigError, LeakError
 from offbook.base.extras import install_command
 from offbook.base.types import new_id
-from offbook.commands import main as cli
 from offbook.commands.main import app, guarded
 from offbook.trainer.trainable_target import load_target
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from offbook.llms import question
+from offbook.llms import llm
 
 
 @pytest.fixture(autouse=True)
 def folder(litellm: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The current folder, with a cache of its own."""
-    monkeypatch.setattr(question, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(llm, "FIRST_WAIT", 0.01)
     monkeypatch.setenv("OFFBOOK_DIR", str(tmp_path / "own"))
     monkeypatch.setenv("OPENAI_API_KEY", "unused")
     monkeypatch.chdir(tmp_path)

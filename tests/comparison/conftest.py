@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from offbook.llms import question
+from offbook.llms import llm
 from tests.paths import ROOT
 
 sys.path.insert(0, str(ROOT / "examples"))
@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT / "examples"))
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Milliseconds between attempts."""
-    monkeypatch.setattr(question, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(llm, "FIRST_WAIT", 0.01)
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from offbook.base.errors import LlmError
 from offbook.comparison import gateway as comparison
 from offbook.http_listener.access_checks import AccessChecks
 from offbook.llms import Llm
-from offbook.llms.answer import ChatAnswer, Tokens
+from offbook.llms.provider import ChatAnswer, Tokens
 from offbook.server.http import app, model_paths
 from offbook.server.http.auth import Guard
 from offbook.server.upstream import passing

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from offbook.llms import provider, question
+from offbook.llms import llm, provider
 from offbook.testing import says, scripted_llm
 
 from .asking import HELLO, llm_at
@@ -16,13 +16,13 @@ from .asking import HELLO, llm_at
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Milliseconds between attempts, where the provider does not say."""
-    monkeypatch.setattr(question, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(llm, "FIRST_WAIT", 0.01)
 
 
 @pytest.fixture(autouse=True)
 def forgotten_schemas(monkeypatch: pytest.MonkeyPatch) -> None:
     """No endpoint is known to reject schemas."""
-    monkeypatch.setattr(question, "_without_schema", set())
+    monkeypatch.setattr(llm, "_without_schema", set())
 
 
 @pytest.fixture(scope="session", autouse=True)

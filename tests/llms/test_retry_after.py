@@ -7,8 +7,8 @@ from email.utils import format_datetime
 
 import pytest
 
-from offbook.llms import question
-from offbook.llms.outcome import retry_after
+from offbook.llms import llm
+from offbook.llms.provider import retry_after
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_retry_after_as_a_date() -> None:
 
 
 def test_waits_are_random_below_a_bound_that_doubles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(question, "FIRST_WAIT", 1.0)
-    monkeypatch.setattr(question.random, "uniform", lambda low, high: high)
-    assert [question.wait_before(attempt, None) for attempt in range(1, 9)] == [1, 2, 4, 8, 16, 32, 60, 60]
-    assert question.wait_before(1, 7.0) == 7.25
+    monkeypatch.setattr(llm, "FIRST_WAIT", 1.0)
+    monkeypatch.setattr(llm.random, "uniform", lambda low, high: high)
+    assert [llm.wait_before(attempt, None) for attempt in range(1, 9)] == [1, 2, 4, 8, 16, 32, 60, 60]
+    assert llm.wait_before(1, 7.0) == 7.25

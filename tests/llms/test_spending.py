@@ -9,8 +9,7 @@ import pytest
 
 from offbook.base.errors import BudgetExceeded, ConfigError, LlmError
 from offbook.llms import LlmOptions, Price, Spending, budget, spending
-from offbook.llms.prices import TablePrice, cost_of, estimate, price_of
-from offbook.llms.usage import UsedTokens
+from offbook.llms.prices import TablePrice, UsedTokens, cost_of, estimate, price_of
 from offbook.testing import LlmReply, LlmRequest, fails, hangs, refuses, says, scripted_llm
 
 from .asking import GOOD, HELLO, Verdict, llm_at

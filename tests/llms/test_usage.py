@@ -9,9 +9,8 @@ import pytest
 from offbook.base.errors import BudgetExceeded
 from offbook.llms import LlmOptions, Price, Spending, budget
 from offbook.llms.ledger import SpendingFile
-from offbook.llms.prices import cost_of, price_of
+from offbook.llms.prices import UsedTokens, cost_of, price_of, used_tokens
 from offbook.llms.provider import installed_prices
-from offbook.llms.usage import UsedTokens, used_tokens
 from offbook.testing import LlmReply, says, scripted_llm
 
 from .asking import GOOD, HELLO, Verdict, llm_at

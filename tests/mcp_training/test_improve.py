@@ -12,7 +12,7 @@ import pytest
 
 from offbook import LocalBackend
 from offbook.client.connection.http import Api
-from offbook.llms import question
+from offbook.llms import llm
 from offbook.testing import LlmReply, LlmRequest, calls_tool, fails, says, scripted_llm
 from offbook_mcp.scenarios.files import ScenarioSet, load_scenarios, save_scenarios
 from offbook_mcp.scenarios.scenario import CheckKind
@@ -27,7 +27,7 @@ TEACHER = "openai/large?api_base={}&api_key_variable=OPENAI_API_KEY&prompt_price
 
 @pytest.fixture(autouse=True)
 def key(litellm: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(question, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(llm, "FIRST_WAIT", 0.01)
     monkeypatch.setenv("OPENAI_API_KEY", "unused")
     monkeypatch.setenv("OFFBOOK_DIR", str(tmp_path / "own"))
 

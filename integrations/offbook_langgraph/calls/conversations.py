@@ -23,7 +23,7 @@ from offbook.base.types import (
     new_id,
 )
 from offbook.client.rollouts.capture import continues, histories_of
-from offbook.llms.usage import UsedTokens, used_tokens
+from offbook.llms.prices import UsedTokens, used_tokens
 
 from .provider_formats import openai_tools
 

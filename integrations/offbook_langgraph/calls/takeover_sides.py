@@ -24,7 +24,7 @@ from offbook.base.redaction import error_text
 from offbook.base.takeovers import TakeoverPlan
 from offbook.base.types import Json
 from offbook.client.connection.transport import LoopTransport
-from offbook.llms.usage import UsedTokens
+from offbook.llms.prices import UsedTokens
 
 logger = logging.getLogger("offbook")
 

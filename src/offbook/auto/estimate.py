@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from offbook.llms.answer import Tokens
 from offbook.llms.llm import Llm
-from offbook.llms.prices import cost_of, price_of
-from offbook.llms.provider import load
-from offbook.llms.usage import UsedTokens
+from offbook.llms.prices import UsedTokens, cost_of, price_of
+from offbook.llms.provider import Tokens, load
 
 CHARACTERS = 4
 """Characters of a token, about."""

@@ -39,8 +39,8 @@ from offbook.client.connection.http import Api
 from offbook.client.endpoint_model import EndpointModel
 from offbook.client.rollouts.capture import leave_captures, trace_of
 from offbook.http_listener.access_checks import AccessChecks, Application, Receive, Scope, Send, respond, single_key
-from offbook.llms.answer import ChatAnswer
 from offbook.llms.llm import Llm
+from offbook.llms.provider import ChatAnswer
 from offbook.openai_dialect.chat_answer import WHOLE, chunks_of, error_body, events, head, usage, wants_usage
 
 from .journal import MeasuredCall

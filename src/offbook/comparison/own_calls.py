@@ -12,9 +12,8 @@ from offbook.base.errors import ConfigError, MissingExtraError
 from offbook.base.types import CallStatus, CallTrace, Trajectory
 from offbook.llms.ledger import Reservation, SpendingTotals, spending
 from offbook.llms.options import LlmOptions, Price
-from offbook.llms.prices import cost_of, price_of
+from offbook.llms.prices import UsedTokens, cost_of, price_of
 from offbook.llms.provider import load
-from offbook.llms.usage import UsedTokens
 
 from .journal import MeasuredCall
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from offbook.base.errors import BudgetExceeded, LlmError
 
-    from .answer import Answer, Tokens
     from .ledger import Spending, SpendingTotals, budget, spending
     from .llm import Llm
     from .options import LlmOptions, Price
+    from .provider import Answer, Tokens
 
 __all__ = [
     "Answer",
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 _MODULE_OF = {
-    "Answer": ".answer",
+    "Answer": ".provider",
     "BudgetExceeded": "offbook.base.errors",
     "Llm": ".llm",
     "LlmError": "offbook.base.errors",
@@ -37,7 +37,7 @@ _MODULE_OF = {
     "Price": ".options",
     "Spending": ".ledger",
     "SpendingTotals": ".ledger",
-    "Tokens": ".answer",
+    "Tokens": ".provider",
     "budget": ".ledger",
     "spending": ".ledger",
 }

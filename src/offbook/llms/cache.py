@@ -8,8 +8,8 @@ import json
 import logging
 import os
 import sqlite3
-from collections.abc import AsyncGenerator, Generator, Mapping
-from contextlib import asynccontextmanager, closing, contextmanager
+from collections.abc import Generator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -19,20 +19,13 @@ from weakref import WeakValueDictionary
 from offbook.base.errors import StoreError
 from offbook.base.redaction import redact
 
-from .answer import Tokens
-
-try:
-    import fcntl
-except ImportError:  # Windows: two processes may ask the same question at the same time
-    fcntl = None
+from .provider import Tokens
 
 logger = logging.getLogger("offbook")
 
 SCHEMA = "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, answer TEXT NOT NULL, created TEXT NOT NULL)"
 BUSY = 30.0
 """Seconds to wait for another process's write."""
-LOCK_PAUSE = 0.05
-"""Seconds between checks for a question that another process is asking."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +53,6 @@ class AnswerCache:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-            self._locks = os.open(path.with_name(f"{path.name}-lock"), os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise StoreError(
                 f"cache: {path} cannot be written ({error.strerror}): give cache= another file, or None"
@@ -83,34 +75,9 @@ class AnswerCache:
         except StoreError as error:
             logger.warning("an answer was not stored in the cache: %s", error)
 
-    @asynccontextmanager
-    async def asking(self, key: str) -> AsyncGenerator[None]:
-        """Hold the lock of a question, in this event loop and among processes.
-
-        A caller that waited should look into the cache first. The system releases the lock of a process that dies.
-        """
-        local = self._asking.setdefault((id(asyncio.get_running_loop()), key), asyncio.Lock())
-        async with local:
-            offset = int(key[:15], 16)
-            while not self._take(offset):
-                await asyncio.sleep(LOCK_PAUSE)
-            try:
-                yield
-            finally:
-                self._release(offset)
-
-    def _take(self, offset: int) -> bool:
-        if fcntl is None:
-            return True
-        try:
-            fcntl.lockf(self._locks, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, offset)
-        except OSError:
-            return False
-        return True
-
-    def _release(self, offset: int) -> None:
-        if fcntl is not None:
-            fcntl.lockf(self._locks, fcntl.LOCK_UN, 1, offset)
+    def asking(self, key: str) -> asyncio.Lock:
+        """The lock of a question in this event loop. A caller that waited should look into the cache first."""
+        return self._asking.setdefault((id(asyncio.get_running_loop()), key), asyncio.Lock())
 
     def _get(self, key: str) -> StoredAnswer | None:
         with self._database() as database:
@@ -118,7 +85,7 @@ class AnswerCache:
         if row is None:
             return None
         try:
-            return _read(key, row[0])
+            return _read(row[0])
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             logger.warning(
                 "cache: %s: a damaged answer was skipped, and its question is sent again: %r", self._path, error
@@ -126,8 +93,7 @@ class AnswerCache:
             return None
 
     def _put(self, key: str, answer: StoredAnswer) -> None:
-        kept = asdict(answer)
-        row = (key, json.dumps(kept | {"digest": _digest(key, kept)}))
+        row = (key, json.dumps(asdict(answer)))
         with self._database() as database:
             database.execute("INSERT OR REPLACE INTO answers VALUES (?, ?, datetime('now'))", row)
 
@@ -136,7 +102,6 @@ class AnswerCache:
         """A connection for one transaction, which makes the cache usable from any thread and after a fork."""
         try:
             with closing(sqlite3.connect(self._path, timeout=BUSY)) as database, database:
-                database.text_factory = _replaced
                 yield database
         except sqlite3.Error as error:
             damaged = getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
@@ -144,32 +109,16 @@ class AnswerCache:
             raise StoreError(f"cache: {self._path}: {error}. {advice} cache= another, or None") from error
 
 
-def _replaced(text: bytes) -> str:
-    """Bytes that are no UTF-8 become U+FFFD: the digest tells, where SQLite would end the run."""
-    return text.decode(errors="replace")
-
-
-def _read(key: str, row: str) -> StoredAnswer:
-    """A stored answer. Raises ValueError and others for a damaged one; rows of earlier versions have no digest."""
+def _read(row: str) -> StoredAnswer:
+    """A stored answer. Raises ValueError and others for a damaged one."""
     kept: dict[str, Any] = json.loads(row)
-    digest = kept.pop("digest", None)
-    if digest is not None and digest != _digest(key, kept):
-        raise ValueError("its digest differs")
     tokens = None if kept["tokens"] is None else Tokens(*map(int, kept["tokens"]))
     if not isinstance(kept["text"], str):
         raise TypeError("its text is none")
     return StoredAnswer(kept["text"], tokens, int(kept["repairs"]), kept["served_model"])
 
 
-def _digest(key: str, kept: Mapping[str, Any]) -> str:
-    return hashlib.sha256(f"{key} {json.dumps(kept, sort_keys=True)}".encode()).hexdigest()
-
-
 @cache
-def _cache_of(path: Path, process: int) -> AnswerCache:
-    return AnswerCache(path)
-
-
 def answer_cache(path: Path) -> AnswerCache:
-    """The cache of a file; one object per process, since closing a second descriptor would release all its locks."""
-    return _cache_of(path.expanduser().absolute(), os.getpid())
+    """The cache of a file, one object per process, so that equal questions share their locks."""
+    return AnswerCache(path.expanduser().absolute())

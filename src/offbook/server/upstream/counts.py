@@ -8,8 +8,7 @@ from typing import Annotated
 from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
 from offbook.llms.options import Price
-from offbook.llms.prices import cost_of
-from offbook.llms.usage import UsedTokens
+from offbook.llms.prices import UsedTokens, cost_of
 
 EDGES = tuple(0.001 * 1.25**number for number in range(64))
 """Upper edges of the bins of latency in seconds, from 1 ms to 21 min. A quantile is exact to 25 %."""

@@ -15,8 +15,7 @@ from offbook.base import clock
 from offbook.base.redaction import mask_personal, redact
 from offbook.base.types import CallStatus, CallTrace, OutputTrace
 from offbook.llms.options import Price
-from offbook.llms.prices import cost_of
-from offbook.llms.usage import UsedTokens, used_tokens
+from offbook.llms.prices import UsedTokens, cost_of, used_tokens
 from offbook.openai_dialect.chat_answer import Answer
 from offbook.supervised.masking import Masking
 

@@ -18,7 +18,7 @@ from offbook import LocalBackend
 from offbook.base.errors import ConfigError, LeakError
 from offbook.base.extras import install_command
 from offbook.base.types import new_id
-from offbook.commands.main import app, guarded
+from offbook.commands.main import guarded, run
 from offbook.trainer.trainable_target import load_target
 
 COMMAND = [sys.executable, "-c", "import sys; from offbook.commands.main import main; sys.argv[0] = 'offbook'; main()"]
@@ -31,10 +31,7 @@ def offbook(words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 def called(words: str) -> int:
     """The exit code of the command, run here."""
-    try:
-        return guarded(lambda: app(words.split()))
-    except SystemExit as end:
-        return int(end.code or 0)
+    return run(words.split())
 
 
 def test_it_says_its_version(tmp_path: Path) -> None:

@@ -71,11 +71,10 @@ BRANCHES = (
 
 @dataclass(frozen=True)
 class Case:
-    """A server, and whether its writing tools are learned too."""
+    """A server."""
 
     name: str
     target: Target
-    allow_writes: bool
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ def time_case(folder: Path) -> Case:
     """The reference server for times and zones."""
     del folder
     command = shlex.join([sys.executable, "-m", "mcp_server_time", "--local-timezone", "UTC"])
-    return Case("time", Target.parse(command), False)
+    return Case("time", Target.parse(command))
 
 
 def memory_case(folder: Path) -> Case:
@@ -127,7 +126,7 @@ def memory_case(folder: Path) -> Case:
     lines = [json.dumps(each) for each in (*entities, *relations)]
     (fixture / "memory.json").write_text("\n".join(lines) + "\n", encoding="utf-8")
     command = f"MEMORY_FILE_PATH={{rollout_dir}}/memory.json {shlex.join(['node', str(script)])}"
-    return Case("memory", Target.parse(command, fixture=fixture), True)
+    return Case("memory", Target.parse(command, fixture=fixture, allow_all=True))
 
 
 def git_case(folder: Path) -> Case:
@@ -159,7 +158,7 @@ def git_case(folder: Path) -> Case:
         (repository / name).write_text(f"{name}\n", encoding="utf-8")
     command = shlex.join([sys.executable, "-m", "mcp_server_git"])
     bound = {"repo_path": "{rollout_dir}"}
-    return Case("git", Target.parse(command, fixture=repository, bind=bound, stateless=True), True)
+    return Case("git", Target.parse(command, fixture=repository, bind=bound, stateless=True, allow_all=True))
 
 
 CASES = {"time": time_case, "git": git_case, "memory": memory_case}
@@ -181,7 +180,7 @@ class Probe:
 def frozen(case: Case, file: Path, count: int, probe: Probe, folder: Path) -> ScenarioSet:
     """The scenarios of a case: those of the file, or new ones, written to it."""
     if not file.exists():
-        made = asyncio.run(generate_scenarios(case.target, count=count, allow_writes=case.allow_writes, progress=print))
+        made = asyncio.run(generate_scenarios(case.target, count=count, progress=print))
         save_scenarios(sometimes_solved(case, made, probe, folder), file)
     scenarios = load_scenarios(file)
     print(

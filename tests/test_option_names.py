@@ -130,7 +130,7 @@ TRAINERS = "Trainer(), MCPTrainer() or app.train()"
         ("Ruler", "concurency", "did you mean 'concurrency'?"),
         ("Ruler", "base_url", "use api_base=..."),
         ("MCPTrainer", "learning_rate", f"use config=TrainConfig(learning_rate=...) in {TRAINERS}"),
-        ("MCPTrainer", "allow_write", "did you mean 'allow_writes'?"),
+        ("MCPTrainer", "max_turn", "did you mean 'max_turns'?"),
     ],
 )
 def test_an_option_is_answered_with_the_right_name_and_its_place(where: str, option: str, remedy: str) -> None:

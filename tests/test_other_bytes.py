@@ -49,7 +49,7 @@ def _base(folder: Path) -> object:
 
 
 def _permitted(folder: Path) -> object:
-    return asyncio.run(Permissions(folder / "file.json", asks=False)((), {}))
+    return asyncio.run(Permissions(folder / "file.json", asks=False)((), (), {}))
 
 
 def _rubric(folder: Path) -> object:

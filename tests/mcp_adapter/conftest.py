@@ -23,7 +23,7 @@ NODE_HINT = "make mcp-servers"
 def misbehaving(mode: str, **options: object) -> Target:
     """The small server of `servers/misbehaving.py`."""
     server = StdioServer("odd", sys.executable, ("-I", "-S", str(SERVERS / "misbehaving.py"), mode))
-    return Target((server,), **options)  # type: ignore[arg-type]
+    return Target((server,), **{"allow_all": True, **options})  # type: ignore[arg-type]
 
 
 def python_module(name: str, *arguments: str) -> str:

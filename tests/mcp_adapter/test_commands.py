@@ -57,7 +57,7 @@ def test_the_tools_of_a_command_are_listed_as_the_model_will_see_them(folder: Pa
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].startswith("mcp_server_time: mcp-time 2026.")
-    assert lines[1].endswith("; rollouts share one session (every tool is annotated read-only)")
+    assert lines[1].endswith("; rollouts share one session (every tool is read-only)")
     assert "get_current_time  read    (timezone)" in lines
     assert "convert_time      read    (source_timezone, time, target_timezone)" in lines
 
@@ -91,17 +91,13 @@ def test_options_shape_what_is_listed_and_json_has_the_schemas(folder: Path, cal
         "write_note",
         "--bind",
         "text=teal",
-        "--resources",
         "--json",
     ]
     code, page_text, complaint = called("tools", *words)
     assert code == 0, complaint
     page = json.loads(page_text)
-    assert [(tool["name"], tool["kind"]) for tool in page["tools"]] == [
-        ("write_note", "write"),
-        ("list_resources", "read"),
-        ("read_resource", "read"),
-    ]
+    assert [(tool["name"], tool["kind"]) for tool in page["tools"]] == [("write_note", "write")]
+    assert page["left_out"] == {"write_note": "it may write; --allow TOOL calls it"}
     assert page["tools"][0]["parameters"] == {
         "type": "object",
         "properties": {"name": {"type": "string"}},

@@ -122,7 +122,7 @@ def store(folder: object = None) -> MCPServer:
 
 
 async def test_no_scenario_has_an_error_as_its_answer_and_the_text_is_shown() -> None:
-    scenarios = await generate_scenarios(Target.parse(store), count=12, allow_writes=True)
+    scenarios = await generate_scenarios(Target.parse(store, allow_all=True), count=12)
     assert {tool for each in scenarios.scenarios for tool in each.tools} == {"count"}
     assert scenarios.dropped[REFUSED_AS_TEXT] > 0
     assert any(
@@ -163,6 +163,6 @@ async def test_a_written_scenario_whose_call_gets_an_error_as_text_is_dropped() 
         scenario("Who sells bolts?", ("query", json.dumps({"sql": "who"}))),
         scenario("Order a bolt.", ("order", json.dumps({"item": "bolt"}))),
     ]
-    scenarios, _ = await made([written(*batch), answers((1, ["40"])), written()], 3, store, allow_writes=True)
+    scenarios, _ = await made([written(*batch), answers((1, ["40"])), written()], 3, store, allow_all=True)
     assert [each.task for each in scenarios.scenarios] == ["How many bolts?"]
     assert scenarios.dropped[REFUSED_AS_TEXT] == 2

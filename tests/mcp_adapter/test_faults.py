@@ -72,7 +72,9 @@ async def test_a_server_that_never_answers_is_given_up_after_the_start_deadline(
 
 async def test_a_server_that_prints_to_stdout_works_and_the_line_is_told_when_it_does_not() -> None:
     assert await goaded("chatty") == "well"
-    target = Target((StdioServer("odd", sys.executable, ("-c", "print('Usage: odd'); input()")),), limits=QUICK)
+    target = Target(
+        (StdioServer("odd", sys.executable, ("-c", "print('Usage: odd'); input()")),), limits=QUICK, allow_all=True
+    )
     with pytest.raises(McpStartError, match="lines that are not MCP messages, such as 'Usage: odd'"):
         async with ServerPool(Target(target.servers, limits=Limits(start_seconds=1))):
             pass
@@ -129,7 +131,7 @@ from offbook_mcp import *
 
 async def peak_growth(mode):
     server = StdioServer("odd", sys.executable, ("-I", "-S", sys.argv[1], mode))
-    async with ServerPool(Target((server,), limits=Limits(message_bytes=2_000_000)), ahead=0) as pool:
+    async with ServerPool(Target((server,), allow_all=True, limits=Limits(message_bytes=2_000_000)), ahead=0) as pool:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         for _ in range(2):
             async with pool.rollout() as tools:
@@ -172,7 +174,7 @@ async def test_a_session_with_other_tools_than_the_first_is_refused(tmp_path: Pa
     source = (SERVERS / "misbehaving.py").read_text()
     script.write_text(source.replace("changed = False", f"changed = os.path.exists({str(tmp_path / 'moved')!r})"))
     server = StdioServer("odd", sys.executable, ("-I", "-S", str(script)))
-    async with ServerPool(Target((server,)), ahead=0) as pool:
+    async with ServerPool(Target((server,), allow_all=True), ahead=0) as pool:
         async with pool.rollout():
             (tmp_path / "moved").touch()
         with pytest.raises(McpToolsChangedError, match="a new session has another echo, or none"):
@@ -220,7 +222,7 @@ async def test_the_secrets_of_a_server_are_in_no_message_and_no_result(monkeypat
     server = StdioServer("odd", command[0], (*command[1:], "environment"), env)
     assert "sk-very" not in repr(server) and "hunter" not in repr(server)
     assert server.shown().startswith("API_KEY=${env:SHOP_TOKEN} PASSWORD=*** COLOUR=***")
-    async with ServerPool(Target((server,))) as pool, pool.rollout() as tools:
+    async with ServerPool(Target((server,), allow_all=True)) as pool, pool.rollout() as tools:
         shown = json.loads((await tools.call("goad", {})).text)
     assert (shown["API_KEY"], shown["PASSWORD"], shown["COLOUR"]) == ("***", "***", "turquoise")
 
@@ -271,7 +273,7 @@ async def test_tools_of_a_server_object_with_a_faulty_schema_are_left_out_by_nam
     make: Callable[[], InProcess],
 ) -> None:
     server = make()
-    async with ServerPool(Target.parse(server), ahead=0) as pool, pool.rollout() as tools:
+    async with ServerPool(Target.parse(server, allow_all=True), ahead=0) as pool, pool.rollout() as tools:
         assert [tool.name for tool in pool.toolset.tools] == ["echo"]
         fault = 'its definition is faulty: inputSchema needs "type": "object"'
         assert pool.toolset.left_out == {"typeless": fault, "text": fault}

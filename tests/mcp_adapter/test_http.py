@@ -306,15 +306,6 @@ async def test_a_credential_of_any_authentication_is_in_no_result() -> None:
             assert (await tools.call("leak", {})).text == "***"
 
 
-async def test_the_texts_of_prompts_hide_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CALLER", "ada-lovelace")
-    with served(shop()) as url:
-        target = Target.parse(f"{url}/mcp", headers={"x-caller": "${env:CALLER}"}, prompts=True)
-        async with ServerPool(target) as pool, pool.rollout() as tools:
-            prompt = await tools.call("get_prompt", {"name": "summary", "arguments": {"name": "ada-lovelace"}})
-    assert prompt.text == "user: Summarise the note ***."
-
-
 async def respond(
     send: Any, status: int, body: dict[str, Any], headers: list[tuple[bytes, bytes]] | None = None
 ) -> None:

@@ -65,7 +65,10 @@ async def test_a_link_that_leads_out_of_the_fixture_is_refused(tmp_path: Path, t
 async def test_a_link_inside_the_fixture_is_a_link_inside_each_copy(tmp_path: Path) -> None:
     (tmp_path / "own").write_text("own")
     (tmp_path / "link").symlink_to("own")
-    async with ServerPool(Target.parse(notes_server.make, fixture=tmp_path)) as pool, pool.rollout() as tools:
+    async with (
+        ServerPool(Target.parse(notes_server.make, fixture=tmp_path, allow_all=True)) as pool,
+        pool.rollout() as tools,
+    ):
         assert tools.folder is not None
         (tools.folder / "link").write_text("changed")
         assert (tools.folder / "own").read_text() == "changed"
@@ -78,6 +81,7 @@ async def test_each_rollout_has_a_copy_of_the_repository(repository: Path) -> No
         fixture=repository,
         bind={"repo_path": ROLLOUT_DIR},
         only=("git_log", "git_status", "git_create_branch", "git_branch"),
+        allow=("git_create_branch",),
     )
     async with ServerPool(target, max_rollouts=2, ahead=1) as pool:
         assert pool.shared == ()
@@ -97,7 +101,11 @@ async def test_each_rollout_has_a_copy_of_the_repository(repository: Path) -> No
 
 async def test_one_process_serves_rollouts_that_differ_by_a_bound_folder(repository: Path) -> None:
     target = Target.parse(
-        python_module("mcp_server_git"), fixture=repository, bind={"repo_path": ROLLOUT_DIR}, stateless=True
+        python_module("mcp_server_git"),
+        fixture=repository,
+        bind={"repo_path": ROLLOUT_DIR},
+        stateless=True,
+        allow_all=True,
     )
     async with ServerPool(target) as pool, pool.rollout() as one, pool.rollout() as two:
         assert len(children()) == 1
@@ -107,7 +115,7 @@ async def test_one_process_serves_rollouts_that_differ_by_a_bound_folder(reposit
 
 
 async def test_the_memory_server_remembers_nothing_from_rollout_to_rollout(node_server: Callable[[str], str]) -> None:
-    target = Target.parse(f"MEMORY_FILE_PATH={ROLLOUT_DIR}/memory.json {node_server('memory')}")
+    target = Target.parse(f"MEMORY_FILE_PATH={ROLLOUT_DIR}/memory.json {node_server('memory')}", allow_all=True)
     entities = [{"name": f"e{n}", "entityType": "t", "observations": []} for n in range(8)]
     async with ServerPool(target) as pool:
         async with pool.rollout() as tools:  # at once: the server alone would lose seven of them
@@ -121,7 +129,7 @@ async def test_the_filesystem_server_has_a_folder_of_the_rollouts_own(
     node_server: Callable[[str], str], tmp_path: Path
 ) -> None:
     (tmp_path / "a.txt").write_text("teal\n")
-    target = Target.parse(f"{node_server('filesystem')} {ROLLOUT_DIR}", fixture=tmp_path)
+    target = Target.parse(f"{node_server('filesystem')} {ROLLOUT_DIR}", fixture=tmp_path, allow_all=True)
     async with ServerPool(target) as pool:
         async with pool.rollout() as tools:
             assert await answer(tools, "read_text_file", path="a.txt") == "teal\n"
@@ -133,21 +141,19 @@ async def test_the_filesystem_server_has_a_folder_of_the_rollouts_own(
     assert (tmp_path / "a.txt").read_text() == "teal\n"
 
 
-async def test_everything_has_images_resources_and_prompts(node_server: Callable[[str], str]) -> None:
-    target = Target.parse(node_server("everything"), resources=True, prompts=True)
+async def test_everything_has_images_and_structured_content(node_server: Callable[[str], str]) -> None:
+    target = Target.parse(node_server("everything"), allow_all=True)
     async with ServerPool(target) as pool, pool.rollout() as tools:
-        assert pool.toolset.left_out == {"simulate-research-query": "it can only run as a task"}
+        assert pool.toolset.left_out["simulate-research-query"] == "it can only run as a task"
         assert await answer(tools, "get-sum", a=2, b=3) == "The sum of 2 and 3 is 5."
         image = await answer(tools, "get-tiny-image")
         assert "[image not shown (image/png, " in image and "The image above is the MCP logo." in image
         assert (await answer(tools, "get-structured-content", location="Chicago")).startswith('{"temperature": ')
-        assert "demo://" in await answer(tools, "list_resources")
-        assert "city" in await answer(tools, "list_prompts")
 
 
 async def test_a_server_object_has_a_state_for_each_rollout_when_a_function_makes_it(tmp_path: Path) -> None:
     (tmp_path / "old.txt").write_text("teal")
-    async with ServerPool(Target.parse(notes_server.make, fixture=tmp_path)) as pool:
+    async with ServerPool(Target.parse(notes_server.make, fixture=tmp_path, allow_all=True)) as pool:
         async with pool.rollout() as tools:
             await answer(tools, "write_note", name="new", text="ochre")
             assert json.loads(await answer(tools, "list_notes")) == ["new", "old"]
@@ -187,10 +193,14 @@ async def test_calls_of_one_rollout_to_a_server_that_writes_run_one_after_the_ot
         at_once -= 1
         return text
 
-    async with ServerPool(Target.parse(server)) as pool, pool.rollout() as tools:
+    async with ServerPool(Target.parse(server, allow_all=True)) as pool, pool.rollout() as tools:
         answers = await asyncio.gather(*(answer(tools, "slow", text=str(n)) for n in range(5)))
         assert (answers, most) == ([str(n) for n in range(5)], 1)
-    async with ServerPool(Target.parse(server, stateless=True)) as pool, pool.rollout() as one, pool.rollout() as two:
+    async with (
+        ServerPool(Target.parse(server, stateless=True, allow_all=True)) as pool,
+        pool.rollout() as one,
+        pool.rollout() as two,
+    ):
         await asyncio.gather(*(answer(tools, "slow", text="a") for tools in (one, two)))
         assert most == 2  # other rollouts are not held up
 
@@ -206,6 +216,9 @@ async def test_isolation_can_be_asked_for_and_sharing_has_to_be_possible() -> No
 async def test_a_command_sees_few_variables_and_those_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-not-for-servers")
     command = shlex.join([sys.executable, "-I", "-S", str(SERVERS / "misbehaving.py"), "environment"])
-    async with ServerPool(Target.parse(command, env={"CITY": "Delft"})) as pool, pool.rollout() as tools:
+    async with (
+        ServerPool(Target.parse(command, env={"CITY": "Delft"}, allow_all=True)) as pool,
+        pool.rollout() as tools,
+    ):
         seen = json.loads(await answer(tools, "goad"))
     assert seen["CITY"] == "Delft" and "PATH" in seen and "OPENAI_API_KEY" not in seen

@@ -45,12 +45,11 @@ def test_tools_opened_in_one_loop_work_in_another_and_without_one() -> None:
 
 
 async def test_what_a_tool_reports_is_read_by_the_model_and_what_a_server_does_is_raised() -> None:
-    async with await mcp_tools(notes_server.make(), resources=True) as tools:
+    async with await mcp_tools(notes_server.make()) as tools:
         call = {"type": "tool_call", "id": "1", "name": "read_note", "args": {"name": "none"}}
         message = await named(tools)["read_note"].ainvoke(call)
         assert isinstance(message, ToolMessage)
         assert (message.status, message.content) == ("error", "Error executing tool read_note")
-        assert await named(tools)["read_resource"].ainvoke({"uri": "notes://count"}) == "0 notes"
     async with await mcp_tools(misbehaving("die")) as tools:
         with pytest.raises(McpConnectionError):
             await named(tools)["goad"].ainvoke({})

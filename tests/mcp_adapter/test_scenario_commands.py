@@ -42,13 +42,13 @@ def test_exploring_shows_what_a_server_holds_and_none_of_its_escapes(called: Cal
     assert code == 0, complaint
     assert "list_books: [].shelf: 4, such as north, south, east" in page
     assert "resource library://hours: nine to five" in page
-    assert "add_book: it may write; --allow-writes uses it" in page
+    assert "add_book: it may write; --allow TOOL calls it" in page
     assert not {"\x1b", "\x07", "\u202e"} & set(page)
 
 
 def test_scenarios_are_written_and_counted(called: Called, tmp_path: Path) -> None:
     code, page, complaint = called(
-        "scenarios", "library_server:make", "-o", "out/s.jsonl", "--count", "8", "--allow-writes"
+        "scenarios", "library_server:make", "-o", "out/s.jsonl", "--count", "8", "--allow-all"
     )
     assert code == 0, complaint
     scenarios = load_scenarios(tmp_path / "out" / "s.jsonl")
@@ -84,11 +84,11 @@ def count_item(item: str) -> str:
 
 def test_a_server_that_refuses_every_call_shows_its_error_and_what_to_do(called: Called, tmp_path: Path) -> None:
     (tmp_path / "stock_of_names.py").write_text(STOCK)
-    code, page, complaint = called("explore", "stock_of_names:server")
+    code, page, complaint = called("explore", "stock_of_names:server", "--read-only")
     assert code == 0, complaint
     assert "count_item: 0 answered, 0 empty, " in page
     assert "refused, such as {'item': " in page and "no such item: " in page
-    code, _, complaint = called("scenarios", "stock_of_names:server")
+    code, _, complaint = called("scenarios", "stock_of_names:server", "--read-only")
     assert code == 2
     assert (
         "\nno call of count_item worked: {'item': " in complaint

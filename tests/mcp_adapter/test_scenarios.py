@@ -36,7 +36,7 @@ def _runs_close_together(monkeypatch: pytest.MonkeyPatch) -> None:
 async def library(made: dict[str, ScenarioSet]) -> ScenarioSet:
     """Scenarios of the library, with its writers, made once."""
     if "library" not in made:
-        made["library"] = await generate_scenarios(Target.parse(library_server.make), count=30, allow_writes=True)
+        made["library"] = await generate_scenarios(Target.parse(library_server.make, allow_all=True), count=30)
     return made["library"]
 
 
@@ -109,8 +109,8 @@ async def test_exploring_tells_what_it_left_out_and_why() -> None:
     async with ServerPool(Target.parse(library_server.make)) as pool:
         found: Exploration = await explore(pool)
     assert found.left_out == {
-        "get_secret_token": "it may show secrets",
-        "add_book": "it may write; --allow-writes uses it",
+        "get_secret_token": "it may show secrets; --allow TOOL calls it",
+        "add_book": "it may write; --allow TOOL calls it",
     }
     assert found.resources == {"library://hours": "nine to five"}
     assert set(found.sampler.places["list_books: [].shelf"]) == {"north", "south", "east", "west"}
@@ -138,7 +138,7 @@ async def test_the_same_seed_makes_the_same_scenarios_and_another_one_others() -
 
 async def test_a_tool_that_ends_its_server_is_left_out_and_told() -> None:
     async with ServerPool(misbehaving("die")) as pool:
-        found = await explore(pool, allow_writes=True)
+        found = await explore(pool)
         assert "server failed" in found.left_out["goad"]
         scenarios = await generate_scenarios(pool, count=6, exploration=found)
     assert {tool for each in scenarios.scenarios for tool in each.tools} == {"echo"}
@@ -152,7 +152,7 @@ async def test_wrong_options_are_errors(wrong: dict[str, float]) -> None:
 
 async def test_where_no_tool_may_be_used_the_error_says_so() -> None:
     target = Target.parse(library_server.make, only=("add_book", "get_secret_token"))
-    with pytest.raises(ConfigError, match=r"none could be made for .*add_book: it may write; --allow-writes uses it"):
+    with pytest.raises(ConfigError, match=r"none could be made for .*add_book: it may write; --allow TOOL calls it"):
         await generate_scenarios(target)
 
 

@@ -80,11 +80,11 @@ def number_wanted(request: LlmRequest) -> int:
 
 
 async def made(
-    script: object, count: int, make: ServerFactory = library_server.make, *, allow_writes: bool = False
+    script: object, count: int, make: ServerFactory = library_server.make, *, allow_all: bool = False
 ) -> tuple[ScenarioSet, list[LlmRequest]]:
     with scripted_llm(script) as endpoint:  # type: ignore[arg-type]
         llm = Llm("openai/writer", api_base=endpoint.url, api_key="k", cache=None, retries=1)
-        scenarios = await generate_scenarios(Target.parse(make), count=count, llm=llm, allow_writes=allow_writes)
+        scenarios = await generate_scenarios(Target.parse(make, allow_all=allow_all), count=count, llm=llm)
         return scenarios, list(endpoint.requests)
 
 
@@ -205,7 +205,7 @@ async def test_a_write_without_a_visible_effect_is_dropped_where_others_of_its_t
         return scenario(f"Set the mark {name} to 7.", ("set_mark", json.dumps({"name": name, "value": 7})))
 
     batch = written(mark("red"), mark("green"), mark("blue"))
-    scenarios, _ = await made([batch, answers(), written()], 3, marks_server, allow_writes=True)
+    scenarios, _ = await made([batch, answers(), written()], 3, marks_server, allow_all=True)
     assert {each.task for each in scenarios.scenarios} == {"Set the mark red to 7.", "Set the mark blue to 7."}
     assert scenarios.dropped["nothing was changed"] == 1
 

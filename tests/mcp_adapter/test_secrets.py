@@ -113,7 +113,7 @@ def test_a_name_that_only_contains_the_word_is_no_secret(name: str) -> None:
 async def test_only_secret_variables_are_masked() -> None:
     variables = {"GIT_AUTHOR_NAME": "Ada Lovelace", "MAX_TOKENS": "100000", "API_TOKEN": "sk-100000"}
     command = ("-I", "-S", str(SERVERS / "misbehaving.py"), "environment")
-    target = Target((StdioServer("odd", sys.executable, command, variables),))
+    target = Target((StdioServer("odd", sys.executable, command, variables),), allow_all=True)
     async with ServerPool(target) as pool, pool.rollout() as tools:
         shown = json.loads((await tools.call("goad", {})).text)
     assert {name: shown[name] for name in variables} == {**variables, "API_TOKEN": "***"}
@@ -132,7 +132,7 @@ async def test_only_secret_variables_are_masked() -> None:
 )
 async def test_a_secret_among_the_arguments_of_a_command_is_masked(words: tuple[str, ...]) -> None:
     command = ("-I", "-S", str(SERVERS / "misbehaving.py"), "arguments", *words, "--page", "ordinary-word")
-    target = Target((StdioServer("odd", sys.executable, command),))
+    target = Target((StdioServer("odd", sys.executable, command),), allow_all=True)
     assert "s3cret" not in target.shown() and "--page ordinary-word" in target.shown()
     async with ServerPool(target) as pool, pool.rollout() as tools:
         shown = (await tools.call("goad", {})).text

@@ -112,7 +112,7 @@ def test_an_mcp_json_of_vs_code_asks_for_its_inputs_in_the_environment(
     }
     path = tmp_path / "mcp.json"
     path.write_text(json.dumps({"servers": {"shop": entry}, "inputs": [{"id": "shop-key", "type": "promptString"}]}))
-    target = Target.parse(path)
+    target = Target.parse(path, allow_all=True)
 
     async def environment() -> dict[str, str]:
         async with ServerPool(target) as pool, pool.rollout() as tools:
@@ -190,20 +190,23 @@ async def test_tools_of_several_servers_are_prefixed_only_where_they_clash() -> 
         """Another one."""
         return f"notes say {text}"
 
-    target = Target((one, InProcessServer("my notes", two)))
+    target = Target((one, InProcessServer("my notes", two)), allow_all=True)
     async with ServerPool(target) as pool, pool.rollout() as tools:
         names = [tool.name for tool in pool.toolset.tools]
         assert names == ["odd_echo", "goad", "read_note", "list_notes", "write_note", "my_notes_echo"]
         assert (await tools.call("odd_echo", {"text": "a"})).text == "a"
         assert (await tools.call("my_notes_echo", {"text": "a"})).text == "notes say a"
         assert pool.shared == ()
-    async with ServerPool(Target(target.servers, only=("goad", "my notes.echo"))) as pool:
+    async with ServerPool(Target(target.servers, allow_all=True, only=("goad", "my notes.echo"))) as pool:
         assert [tool.name for tool in pool.toolset.tools] == ["goad", "echo"]
-    async with ServerPool(Target(target.servers, only=tuple(names))) as pool:
+    async with ServerPool(Target(target.servers, allow_all=True, only=tuple(names))) as pool:
         assert [tool.name for tool in pool.toolset.tools] == names
-    async with ServerPool(Target(target.servers, only=("my_notes_echo",))) as pool, pool.rollout() as tools:
+    async with (
+        ServerPool(Target(target.servers, allow_all=True, only=("my_notes_echo",))) as pool,
+        pool.rollout() as tools,
+    ):
         assert [tool.name for tool in pool.toolset.tools] == ["echo"]
         assert (await tools.call("echo", {"text": "a"})).text == "notes say a"
     with pytest.raises(ConfigError, match="only: there is no tool 'delete'; the tools are odd_echo, goad, read_note"):
-        async with ServerPool(Target(target.servers, only=("delete",))):
+        async with ServerPool(Target(target.servers, allow_all=True, only=("delete",))):
             pass

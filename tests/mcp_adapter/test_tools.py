@@ -30,7 +30,6 @@ def described(*tools: ServerTool, **more: Any) -> ServerDescription:
         "version": "1",
         "protocol": "2025-11-25",
         "resources": False,
-        "prompts": False,
     }
     return ServerDescription(name="shop", tools=tools, **{**facts, **more})
 
@@ -309,25 +308,6 @@ async def test_what_the_model_does_wrong_is_an_answer_it_can_read() -> None:
             assert (await tools.call("shout" if wrong == {} else "echo", wrong)).is_error
 
 
-async def test_resources_and_prompts_are_tools_on_request() -> None:
-    async with (
-        ServerPool(Target.parse(notes_server.make(), resources=True, prompts=True)) as pool,
-        pool.rollout() as tools,
-    ):
-        assert [each.name for each in pool.toolset.tools][3:] == [
-            "list_resources",
-            "read_resource",
-            "list_prompts",
-            "get_prompt",
-        ]
-        assert (await tools.call("list_resources", {})).text == "notes://count - count: How many notes there are."
-        assert (await tools.call("read_resource", {"uri": "notes://count"})).text == "0 notes"
-        assert (await tools.call("read_resource", {"uri": "notes://none"})).is_error
-        assert (await tools.call("list_prompts", {})).text == "summary(name) - Asks for a summary of a note."
-        got = await tools.call("get_prompt", {"name": "summary", "arguments": {"name": "teal"}})
-        assert got.text == "user: Summarise the note teal."
-
-
 async def test_an_answer_that_breaks_its_own_output_schema_is_an_error_the_model_reads() -> None:
     server = notes_server.make()
 
@@ -337,7 +317,7 @@ async def test_an_answer_that_breaks_its_own_output_schema_is_an_error_the_model
         return "text"
 
     server._tool_manager.get_tool("sloppy").fn_metadata.output_schema = {"type": "object", "required": ["n"]}  # type: ignore[union-attr]
-    async with ServerPool(Target.parse(server)) as pool, pool.rollout() as tools:
+    async with ServerPool(Target.parse(server, allow_all=True)) as pool, pool.rollout() as tools:
         answer = await tools.call("sloppy", {})
     assert answer.is_error and "output schema" in answer.text
 
@@ -352,6 +332,6 @@ async def test_an_output_schema_with_a_slow_pattern_holds_up_nothing() -> None:
 
     schema = {"type": "object", "properties": {"n": {"type": "string", "pattern": "^(a|aa)+$"}}, "required": ["n"]}
     server._tool_manager.get_tool("slow").fn_metadata.output_schema = schema  # type: ignore[union-attr]
-    async with ServerPool(Target.parse(server)) as pool, pool.rollout() as tools:
+    async with ServerPool(Target.parse(server, allow_all=True)) as pool, pool.rollout() as tools:
         answer = await tools.call("slow", {})
     assert not answer.is_error and "aaaa!" in answer.text

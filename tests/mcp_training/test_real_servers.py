@@ -37,8 +37,8 @@ def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBackend]:
 def trained(backend: LocalBackend) -> Trained:
     """`trained(target)` makes scenarios, trains one step on them and returns them."""
 
-    def one_step(target: Target, **options: bool) -> ScenarioSet:
-        scenarios = made(target, **options)
+    def one_step(target: Target) -> ScenarioSet:
+        scenarios = made(target)
         model = TrainableModel(new_id("real"), base_model="tiny-mcp", backend=backend)
         trainer = MCPTrainer(
             target, model, scenarios, group_size=4, scenarios_per_step=4, temperature=1.5, say=lambda line: None
@@ -51,9 +51,9 @@ def trained(backend: LocalBackend) -> Trained:
     return one_step
 
 
-def made(target: Target, count: int = 14, **options: bool) -> ScenarioSet:
+def made(target: Target, count: int = 14) -> ScenarioSet:
     """Valid scenarios of a server, of which at most two are missing."""
-    scenarios = asyncio.run(generate_scenarios(target, count=count, **options))  # type: ignore[arg-type]
+    scenarios = asyncio.run(generate_scenarios(target, count=count))
     check_sound(scenarios, at_least=count - 2)
     return scenarios
 
@@ -93,21 +93,25 @@ def test_time() -> None:
 @pytest.mark.slow("a step on a server that nobody here wrote")
 def test_git(repository: Path, trained: Trained) -> None:
     target = Target.parse(
-        python_module("mcp_server_git"), fixture=repository, bind={"repo_path": ROLLOUT_DIR}, stateless=True
+        python_module("mcp_server_git"),
+        fixture=repository,
+        bind={"repo_path": ROLLOUT_DIR},
+        stateless=True,
+        allow_all=True,
     )
-    assert {"git_log", "git_show", "git_diff", "git_create_branch"} <= tools_of(trained(target, allow_writes=True))
+    assert {"git_log", "git_show", "git_diff", "git_create_branch"} <= tools_of(trained(target))
 
 
 @pytest.mark.slow("scenarios of a server that nobody here wrote")
 def test_everything(node_server: Callable[[str], str]) -> None:
-    tools = tools_of(made(Target.parse(node_server("everything"))))
+    tools = tools_of(made(Target.parse(node_server("everything"), allow_all=True)))
     assert {"echo", "get-sum", "get-structured-content"} <= tools and "get-env" not in tools
 
 
 @pytest.mark.slow("scenarios of a server that nobody here wrote")
 def test_filesystem(node_server: Callable[[str], str], files: Path) -> None:
-    target = Target.parse(f"{node_server('filesystem')} {ROLLOUT_DIR}", fixture=files)
-    assert {"read_text_file", "write_file", "list_directory"} <= tools_of(made(target, 20, allow_writes=True))
+    target = Target.parse(f"{node_server('filesystem')} {ROLLOUT_DIR}", fixture=files, allow_all=True)
+    assert {"read_text_file", "write_file", "list_directory"} <= tools_of(made(target, 20))
 
 
 @pytest.mark.slow("scenarios of a server that nobody here wrote")
@@ -120,5 +124,5 @@ def test_memory_only_read(node_server: Callable[[str], str], graph: Path) -> Non
 
 @pytest.mark.slow("scenarios of a server that nobody here wrote")
 def test_memory_that_starts_empty(node_server: Callable[[str], str]) -> None:
-    target = Target.parse(f"MEMORY_FILE_PATH={ROLLOUT_DIR}/memory.json {node_server('memory')}")
-    assert "create_entities" in tools_of(made(target, allow_writes=True))
+    target = Target.parse(f"MEMORY_FILE_PATH={ROLLOUT_DIR}/memory.json {node_server('memory')}", allow_all=True)
+    assert "create_entities" in tools_of(made(target))

@@ -16,7 +16,6 @@ from offbook.base.terminal import Terminal, echo
 from offbook.base.text import counted
 from offbook_mcp.connection.pool import ServerPool
 from offbook_mcp.connection.target import Target
-from offbook_mcp.connection.typed_lines import typed_lines
 from offbook_mcp.rollouts.agent_loop import LoopOptions
 from offbook_mcp.serving.chat import chat, conversations
 from offbook_mcp.serving.served_tools import served_tools
@@ -25,13 +24,13 @@ from offbook_mcp.training.mcp_trainer import MCPTrainerOptions
 from offbook_mcp.training.model_at_step import ModelAtStep
 
 from .model_options import (
-    AllowWrites,
     BaseModel,
     ModelName,
     ServerDir,
     ServerUrl,
     model_from,
 )
+from .permissions import typed_lines
 
 Ask = Annotated[list[str], typer.Option(help="question to ask; repeatable  [default: questions that you type]")]
 Step = Annotated[int | None, typer.Option(min=0, help="step of the model  [default: the newest]")]
@@ -46,7 +45,6 @@ def talk(
         bool, typer.Option("--compare", help="show the untrained model's answer (step 0) beside it")
     ] = False,
     ask: Ask = [],  # noqa: B006  # typer reads it
-    allow_writes: AllowWrites = False,
     step: Step = None,
     temperature: Temperature = 0.0,
     max_turns: Annotated[int, typer.Option(min=1, help="model requests for one answer")] = MCPTrainerOptions.max_turns,
@@ -56,7 +54,7 @@ def talk(
     """Talk to the model, which calls the server's tools."""
     named = model_from(target, model, base, dir, url)
     options = LoopOptions(max_turns, temperature, defaults_for(named.base_model).max_completion_tokens)
-    asyncio.run(_talk(target, named, step, compare, ask, options, Terminal(), allow_writes))
+    asyncio.run(_talk(target, named, step, compare, ask, options, Terminal()))
 
 
 async def _talk(
@@ -67,12 +65,11 @@ async def _talk(
     ask: Sequence[str],
     options: LoopOptions,
     console: Console,
-    allow_writes: bool,
 ) -> None:
     chars = target.limits.result_chars
     chars = min(chars, defaults_for(model.base_model).result_chars or chars)
     async with ServerPool(target, max_rollouts=2, ahead=0) as pool:
-        toolset = served_tools(pool.toolset, model, allow_writes, partial(echo, err=True))
+        toolset = served_tools(pool.toolset, model, partial(echo, err=True))
         newest = await model.get_step() if step is None else step
         models: list[tuple[str, TrainableModel]] = [(f"step {newest}", ModelAtStep(model, newest))]
         if compare:

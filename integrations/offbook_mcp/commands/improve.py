@@ -22,7 +22,7 @@ from offbook_mcp.training.defaults import default_config
 from offbook_mcp.training.improvable_server import ImprovableServer
 from offbook_mcp.training.mcp_trainer import MCPTrainer, MCPTrainerOptions
 
-from .model_options import AllowWrites, BaseModel, ModelName, ScenarioFile, ServerDir, ServerUrl, model_from
+from .model_options import BaseModel, ModelName, ScenarioFile, ServerDir, ServerUrl, model_from
 from .training import JudgeBase, JudgeModel, LlmBase, Trace, Writer, judge_option, sinks_option, writer_at
 
 RoundRate = Annotated[
@@ -42,7 +42,6 @@ def improve(
     scenarios: ScenarioFile = None,
     llm: Writer = None,
     llm_api_base: LlmBase = None,
-    allow_writes: AllowWrites = False,
     judge: JudgeModel = None,
     judge_api_base: JudgeBase = None,
     sft_epochs: SftEpochs = IMITATION.epochs,
@@ -71,7 +70,7 @@ def improve(
     chosen, training = divided(options, teacher=teacher, max_cost=max_cost, sft=sft)
     if chosen.teaching().as_is:
         raise ConfigError("--teacher: a server has no model of its own: name an LLM, such as openai/gpt-4.1")
-    training |= {"llm": writer_at(llm, llm_api_base), "allow_writes": allow_writes, "say": echo}
+    training |= {"llm": writer_at(llm, llm_api_base), "say": echo}
     training |= judge_option(judge, judge_api_base) | sinks_option(trace)
     config = default_config(named.base_model, 1, learning_rate)
     trainer = MCPTrainer(target, named, scenarios, config=config(1) if callable(config) else config, **training)

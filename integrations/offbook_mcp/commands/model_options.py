@@ -33,7 +33,6 @@ ScenarioFile = Annotated[
         "--scenarios", help="JSONL file of scenarios  [default: the model's own file, generated at first use]"
     ),
 ]
-AllowWrites = Annotated[bool, typer.Option("--allow-writes", help="use tools that write or delete")]
 DEFAULT_BASE = "tiny-mcp"
 
 

@@ -75,12 +75,12 @@ def made(scenarios: ScenarioSet, wanted: int, output: Path) -> Iterator[str]:
         yield from (f"  {one_line(reason)}, such as {one_line(text)}" for reason, text in scenarios.examples.items())
 
 
-def planned(pool: ServerPool, left_out: dict[str, str], count: int, questions: int, output: str) -> Iterator[str]:
+def planned(pool: ServerPool, count: int, questions: int, output: str) -> Iterator[str]:
     """The lines of `scenarios --dry-run`."""
-    used = [tool.name for tool in pool.toolset.tools if tool.name not in left_out]
+    used = [tool.name for tool in pool.toolset.tools]
     yield f"fingerprint {pool.fingerprint}; nothing is called, nothing is written"
     yield f"would explore and use: {', '.join(used) or 'nothing'}"
-    yield from (f"would leave out {name}: {one_line(why)}" for name, why in left_out.items())
+    yield from (f"would leave out {name}: {one_line(why)}" for name, why in pool.toolset.left_out.items())
     if questions:
         yield f"would ask the writer about {counted(questions, 'question')}, half of them for scenarios and half for their answers"
     yield f"would write up to {counted(count, 'scenario')} to {one_line(output)}"

@@ -16,30 +16,26 @@ from offbook.llms.llm import Llm
 from offbook_mcp.connection.pool import ServerPool
 from offbook_mcp.connection.target import Target
 from offbook_mcp.scenarios.explore import explore as explored
-from offbook_mcp.scenarios.explore import withheld
 from offbook_mcp.scenarios.files import save_scenarios
 from offbook_mcp.scenarios.from_llm import questions_for
 from offbook_mcp.scenarios.generate import generate_scenarios
 
 from . import scenario_reports as reports
 
-AllowWrites = Annotated[
-    bool, typer.Option("--allow-writes", help="also call tools that write or delete, each call in its own rollout")
-]
 Seed = Annotated[int, typer.Option(help="random seed for values and tasks")]
 
 
-def explore(target: Target, allow_writes: AllowWrites = False, seed: Seed = 0) -> None:
+def explore(target: Target, seed: Seed = 0) -> None:
     """Call the tools that only read, and show what they return.
 
     Also reads the server's resources.
     """
-    asyncio.run(_explore(target, seed, allow_writes))
+    asyncio.run(_explore(target, seed))
 
 
-async def _explore(target: Target, seed: int, allow_writes: bool) -> None:
+async def _explore(target: Target, seed: int) -> None:
     async with ServerPool(target, ahead=1) as pool:
-        exploration = await explored(pool, seed=seed, allow_writes=allow_writes)
+        exploration = await explored(pool, seed=seed)
         echo("\n".join(reports.explored(pool, exploration)))
 
 
@@ -59,7 +55,6 @@ def scenarios(
     max_difficulty: Annotated[
         int, typer.Option(min=1, max=5, help="hardest scenarios to generate: 1 (one value) to 5 (three calls)")
     ] = 5,
-    allow_writes: AllowWrites = False,
     seed: Seed = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="connect and print the plan, call no tool")] = False,
 ) -> None:
@@ -67,31 +62,27 @@ def scenarios(
     if llm is None and (api_base or max_cost):
         raise ConfigError("--llm-api-base, --max-cost: they apply to --llm only: add --llm MODEL, or leave them out")
     if dry_run:
-        asyncio.run(_planned(target, count, llm, allow_writes, output))
+        asyncio.run(_planned(target, count, llm, output))
     else:
         with budget(max_cost) as spent:
             writer = None if llm is None else Llm(llm, **({"api_base": api_base} if api_base else {}))
-            asyncio.run(_made(target, output, count, seed, writer, allow_writes, max_difficulty))
+            asyncio.run(_made(target, output, count, seed, writer, max_difficulty))
         if llm is not None:
             echo("\n".join(spent.lines()))
 
 
-async def _planned(target: Target, count: int, llm: str | None, allow_writes: bool, output: Path) -> None:
+async def _planned(target: Target, count: int, llm: str | None, output: Path) -> None:
     async with ServerPool(target, ahead=0) as pool:
-        without = withheld(pool.toolset, allow_writes=allow_writes)
         questions = 0 if llm is None else questions_for(count)
-        echo("\n".join(reports.planned(pool, without, count, questions, str(output))))
+        echo("\n".join(reports.planned(pool, count, questions, str(output))))
 
 
-async def _made(
-    target: Target, output: Path, count: int, seed: int, llm: Llm | None, allow_writes: bool, max_difficulty: int
-) -> None:
+async def _made(target: Target, output: Path, count: int, seed: int, llm: Llm | None, max_difficulty: int) -> None:
     scenario_set = await generate_scenarios(
         target,
         count=count,
         seed=seed,
         llm=llm,
-        allow_writes=allow_writes,
         max_difficulty=max_difficulty,
         progress=lambda line: echo(one_line(line, 300), err=True),
     )

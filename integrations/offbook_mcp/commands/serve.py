@@ -26,7 +26,6 @@ from offbook_mcp.training.mcp_trainer import MCPTrainerOptions
 from offbook_mcp.training.model_at_step import ModelAtStep
 
 from .model_options import (
-    AllowWrites,
     BaseModel,
     ModelName,
     ServerDir,
@@ -50,7 +49,6 @@ def serve(
     port: Port = 8900,
     api_key: Key = None,
     step: Annotated[int | None, typer.Option(min=0, help="step of the model  [default: the newest]")] = None,
-    allow_writes: AllowWrites = False,
     concurrency: AtOnce = 16,
     temperature: Annotated[
         float, typer.Option(min=0, max=2, help="temperature if the request sets none; 0 is greedy")
@@ -68,7 +66,7 @@ def serve(
     named = model_from(target, model, base, dir, url)
     chosen = named if step is None else ModelAtStep(named, step)
     options = LoopOptions(max_turns, temperature, defaults_for(named.base_model).max_completion_tokens)
-    asyncio.run(_serve(target, chosen, options, concurrency, listener, key, allow_writes))
+    asyncio.run(_serve(target, chosen, options, concurrency, listener, key))
 
 
 async def _serve(
@@ -78,12 +76,11 @@ async def _serve(
     concurrency: int,
     listener: socket.socket,
     key: str | None,
-    allow_writes: bool,
 ) -> None:
     chars = target.limits.result_chars
     chars = min(chars, defaults_for(model.base_model).result_chars or chars)
     async with ServerPool(target, max_rollouts=concurrency) as pool:
-        toolset = served_tools(pool.toolset, model, allow_writes, partial(echo, err=True))
+        toolset = served_tools(pool.toolset, model, partial(echo, err=True))
         await model.register()
         if await model.get_step() == 0:
             echo(f"{model.name} is untrained: `offbook mcp train` trains it", err=True)

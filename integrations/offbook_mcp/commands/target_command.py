@@ -15,6 +15,7 @@ from offbook_mcp.connection.target_logs import logs_of_command
 from .permissions import Permissions
 from .target_options import (
     Allow,
+    AllowAll,
     Bind,
     CallTimeout,
     Deny,
@@ -23,8 +24,7 @@ from .target_options import (
     Fixture,
     Header,
     Only,
-    Prompts,
-    Resources,
+    ReadOnly,
     StartTimeout,
     Stateless,
     TargetArgument,
@@ -36,7 +36,7 @@ def on_target(function: Callable[..., None], *, calls_tools: bool = True) -> Cal
     """Turn `function(target, ...)` into a typer command.
 
     The command takes the target's argument, the function's own options and those of `_options`, and builds the Target. With
-    `calls_tools`, a user at a terminal is asked about tools that may write.
+    `calls_tools`, a user at a terminal is asked about tools that do not say that they only read.
     """
     own = list(inspect.signature(function).parameters.values())[1:]
     target, *options = inspect.signature(_options).parameters.values()
@@ -46,7 +46,7 @@ def on_target(function: Callable[..., None], *, calls_tools: bool = True) -> Cal
         described = {name: words.pop(name) for name in (target.name, *(option.name for option in options))}
         folder = server_folder(words.get("dir"))
         runs = calls_tools and not words.get("dry_run")
-        asks = runs and sys.stdin.isatty() and not words.get("allow_writes")
+        asks = runs and sys.stdin.isatty() and not described["allow_all"]
         with logs_of_command(folder / "logs" / "mcp.log" if runs else None):
             decide = Permissions(folder / "mcp" / "permissions.json", asks)
             function(target_from(**described, decide=decide), **words)
@@ -64,14 +64,14 @@ def _options(
     target: TargetArgument,
     only: Only = [],  # noqa: B006  # typer reads it
     allow: Allow = [],  # noqa: B006
+    allow_all: AllowAll = False,
     deny: Deny = [],  # noqa: B006
+    read_only: ReadOnly = False,
     bind: Bind = [],  # noqa: B006
     header: Header = [],  # noqa: B006
     env: Env = [],  # noqa: B006
     fixture: Fixture = None,
     stateless: Stateless = None,
-    resources: Resources = False,
-    prompts: Prompts = False,
     start_timeout: StartTimeout = Limits().start_seconds,
     call_timeout: CallTimeout = Limits().call_seconds,
     explore_timeout: ExploreTimeout = Limits().explore_seconds,

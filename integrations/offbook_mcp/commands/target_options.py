@@ -16,11 +16,10 @@ TargetArgument = Annotated[
     str, typer.Argument(help="MCP server: a command in quotes, a URL, an mcp.json, or module:name of a server object")
 ]
 Only = Annotated[list[str], typer.Option(help="use only this tool; repeatable")]
-Allow = Annotated[
-    list[str],
-    typer.Option(help="allow this tool even if it may write or does not say that it only reads (remembered)"),
-]
-Deny = Annotated[list[str], typer.Option(help="never call or show this tool (remembered)")]
+Allow = Annotated[list[str], typer.Option(help="call this tool although it may write (remembered); repeatable")]
+AllowAll = Annotated[bool, typer.Option("--allow-all", help="call all tools, except those that may show secrets")]
+Deny = Annotated[list[str], typer.Option(help="never call or show this tool (remembered); repeatable")]
+ReadOnly = Annotated[bool, typer.Option("--read-only", help="declare that all tools of the server only read")]
 Bind = Annotated[
     list[str],
     typer.Option(help="set a tool's argument (argument=value) and hide it from the model; may use {rollout_dir}"),
@@ -35,8 +34,6 @@ Stateless = Annotated[
         help="share one server between rollouts, or give each its own  [default: share if every tool is read-only]",
     ),
 ]
-Resources = Annotated[bool, typer.Option("--resources", help="offer the server's resources as tools")]
-Prompts = Annotated[bool, typer.Option("--prompts", help="offer the server's prompts as tools")]
 StartTimeout = Annotated[float, typer.Option(min=0.1, help="seconds to wait for the server to start")]
 CallTimeout = Annotated[float, typer.Option(min=0.1, help="seconds to wait for the answer to a tool call")]
 ExploreTimeout = Annotated[
@@ -49,14 +46,14 @@ def target_from(
     *,
     only: list[str],
     allow: list[str],
+    allow_all: bool,
     deny: list[str],
+    read_only: bool,
     bind: list[str],
     header: list[str],
     env: list[str],
     fixture: Path | None,
     stateless: bool | None,
-    resources: bool,
-    prompts: bool,
     start_timeout: float,
     call_timeout: float,
     explore_timeout: float,
@@ -69,13 +66,13 @@ def target_from(
         env={name: value for name, value in (variable(text) for text in env)},
         only=tuple(only),
         allow=tuple(allow),
+        allow_all=allow_all,
         deny=tuple(deny),
+        read_only=read_only,
         decide=decide,
         bind=pairs(bind, "=", "bind"),
         fixture=fixture,
         stateless=stateless,
-        resources=resources,
-        prompts=prompts,
         limits=Limits(start_seconds=start_timeout, call_seconds=call_timeout, explore_seconds=explore_timeout),
     )
 

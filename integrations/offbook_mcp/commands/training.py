@@ -29,7 +29,6 @@ from offbook_mcp.training.mcp_trainer import MCPTrainer, MCPTrainerOptions
 
 from .chat import talk
 from .model_options import (
-    AllowWrites,
     BaseModel,
     ModelName,
     ScenarioFile,
@@ -78,7 +77,7 @@ NOT_TRAINING = (
         "seed",
         "temperature",
     ),
-    *("curriculum", "count", "allow_writes", "probe"),
+    *("curriculum", "count", "probe"),
 )
 """Options of an MCPTrainer that an evaluation does not read."""
 
@@ -94,7 +93,6 @@ def train(
     scenarios: ScenarioFile = None,
     llm: Writer = None,
     llm_api_base: LlmBase = None,
-    allow_writes: AllowWrites = False,
     judge: JudgeModel = None,
     judge_api_base: JudgeBase = None,
     learning_rate: Rate = None,
@@ -115,7 +113,7 @@ def train(
       offbook mcp train 'mcp-server-time --local-timezone UTC' --dry-run
     """
     named = model_from(target, model, base, dir, url)
-    options |= {"llm": writer_at(llm, llm_api_base), "allow_writes": allow_writes, "say": echo}
+    options |= {"llm": writer_at(llm, llm_api_base), "say": echo}
     options |= {"config": default_config(named.base_model, steps, learning_rate, min_reward)}
     options |= judge_option(judge, judge_api_base) | sinks_option(trace)
     trainer = MCPTrainer(target, named, scenarios, **options)

@@ -42,6 +42,7 @@ class _Entry(BaseModel):
     headers: dict[str, str] = {}
     auth: _Auth | None = None
     disabled: bool = False
+    read_only: Annotated[bool, Field(alias="readOnly")] = False
 
 
 class _File(BaseModel):
@@ -84,9 +85,12 @@ def _server(name: str, entry: _Entry, path: Path) -> AnyServer:
     if entry.command is not None:
         env = {key: str(value) for key, value in entry.env.items() if value is not None}
         env_file = path.parent / entry.env_file.replace("${workspaceFolder}/", "") if entry.env_file else None
-        return StdioServer(name, entry.command, tuple(entry.args), env, env_file, entry.cwd, path.parent)
+        return StdioServer(
+            name, entry.command, tuple(entry.args), env, env_file, entry.cwd, path.parent, entry.read_only
+        )
     assert entry.url is not None
-    return HttpServer(name, entry.url, entry.headers, _auth(entry.url, entry.auth, where), path.parent)
+    auth = _auth(entry.url, entry.auth, where)
+    return HttpServer(name, entry.url, entry.headers, auth, path.parent, entry.read_only)
 
 
 def _auth(url: str, auth: _Auth | None, where: str) -> httpx2.Auth | None:

@@ -80,6 +80,7 @@ class ServerPool:
         self.target = target
         self.servers: tuple[ServerDescription, ...] = ()
         self.shared: tuple[str, ...] = ()
+        self.offered = Toolset(())  # all tools; `toolset` has those that may be called
         self.toolset = Toolset(())
         self.fingerprint = ""
         self._ahead = ahead
@@ -127,10 +128,13 @@ class ServerPool:
         await asyncio.gather(*ready, *sessions, *self._retiring, return_exceptions=True)
         self._close_folders()
 
-    @property
-    def rollouts_need_sessions(self) -> bool:
-        """Whether at least one server is not shared."""
-        return len(self.shared) < len(self.target.servers)
+    def sharing(self) -> str:
+        """Describe which servers rollouts share."""
+        if len(self.shared) == len(self.target.servers):
+            return f"rollouts share one session ({'as asked' if self.target.stateless else 'every tool is read-only'})"
+        if self.shared:
+            return f"rollouts share {', '.join(self.shared)}, and have their own session of the others"
+        return "each rollout has a session of its own"
 
     @asynccontextmanager
     async def rollout(self) -> AsyncGenerator[RolloutTools]:
@@ -168,13 +172,7 @@ class ServerPool:
     def _learn(self, first: _SessionSet) -> None:
         """Describe the servers from their first sessions, and move the sessions that can be shared out of `first`."""
         self.servers = tuple(first.sessions[server.name].description for server in self.target.servers)
-        self.toolset = make_toolset(
-            self.servers,
-            only=self.target.only,
-            bind=self.target.bind,
-            resources=self.target.resources,
-            prompts=self.target.prompts,
-        )
+        self.offered = make_toolset(self.servers, only=self.target.only, bind=self.target.bind)
         folder = str(first.folder) if first.folder else None
         self.fingerprint = fingerprint(self.servers, folder)
         self._signatures = _signatures(self.servers, folder)
@@ -183,14 +181,15 @@ class ServerPool:
             self._shared_sessions[name] = first.sessions.pop(name)
 
     async def _decide(self) -> None:
-        """Apply the user's decisions about single tools."""
+        """Keep the tools that may be called: those that say that they only read, and those that the user allows."""
         target = self.target
         decisions: dict[str, bool] = {
-            **dict.fromkeys(self.toolset.named(target.allow, "allow"), True),
-            **dict.fromkeys(self.toolset.named(target.deny, "deny"), False),
+            **dict.fromkeys(self.offered.named(target.allow, "allow"), True),
+            **dict.fromkeys(self.offered.named(target.deny, "deny"), False),
         }
-        asked = await target.decide(self.toolset.tools, decisions) if target.decide is not None else decisions
-        self.toolset = self.toolset.decided(asked)
+        if target.decide is not None:
+            decisions = dict(await target.decide(self.servers, self.offered.tools, decisions))
+        self.toolset = self.offered.permitted(decisions, allow_all=target.allow_all)
 
     def _shareable(self, server: AnyServer) -> bool:
         if self.target.stateless is not None:
@@ -254,11 +253,7 @@ class ServerPool:
         now = _signatures((description,), folder)
         for tool in self.toolset.tools:
             key = (tool.tool.server, tool.tool.name)
-            if (
-                tool.request == "tool"
-                and tool.tool.server == description.name
-                and now.get(key) != self._signatures[key]
-            ):
+            if tool.tool.server == description.name and now.get(key) != self._signatures[key]:
                 raise McpToolsChangedError(description.name, f"a new session has another {tool.name}, or none")
 
     async def _session(self, server: AnyServer, session_set: _SessionSet) -> Session:

@@ -39,6 +39,7 @@ class StdioServer:
     env_file: Path | None = None
     cwd: str | None = None
     workspace: Path | None = None  # the value of ${workspaceFolder}
+    read_only: bool = False  # the user says that all its tools only read
 
     @property
     def uses_folder(self) -> bool:
@@ -60,6 +61,7 @@ class HttpServer:
     headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     auth: httpx2.Auth | None = field(default=None, repr=False)
     workspace: Path | None = None
+    read_only: bool = False
 
     uses_folder = False
 
@@ -82,6 +84,7 @@ class InProcessServer:
 
     name: str
     server: InProcess | ServerFactory = field(repr=False)
+    read_only: bool = False
 
     @property
     def uses_folder(self) -> bool:

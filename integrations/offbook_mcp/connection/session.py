@@ -31,7 +31,7 @@ from offbook_mcp.errors import (
     McpTimeoutError,
     McpToolsChangedError,
 )
-from offbook_mcp.tools.tool import ServerDescription, as_server_tool
+from offbook_mcp.tools.tool import ServerDescription, ServerTool, as_server_tool
 
 from .connection_state import Link
 from .environment_references import names_secret, without
@@ -306,12 +306,14 @@ class Session:
             title=identity.name if identity else None,
             version=identity.version if identity else None,
             protocol=client.protocol_version,
-            tools=tuple(as_server_tool(self.server.name, tool) for tool in tools),
+            tools=tuple(self._as_tool(tool) for tool in tools),
             faulty=dict(self._link.faulty_tools),
             resources=offers.resources is not None,
-            prompts=offers.prompts is not None,
             instructions=client.instructions,
         )
+
+    def _as_tool(self, tool: types.Tool) -> ServerTool:
+        return as_server_tool(self.server.name, tool, read_only=self.server.read_only)
 
     async def _listed(self, client: Client) -> list[types.Tool]:
         tools: list[types.Tool] = []
@@ -357,7 +359,7 @@ class Session:
         """Note which of the first tools are gone or different now. New tools are ignored."""
         with suppress(McpServerError, MCPError):  # the next call fails with the same error and reports it
             tools = await self._ask("listing its tools again", self._listed)
-            now = {as_server_tool(self.server.name, tool) for tool in tools}
+            now = {self._as_tool(tool) for tool in tools}
             now_by_name = {tool.name: tool for tool in now}
             self._changed = frozenset(
                 tool.name for tool in self.description.tools if now_by_name.get(tool.name) != tool

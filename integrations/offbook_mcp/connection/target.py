@@ -7,7 +7,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias, TypedDict, cast
 
@@ -17,6 +17,7 @@ from mcp.server.mcpserver import MCPServer
 from typing_extensions import Unpack
 
 from offbook.base.errors import ConfigError
+from offbook_mcp.tools.tool import ServerDescription
 from offbook_mcp.tools.toolset import ModelTool, uses_folder
 
 from .limits import Limits
@@ -28,8 +29,10 @@ _VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 TargetLike: TypeAlias = "Target | AnyServer | InProcess | ServerFactory | str | Path"
 """A command, a URL, the path of an `mcp.json`, a server object, or a function from a rollout's folder to a server object."""
 
-Decide: TypeAlias = Callable[[Sequence[ModelTool], Mapping[str, bool]], Awaitable[Mapping[str, bool]]]
-"""The tools, and the decisions of `allow` and `deny` by name -> these decisions and further ones."""
+Decide: TypeAlias = Callable[
+    [Sequence[ServerDescription], Sequence[ModelTool], Mapping[str, bool]], Awaitable[Mapping[str, bool]]
+]
+"""The servers, their tools, and the decisions of `allow` and `deny` by name -> these decisions and further ones."""
 
 
 class ConnectOptions(TypedDict, total=False):
@@ -38,12 +41,11 @@ class ConnectOptions(TypedDict, total=False):
     only: tuple[str, ...]
     allow: tuple[str, ...]
     deny: tuple[str, ...]
+    allow_all: bool
     decide: Decide | None
     bind: Mapping[str, object]
     stateless: bool | None
     fixture: Path | None
-    resources: bool
-    prompts: bool
     limits: Limits
 
 
@@ -52,12 +54,12 @@ class Target:
     """MCP servers, and which of their tools the model sees.
 
     only: names of the tools to use, as `tool`, `server.tool` or the model's name for it; empty: all.
-    allow: tools to call although they may write, or although nothing says that they only read; the latter then count as
-    reading. deny: tools that are never called or shown. decide: asked about the tools once the servers are listed.
+    allow: tools to call although their annotations do not say that they only read; one whose words do not suggest a write then
+    counts as reading. allow_all: call all others too, except those that may show secrets. deny: tools that are never called or shown.
+    decide: asked about the tools once the servers are listed.
     bind: values of arguments that are hidden from the model, by `argument` or `tool.argument`.
-    stateless: whether rollouts share one session; None: only with servers that annotate every tool as read-only.
+    stateless: whether rollouts share one session; None: only with servers of which every tool is read-only.
     fixture: the folder that is copied to every rollout's `{rollout_dir}`.
-    resources, prompts: offer the server's resources and prompts as tools.
     limits: see `Limits`.
 
     Raises ConfigError for servers with equal names, or options that contradict each other.
@@ -67,12 +69,11 @@ class Target:
     only: tuple[str, ...] = ()
     allow: tuple[str, ...] = ()
     deny: tuple[str, ...] = ()
+    allow_all: bool = False
     decide: Decide | None = field(default=None, repr=False)
     bind: Mapping[str, object] = field(default_factory=dict[str, object])
     stateless: bool | None = None
     fixture: Path | None = None
-    resources: bool = False
-    prompts: bool = False
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -114,11 +115,15 @@ class Target:
         headers: Mapping[str, str] | None = None,
         auth: httpx2.Auth | None = None,
         env: Mapping[str, str] | None = None,
+        read_only: bool = False,
         **options: Unpack[ConnectOptions],
     ) -> Target:
-        """Build a target from any TargetLike. `headers` and `auth` apply to URLs, `env` to commands. Raises ConfigError."""
+        """Build a target from any TargetLike. Raises ConfigError.
+
+        `headers` and `auth` apply to URLs, `env` to commands. `read_only` says that all tools of the servers only read.
+        """
         if isinstance(target, Target):
-            if headers or auth or env or options:
+            if headers or auth or env or read_only or options:
                 raise ConfigError("target: it is already a Target; pass the options to Target.parse")
             return target
         servers = _servers(target)
@@ -126,6 +131,8 @@ class Target:
             servers = tuple(_with_access(server, headers or {}, auth) for server in servers)
         if env:
             servers = tuple(_with_env(server, env) for server in servers)
+        if read_only:
+            servers = tuple(replace(server, read_only=True) for server in servers)
         return cls(servers, **options)
 
 
@@ -181,12 +188,10 @@ def _name_of(words: list[str]) -> str:
 def _with_access(server: AnyServer, headers: Mapping[str, str], auth: httpx2.Auth | None) -> AnyServer:
     if not isinstance(server, HttpServer):
         raise ConfigError(f"headers, auth: they are for a URL, and {server.name!r} is not one: leave them out")
-    return HttpServer(server.name, server.url, {**server.headers, **headers}, auth or server.auth, server.workspace)
+    return replace(server, headers={**server.headers, **headers}, auth=auth or server.auth)
 
 
 def _with_env(server: AnyServer, env: Mapping[str, str]) -> AnyServer:
     if not isinstance(server, StdioServer):
         raise ConfigError(f"env: it is for a command, and {server.name!r} is not one: leave it out")
-    return StdioServer(
-        server.name, server.command, server.args, {**server.env, **env}, server.env_file, server.cwd, server.workspace
-    )
+    return replace(server, env={**server.env, **env})

@@ -29,7 +29,7 @@ class McpRollout:
     """The rollout function for a Trainer: `await rollout(model, scenario)`.
 
     max_tools: the number of tools that the model sees, the expected ones and others drawn with `seed`; None: all.
-    result_chars: limit for a tool's result, if it is below the target's. withheld: tools that no rollout sees.
+    result_chars: limit for a tool's result, if it is below the target's.
     step_tokens: the limit of one message of a step in a comparison, which other LLMs do not share; None: theirs.
     """
 
@@ -37,7 +37,6 @@ class McpRollout:
     loop: LoopOptions = field(default_factory=LoopOptions)
     max_tools: int | None = None
     result_chars: int | None = None
-    withheld: frozenset[str] = frozenset()
     seed: int = 0
     step_tokens: int | None = None
 
@@ -58,9 +57,7 @@ class McpRollout:
     def shown(self, scenario: McpScenario) -> Toolset:
         """The tools that the model sees in every rollout of this scenario. Raises ConfigError."""
         seed = zlib.crc32(f"{self.seed} {scenario.id}".encode())
-        toolset = self.pool.toolset
-        offered = tuple(tool for tool in toolset.tools if tool.name not in self.withheld)
-        return replace(toolset, tools=offered).shown(scenario.tools, self.max_tools, seed)
+        return self.pool.toolset.shown(scenario.tools, self.max_tools, seed)
 
     async def _run(self, model: TrainableModel, scenario: McpScenario, trajectory: Trajectory) -> None:
         shown = self.shown(scenario)

@@ -12,7 +12,7 @@ from offbook_mcp.connection.pool import ServerPool
 from offbook_mcp.connection.servers import StdioServer
 
 from .error_texts import masked
-from .explore import Exploration, Observation, withheld, withheld_lines
+from .explore import Exploration, Observation, withheld_lines
 from .files import ScenarioSet
 from .generation import ScenarioGeneration
 from .split import HELD_OUT
@@ -30,7 +30,7 @@ def without_scenarios(work: ScenarioGeneration, scenarios: ScenarioSet) -> Itera
     exploration = work.exploration
     for tool in work.pool.toolset.tools:
         name = tool.name
-        if name in taken or name in withheld(work.pool.toolset, allow_writes=work.allow_writes):
+        if name in taken:
             continue
         if (reason := exploration.left_out.get(name)) is None:
             error = exploration.first_error(name)

@@ -69,7 +69,6 @@ class Executor:
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self.ended = 0.0
         self._reading = {tool.name for tool in pool.toolset.tools if tool.tool.kind is ToolKind.READ}
-        self._deleting = {tool.name for tool in pool.toolset.tools if tool.tool.kind is ToolKind.DELETE}
         self._effective: set[str] = set()
         """Tools whose write was visible at least once."""
 
@@ -149,9 +148,8 @@ class Executor:
             self._effective |= writers
 
     def _with_fault(self, calls: Sequence[ReferenceCall], run: ReferenceRun) -> ReferenceRun:
-        """The run, with a fault if it changed nothing although a write of its tools was visible, or it deletes and any was."""
-        tools = {call.tool for call in calls}
-        visible = tools & self._effective or (tools & self._deleting and self._effective)
+        """The run, with a fault if it changed nothing although a write of its tools was visible."""
+        visible = {call.tool for call in calls} & self._effective
         return replace(run, fault="nothing was changed") if run.effect is False and visible else run
 
     async def _calls(self, tools: RolloutTools, calls: Sequence[ReferenceCall]) -> ReferenceRun:

@@ -6,10 +6,9 @@ import asyncio
 import random
 import re
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
 from typing import cast
 
 from mcp import Client, MCPError
@@ -19,14 +18,13 @@ from offbook.base.errors import ConfigError
 from offbook.base.text import one_line
 from offbook_mcp.connection.pool import ServerPool
 from offbook_mcp.errors import McpServerError, McpToolsChangedError
-from offbook_mcp.tools.effects import ToolKind
 from offbook_mcp.tools.results import ToolResult, resource_text
 from offbook_mcp.tools.rollout_tools import RolloutTools
-from offbook_mcp.tools.tool import Schema
-from offbook_mcp.tools.toolset import ModelTool, Toolset
+from offbook_mcp.tools.tool import Schema, ToolKind
+from offbook_mcp.tools.toolset import ModelTool
 
 from .error_texts import NO_ID, NONSENSE, Control, reads_like_error
-from .harvest import Leaf, Scalar, is_empty, leaves_of, words_of
+from .harvest import Leaf, Scalar, is_empty, leaves_of
 from .listed_values import ListedValues, lists_in
 from .sampler import ArgumentSampler, DraftCall, Pick
 from .scenario import ReferenceCall
@@ -70,9 +68,6 @@ _WRITERS_AT_ONCE = 2
 _MOST_ROLLOUTS = 4
 _MOST_RESOURCES = 8
 _TEXT_KEPT = 2_000
-_PRIVATE = {"env", "environment", "secret", "credential", "password", "token", "apikey"}
-
-
 _NONE = re.compile(r"(there (are|is) )?(no|none|nothing)\b.{0,80}", re.IGNORECASE)
 REFUSED = "a tool reported an error"
 REFUSED_AS_TEXT = "a tool answered with an error as ordinary text"
@@ -153,20 +148,14 @@ class Exploration:
         self.observations.append(Observation(name, draft.arguments, text[:_TEXT_KEPT], refused, empty, leaves))
 
 
-async def explore(pool: ServerPool, *, seed: int = 0, allow_writes: bool = False) -> Exploration:
+async def explore(pool: ServerPool, *, seed: int = 0) -> Exploration:
     """Call the reading tools in several rounds: the results of one round provide arguments for the next. Read the resources.
 
-    Writing tools are called only with `allow_writes`, every call in its own rollout. Raises ConfigError when the server
-    keeps failing, McpServerError.
+    Tools that may write are called each in its own rollout. Raises ConfigError when the server keeps failing, McpServerError.
     """
     exploration = Exploration(ArgumentSampler(random.Random(seed)), left_out=dict(pool.toolset.left_out))
-    readers: list[ModelTool] = []
-    writers: list[ModelTool] = []
-    for tool in pool.toolset.tools:
-        if why := left_out(tool, allow_writes):
-            exploration.left_out[tool.name] = why
-        else:
-            (readers if tool.tool.kind is ToolKind.READ else writers).append(tool)
+    readers = [tool for tool in pool.toolset.tools if tool.tool.kind is ToolKind.READ]
+    writers = [tool for tool in pool.toolset.tools if tool not in readers]
     await _read_resources(pool, exploration)
     await _Reading(pool, exploration).run(readers)
     await _explore_writers(pool, exploration, writers)
@@ -174,32 +163,6 @@ async def explore(pool: ServerPool, *, seed: int = 0, allow_writes: bool = False
         if not exploration.of(tool.name):
             exploration.left_out.setdefault(tool.name, "no arguments are known that its schema accepts")
     return exploration
-
-
-def reads_secrets(tool: ModelTool) -> bool:
-    """Whether a tool's name speaks of secrets or of the environment, such as `get-env`: its results must not be recorded."""
-    words = words_of(tool.name)
-    return not _PRIVATE.isdisjoint([*words, *map("".join, pairwise(words))])
-
-
-def left_out(tool: ModelTool, allow_writes: bool) -> str | None:
-    """Why a tool is not used; None if it is used."""
-    if reads_secrets(tool):
-        return "it may show secrets"
-    if re.match(r"\W*deprecated\b", tool.tool.description, re.IGNORECASE) or "DEPRECATED" in tool.tool.description:
-        return "it is deprecated"
-    if tool.tool.kind is ToolKind.READ or tool.tool.allowed or allow_writes:
-        return None
-    if tool.tool.kind is ToolKind.UNKNOWN:
-        return "nothing says that it only reads; if it does, --allow TOOL uses it; if it writes, --allow-writes"
-    return "it may write; --allow-writes uses it"
-
-
-def withheld(toolset: Toolset, *, allow_writes: bool = False, taken: Collection[str] = ()) -> dict[str, str]:
-    """The tools that are not used, with the reason: those that the target leaves out, and those that may write (unless
-    `allow_writes`), show secrets or are deprecated, unless they are `taken` by a scenario."""
-    reasons = {tool.name: left_out(tool, allow_writes) for tool in toolset.tools if tool.name not in taken}
-    return {**toolset.left_out, **{name: reason for name, reason in reasons.items() if reason is not None}}
 
 
 def withheld_lines(reasons: Mapping[str, str]) -> Iterator[str]:

@@ -331,7 +331,9 @@ class _Writing:
         self._llm = llm
         usable = [tool for tool in work.pool.toolset.tools if tool.name not in work.exploration.left_out]
         if not usable:
-            raise ConfigError(f"scenarios: no tool of {work.pool.target.shown()} may be used; --allow-writes uses all")
+            raise ConfigError(
+                f"scenarios: no tool of {work.pool.target.shown()} may be called; --allow TOOL permits one"
+            )
         self._open_world = {tool.name for tool in usable if tool.tool.open_world}
         self.writer = _Writer(
             llm,

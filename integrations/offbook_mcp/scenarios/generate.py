@@ -11,7 +11,7 @@ from offbook_mcp.connection.pool import ServerPool
 from offbook_mcp.connection.target import Target, TargetLike
 
 from .coverage import check_enough, variable_hints, without_scenarios
-from .explore import Exploration, explore, withheld, withheld_lines
+from .explore import Exploration, explore, withheld_lines
 from .files import ScenarioSet
 from .from_llm import from_llm
 from .from_schemas import from_schemas
@@ -24,7 +24,6 @@ async def generate_scenarios(
     count: int = 48,
     seed: int = 0,
     llm: str | Llm | None = None,
-    allow_writes: bool = False,
     max_difficulty: int = 5,
     held_out: float = 0.25,
     exploration: Exploration | None = None,
@@ -33,7 +32,6 @@ async def generate_scenarios(
     """Generate up to `count` scenarios, every one run twice on the server. A share `held_out` of them is for evaluation.
 
     llm: the model that writes them ("openai/gpt-4.1", or an `Llm`); None: drawn from the schemas and the server's results.
-    allow_writes: also use tools that write or delete, every call in its own rollout.
     max_difficulty: 1 (one value) to 5 (three calls).
     exploration: an earlier result of `explore`; None explores now.
     progress: called with a line of text per event.
@@ -45,10 +43,10 @@ async def generate_scenarios(
             f"{count}, {max_difficulty} and {held_out}"
         )
     async with _opened(pool_or_target) as pool:
-        for line in withheld_lines(withheld(pool.toolset, allow_writes=allow_writes)):
+        for line in withheld_lines(pool.toolset.left_out):
             progress(line)
-        exploration = exploration or await explore(pool, seed=seed, allow_writes=allow_writes)
-        work = ScenarioGeneration(pool, exploration, count, seed, max_difficulty, progress, allow_writes)
+        exploration = exploration or await explore(pool, seed=seed)
+        work = ScenarioGeneration(pool, exploration, count, seed, max_difficulty, progress)
         if llm is None:
             await from_schemas(work)
         else:

@@ -68,7 +68,6 @@ class ScenarioGeneration:
     seed: int
     max_difficulty: int
     progress: Progress
-    allow_writes: bool = False
     valid: list[McpScenario] = field(default_factory=list[McpScenario])
     dropped: Counter[str] = field(default_factory=Counter[str])
     examples: dict[str, str] = field(default_factory=dict[str, str])

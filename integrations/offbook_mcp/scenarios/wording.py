@@ -14,7 +14,8 @@ from typing import cast
 
 from anyascii import anyascii
 
-from offbook_mcp.tools.effects import ToolKind, is_verb
+from offbook_mcp.tools.effects import is_verb
+from offbook_mcp.tools.tool import ToolKind
 from offbook_mcp.tools.toolset import ModelTool
 
 from .harvest import singular, strings_of

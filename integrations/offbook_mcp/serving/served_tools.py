@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from offbook import TrainableModel
 from offbook.base.errors import ConfigError
 from offbook.base.text import one_line
-from offbook_mcp.scenarios.explore import withheld, withheld_lines
+from offbook_mcp.scenarios.explore import withheld_lines
 from offbook_mcp.scenarios.files import load_scenarios
 from offbook_mcp.tools.toolset import ModelTool, Toolset
 from offbook_mcp.training.defaults import defaults_for
 from offbook_mcp.training.scenario_source import scenario_file
 
 
-def served_tools(toolset: Toolset, model: TrainableModel, allow_writes: bool, say: Callable[[str], None]) -> Toolset:
-    """The tools without those that training withholds too, which are said, as are those that no scenario trained.
+def served_tools(toolset: Toolset, model: TrainableModel, say: Callable[[str], None]) -> Toolset:
+    """The tools that may be called. Says which may not, and which no scenario trained.
 
     Raises ConfigError if none is left, or for more than the base model can read.
     """
-    unused = withheld(toolset, allow_writes=allow_writes)
-    for line in withheld_lines(unused):
+    for line in withheld_lines(toolset.left_out):
         say(line)
-    tools = tuple(tool for tool in toolset.tools if tool.name not in unused)
+    tools = toolset.tools
     if not tools:
-        raise ConfigError("no tools: none may be called; permit them with --allow TOOL or --allow-writes")
+        raise ConfigError("no tools: none may be called; permit them with --allow TOOL or --allow-all")
     most = defaults_for(model.base_model).most_tools
     if most is not None and len(tools) > most:
         raise ConfigError(
@@ -39,7 +37,7 @@ def served_tools(toolset: Toolset, model: TrainableModel, allow_writes: bool, sa
         say(f"which tools were trained is unknown: {error}")
     if rest:
         say(f"not trained: {', '.join(rest)}: no scenario has such a call, so expect mistakes")
-    return replace(toolset, tools=tools)
+    return toolset
 
 
 def _untrained(tools: Sequence[ModelTool], model: TrainableModel) -> list[str]:

@@ -6,8 +6,9 @@ import asyncio
 import atexit
 import threading
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from types import TracebackType
 from typing import TypeVar
 
@@ -21,8 +22,10 @@ from offbook.client.rollouts.capture import on_capture_end
 from offbook_mcp.connection.pool import ServerPool
 from offbook_mcp.connection.target import ConnectOptions, Target, TargetLike
 
+from .effects import ToolKind, reads_secrets
 from .results import ToolResult
 from .rollout_tools import RolloutTools
+from .tool import ServerDescription
 from .toolset import ModelTool, Toolset
 
 ResultT = TypeVar("ResultT")
@@ -33,13 +36,21 @@ async def open_tools(target: TargetLike, *, max_rollouts: int = 16, **options: U
     """Start the servers and return their tools; see `offbook_mcp.mcp_tools`."""
     if max_rollouts < 1:
         raise ConfigError(f"max_rollouts: at least 1 is needed, got {max_rollouts}")
-    servers = _Servers(Target.parse(target, **options), max_rollouts)
+    servers = _Servers(replace(Target.parse(target, **options), allow_all=True, decide=_all_allowed), max_rollouts)
     try:
         toolset = await asyncio.wrap_future(servers.submit(servers.open()))
     except BaseException:
         await asyncio.to_thread(servers.close)
         raise
     return McpTools(servers, toolset)
+
+
+async def _all_allowed(
+    _: Sequence[ServerDescription], tools: Sequence[ModelTool], decisions: Mapping[str, bool]
+) -> Mapping[str, bool]:
+    """Allow every tool that is not denied: the app decides which its agent gets."""
+    known = (tool.name for tool in tools if tool.tool.kind is not ToolKind.UNKNOWN or reads_secrets(tool.tool.name))
+    return {**dict.fromkeys(known, True), **decisions}
 
 
 class McpTools(list[BaseTool]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import cast
 
 from mcp import types
@@ -13,7 +13,7 @@ from mcp import types
 from offbook.base.errors import ConfigError
 from offbook_mcp.connection.servers import ROLLOUT_DIR
 
-from .effects import ToolKind, tool_kind
+from .effects import ToolKind, suggested_kind
 
 Schema = dict[str, object]
 
@@ -28,10 +28,9 @@ class ServerTool:
     input_schema: Schema = field(hash=False)
     output_schema: Schema | None = field(default=None, hash=False)
     kind: ToolKind = ToolKind.UNKNOWN
-    annotated_read_only: bool = False  # the server says so; `kind` may also come from the name
+    read_only: bool = False  # its annotation or the user says so; `kind` may also come from its words
     open_world: bool = False  # depends on the outside world, so its results change over time
     needs_task: bool = False  # can only be called as an MCP task, which is not supported
-    allowed: bool = False  # the user has allowed calling it, though it may write
 
     @property
     def properties(self) -> Mapping[str, object]:
@@ -50,31 +49,31 @@ class ServerDescription:
     protocol: str
     tools: tuple[ServerTool, ...]
     resources: bool
-    prompts: bool
     instructions: str | None = None
     faulty: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)  # what is wrong, by unusable tool
 
     @property
     def read_only(self) -> bool:
-        """Whether the server annotates every tool as read-only, so that rollouts can share it."""
-        return all(tool.annotated_read_only for tool in self.tools)
+        """Whether annotations or the user say that every tool only reads, so that rollouts can share the server."""
+        return all(tool.read_only for tool in self.tools)
 
 
-def as_server_tool(server: str, tool: types.Tool) -> ServerTool:
-    """Convert a tool of the SDK."""
+def as_server_tool(server: str, tool: types.Tool, *, read_only: bool = False) -> ServerTool:
+    """Convert a tool of the SDK. `read_only`: the user says that all tools of the server only read."""
     hints = tool.annotations
     execution = tool.execution
-    listed = ServerTool(
+    description = tool.description or tool.title or ""
+    return ServerTool(
         server=server,
         name=tool.name,
-        description=tool.description or tool.title or "",
+        description=description,
         input_schema=tool.input_schema,
         output_schema=tool.output_schema,
-        annotated_read_only=bool(hints and hints.read_only_hint),
+        kind=ToolKind.READ if read_only else suggested_kind(tool.name, description, hints),
+        read_only=read_only or bool(hints and hints.read_only_hint),
         open_world=bool(hints and hints.open_world_hint),
         needs_task=bool(execution and execution.task_support == "required"),
     )
-    return replace(listed, kind=tool_kind(listed.name, hints, listed.description, listed.properties))
 
 
 def named(tools: Mapping[str, ServerTool], wanted: Iterable[str], option: str) -> frozenset[str]:

@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias, cast
+from typing import cast
 
 from anyascii import anyascii
 
@@ -17,16 +17,19 @@ from offbook.base.text import one_line
 from offbook.base.types import Tool
 from offbook_mcp.connection.servers import ROLLOUT_DIR
 
-from .effects import ToolKind
+from .effects import ToolKind, reads_secrets
 from .schemas import simplified
 from .tool import Schema, ServerDescription, ServerTool, named
 
 _LONGEST_NAME = 64
 _LONGEST_DESCRIPTION = 8_000
 DENIED = "denied before; --allow TOOL permits it again"
-
-Request: TypeAlias = Literal["tool", "list_resources", "read_resource", "list_prompts", "get_prompt"]
-"""The MCP request that a call of a model's tool sends."""
+LIKELY_READS = "its words suggest that it only reads, but nothing says so; --allow TOOL calls it"
+_UNASKED = {
+    ToolKind.READ: LIKELY_READS,
+    ToolKind.WRITE: "it may write; --allow TOOL calls it",
+    ToolKind.UNKNOWN: "nothing says that it only reads; --allow TOOL calls it",
+}
 
 
 @dataclass(frozen=True)
@@ -37,12 +40,30 @@ class ModelTool:
     tool: ServerTool
     parameters: Schema = field(hash=False)
     bound: Mapping[str, object] = field(default_factory=dict[str, object], hash=False)
-    request: Request = "tool"
 
     def function(self) -> Tool:
         """The tool in OpenAI's format."""
         about = {"name": self.name, "description": self.tool.description, "parameters": self.parameters}
         return {"type": "function", "function": about}
+
+    def shown_arguments(self) -> str:
+        """The arguments such as `(path, head?: number)`: `?` marks optional ones, strings show no type."""
+        required = cast(list[str], self.parameters.get("required", []))
+        words: list[str] = []
+        for name, schema in cast(dict[str, Schema], self.parameters["properties"]).items():
+            kind = schema.get("type", "any")
+            optional = "" if name in required else "?"
+            words.append(f"{one_line(name)}{optional}" + ("" if kind == "string" else f": {one_line(str(kind))}"))
+        return f"({', '.join(words)})"
+
+    def objection(self, *, allow_all: bool = False) -> str:
+        """Why the tool is called only if the user allows it; "" for one that says that it only reads. `allow_all` permits
+        what may write, but not what may show secrets."""
+        if reads_secrets(self.tool.name):
+            return "it may show secrets; --allow TOOL calls it"
+        if re.match(r"\W*deprecated\b", self.tool.description, re.IGNORECASE) or "DEPRECATED" in self.tool.description:
+            return "it is deprecated; --allow TOOL calls it"
+        return "" if self.tool.read_only or allow_all else _UNASKED[self.tool.kind]
 
     def arguments(self, chosen: Mapping[str, object], folder: str | None) -> dict[str, object]:
         """The arguments for the server: the model's and the bound ones, which take precedence."""
@@ -72,18 +93,21 @@ class Toolset:
         """The names of the tools that an option names. Raises ConfigError for an unknown one."""
         return named({tool.name: tool.tool for tool in self.tools}, wanted, option)
 
-    def decided(self, decisions: Mapping[str, bool]) -> Toolset:
-        """Apply decisions by name: True allows calling a tool, and one of unknown kind then counts as reading; False leaves
-        the tool out. Raises ConfigError if none is left."""
-        kept = tuple(
-            replace(tool, tool=_allowed(tool.tool)) if tool.name in decisions else tool
-            for tool in self.tools
-            if decisions.get(tool.name, True)
-        )
-        denied = {tool.name: DENIED for tool in self.tools if not decisions.get(tool.name, True)}
-        if not kept:
-            raise ConfigError(f"no tools: {', '.join(denied)} may not be called ({DENIED})")
-        return replace(self, tools=kept, left_out={**self.left_out, **denied})
+    def permitted(self, decisions: Mapping[str, bool], *, allow_all: bool = False) -> Toolset:
+        """The tools that may be called; the others are left out with the reason. A tool of unknown kind that is allowed by its
+        name counts as reading."""
+        tools: list[ModelTool] = []
+        left_out = dict(self.left_out)
+        for tool in self.tools:
+            decision = decisions.get(tool.name)
+            reason = DENIED if decision is False else "" if decision else tool.objection(allow_all=allow_all)
+            if reason:
+                left_out[tool.name] = reason
+            elif decision and tool.tool.kind is ToolKind.UNKNOWN:
+                tools.append(replace(tool, tool=replace(tool.tool, kind=ToolKind.READ)))
+            else:
+                tools.append(tool)
+        return replace(self, tools=tuple(tools), left_out=left_out)
 
     def shown(self, expected: Iterable[str], max_tools: int | None, seed: int) -> Toolset:
         """At most `max_tools` of the tools, in the same order; None keeps all.
@@ -108,8 +132,6 @@ def make_toolset(
     *,
     only: Iterable[str] = (),
     bind: Mapping[str, object] | None = None,
-    resources: bool = False,
-    prompts: bool = False,
 ) -> Toolset:
     """Convert the tools of these servers. Raises ConfigError for an unknown name in `only` or `bind`, or if there is no tool."""
     servers = tuple(servers)
@@ -121,34 +143,26 @@ def make_toolset(
     left_out |= {
         name: "it can only run as a task" for name, tool in by_name.items() if tool.needs_task and name in chosen
     }
-    listed = [tool for name, tool in by_name.items() if name in chosen and not tool.needs_task]
-    offered: list[tuple[ServerTool, Request]] = [(tool, "tool") for tool in listed]
-    for server in servers:
-        offered += _resource_tools(server) if resources and server.resources else []
-        offered += _prompt_tools(server) if prompts and server.prompts else []
+    offered = [tool for name, tool in by_name.items() if name in chosen and not tool.needs_task]
     if not offered:
         names = ", ".join(server.name for server in servers)
         reasons = "".join(f"; {name}: {reason}" for name, reason in left_out.items())
         raise ConfigError(f"no tools: {names} offers none that can be called{reasons}")
     bindings = _Bindings(bind or {})
     tools: list[ModelTool] = []
-    for (tool, request), name in zip(offered, _names([tool for tool, _ in offered], changes), strict=True):
+    for tool, name in zip(offered, _names(offered, changes), strict=True):
         simple = simplified(tool.input_schema)
         changes += [f"{name}: {change}" for change in simple.changes]
         bound = bindings.of(tool)
         about = replace(tool, description=tool.description[:_LONGEST_DESCRIPTION])
-        tools.append(ModelTool(name, about, _hidden(simple.parameters, bound), bound, request))
-    bindings.check_used([tool for tool, _ in offered])
+        tools.append(ModelTool(name, about, _hidden(simple.parameters, bound), bound))
+    bindings.check_used(offered)
     return Toolset(tuple(tools), tuple(changes), left_out)
 
 
 def _unusable(servers: Iterable[ServerDescription]) -> dict[str, str]:
     """The tools that the servers list with a faulty definition, and what is wrong with it."""
     return {one_line(name, 64): reason for server in servers for name, reason in server.faulty.items()}
-
-
-def _allowed(tool: ServerTool) -> ServerTool:
-    return replace(tool, kind=ToolKind.READ) if tool.kind is ToolKind.UNKNOWN else replace(tool, allowed=True)
 
 
 def _names(tools: list[ServerTool], changes: list[str]) -> list[str]:
@@ -234,36 +248,3 @@ def _hidden(parameters: Schema, bound: Mapping[str, object]) -> Schema:
         left = [name for name in cast(list[object], required) if name not in bound]
         kept |= {"required": left} if left else {}
     return kept
-
-
-def _object(**properties: Schema) -> Schema:
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": [name for name in properties if name != "arguments"],
-    }
-
-
-def _resource_tools(server: ServerDescription) -> list[tuple[ServerTool, Request]]:
-    uri: Schema = {"type": "string", "description": "as list_resources shows it"}
-    return [
-        (
-            _reading(server, "list_resources", "Lists the resources that can be read, with their URIs.", _object()),
-            "list_resources",
-        ),
-        (_reading(server, "read_resource", "Reads a resource.", _object(uri=uri)), "read_resource"),
-    ]
-
-
-def _prompt_tools(server: ServerDescription) -> list[tuple[ServerTool, Request]]:
-    name: Schema = {"type": "string", "description": "as list_prompts shows it"}
-    arguments: Schema = {"type": "object", "additionalProperties": {"type": "string"}}
-    schema = _object(name=name, arguments=arguments)
-    return [
-        (_reading(server, "list_prompts", "Lists the prompts that the server offers.", _object()), "list_prompts"),
-        (_reading(server, "get_prompt", "Fills in a prompt and returns its messages.", schema), "get_prompt"),
-    ]
-
-
-def _reading(server: ServerDescription, name: str, description: str, schema: Schema) -> ServerTool:
-    return ServerTool(server.name, name, description, schema, kind=ToolKind.READ, annotated_read_only=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from offbook import TrainableModel
@@ -12,21 +11,6 @@ from offbook.base.text import counted, one_line
 from offbook_mcp.connection.pool import ServerPool
 from offbook_mcp.rollouts.agent_loop import LoopOptions
 from offbook_mcp.scenarios.files import ScenarioSet
-from offbook_mcp.tools_page import sharing
-
-
-@dataclass(frozen=True)
-class ShownTools:
-    """How many tools a rollout sees at most (None: all), and the tools that none sees, with the reason."""
-
-    most: int | None
-    withheld: Mapping[str, str]
-
-    def line(self, offered: int) -> str:
-        """What a rollout sees of the `offered` tools."""
-        if self.most is None or offered <= self.most:
-            return "all are shown" if not self.withheld else f"{len(self.withheld)} of them withheld"
-        return f"a rollout sees at most {self.most}: its scenario's, and others"
 
 
 def plan_lines(
@@ -36,15 +20,19 @@ def plan_lines(
     steps: int,
     options: Mapping[str, Any],
     loop: LoopOptions,
-    shown: ShownTools,
+    max_tools: int | None,
     unused_judge: str = "",
 ) -> list[str]:
     """A line per stage. `scenarios` is a sentence if there are none yet. `unused_judge`: why the judge is not asked."""
+    offered, left_out = len(pool.toolset.tools), pool.toolset.left_out
+    shown = "all are shown"
+    if max_tools is not None and offered > max_tools:
+        shown = f"a rollout sees at most {max_tools}: its scenario's, and others"
     group, per_step = options.get("group_size"), options.get("scenarios_per_step", 0)
     lines = [
         f"target     {one_line(pool.target.shown())}",
-        f"tools      {len(pool.toolset.tools)}; {shown.line(len(pool.toolset.tools))}; {sharing(pool)}",
-        *(f"           withheld: {one_line(name, 64)} ({reason})" for name, reason in shown.withheld.items()),
+        f"tools      {offered}; {shown}; {pool.sharing()}",
+        *(f"           not called: {one_line(name, 64)} ({reason})" for name, reason in left_out.items()),
         f"scenarios  {scenarios if isinstance(scenarios, str) else _scenarios(scenarios)}",
         f"model      {model.name} on {model.base_model}, {model.backend!r}",
         f"steps      {steps}, each {counted(per_step, 'scenario')} x {group} rollouts, {options.get('concurrency')} at once, "

@@ -30,14 +30,14 @@ from offbook_mcp.connection.target_logs import logs_of_target
 from offbook_mcp.rollouts.agent_loop import LoopOptions
 from offbook_mcp.rollouts.rollout import McpRollout
 from offbook_mcp.scenarios.coverage import few_held_out
-from offbook_mcp.scenarios.explore import withheld, withheld_lines
+from offbook_mcp.scenarios.explore import withheld_lines
 from offbook_mcp.scenarios.files import ScenarioSet, save_scenarios
 from offbook_mcp.scenarios.generate import generate_scenarios
 from offbook_mcp.scenarios.split import HELD_OUT
 
 from .comparison import Comparison
 from .defaults import GROUP_SIZE, default_concurrency, default_config, defaults_for
-from .dry_run import ShownTools, plan_lines
+from .dry_run import plan_lines
 from .model_at_step import ModelAtStep
 from .probe_rollouts import probed
 from .scenario_judge import ScenarioJudge, unjudged, unused_judge
@@ -82,7 +82,6 @@ class MCPTrainerOptions(TrainerOptions):
     llm: str | Llm | None = option(
         None, "LLM that writes scenarios, such as openai/gpt-4.1; None: generated from schemas and tool results"
     )
-    allow_writes: bool = option(False, "let generated scenarios use tools that write or delete")
     probe: int = option(
         0, "rollouts to test each new scenario with; it is set aside if all or none solve it; 0: keep all", least=0
     )
@@ -212,7 +211,7 @@ class MCPTrainer:
                 self.options.say(changed)
             has_judge = self.options.judge is not None if judged is None else judged
             check_usable(scenarios, pool, self._max_tools, has_judge, trained=False)
-            yield unjudged(replace(self._rollout(pool, scenarios), step_tokens=step_tokens)), scenarios
+            yield unjudged(replace(self._rollout(pool), step_tokens=step_tokens)), scenarios
 
     def rollouts_per_step(self) -> int:
         """Rollouts of a training step."""
@@ -242,9 +241,7 @@ class MCPTrainer:
                 if scenarios
                 else ""
             )
-            planned = scenarios is None and self.options.allow_writes
-            shown = ShownTools(self._max_tools, _withheld(pool, scenarios, allow_writes=planned))
-            return plan_lines(pool, self.model, known, steps, options, self._loop(), shown, unused)
+            return plan_lines(pool, self.model, known, steps, options, self._loop(), self._max_tools, unused)
 
     @property
     def _max_tools(self) -> int | None:
@@ -274,7 +271,7 @@ class MCPTrainer:
                 self.options.say(f"judge: {unused}")
             model = self.model if step is None else ModelAtStep(self.model, step)
             state = await TrainingState.of(model, scenarios.digest)
-            rollout = self._rollout(pool, scenarios)
+            rollout = self._rollout(pool)
             options = self._trainer_options(scenarios, steps)
             if not measured:
                 options.pop("eval", None)
@@ -296,7 +293,7 @@ class MCPTrainer:
     async def _chosen(self, pool: ServerPool) -> ScenarioSet:
         existing = self.existing()
         if existing is not None:
-            for line in withheld_lines(_withheld(pool, existing)):
+            for line in withheld_lines(pool.toolset.left_out):
                 self.options.say(line)
             if not existing.eval:
                 self.options.say(_NOT_MEASURED)
@@ -321,13 +318,13 @@ class MCPTrainer:
 
     def _generation_options(self) -> list[str]:
         """The options that were set and that only matter where scenarios are generated."""
-        names = ("count", "llm", "allow_writes", "probe")
+        names = ("count", "llm", "probe")
         return [name for name in names if getattr(self.options, name) != getattr(MCPTrainerOptions, name)]
 
     async def _generated(self, pool: ServerPool) -> ScenarioSet:
         """Generate scenarios and keep them as a draft, from which an interrupted run goes on to probing."""
         say, options, seed = self.options.say, self.options, self.options.seed
-        draft = draft_file(self.model, (options.count, seed, options.llm, options.allow_writes))
+        draft = draft_file(self.model, (options.count, seed, options.llm, *(tool.name for tool in pool.toolset.tools)))
         if draft.exists() and not (kept := as_set(draft)).server_change(pool.fingerprint):
             say(f"the scenarios of an interrupted run are used: {draft}")
             return kept
@@ -338,7 +335,6 @@ class MCPTrainer:
                 count=options.count,
                 seed=seed,
                 llm=options.llm,
-                allow_writes=options.allow_writes,
                 progress=say,
             )
         for line in spent.lines():
@@ -348,15 +344,15 @@ class MCPTrainer:
 
     async def _probed(self, scenarios: ScenarioSet, pool: ServerPool) -> ScenarioSet:
         check_usable(scenarios, pool, self._max_tools, self.options.judge is not None)
-        rollout = self._rollout(pool, scenarios)
+        rollout = self._rollout(pool)
         kept = await probed(scenarios, rollout, self.model, self.options.probe, self._concurrency)
         aside = len(scenarios.scenarios) - len(kept.scenarios)
         self.options.say(f"set aside {counted(aside, 'scenario')}: every or no probing rollout solved it")
         return kept
 
-    def _rollout(self, pool: ServerPool, scenarios: ScenarioSet) -> McpRollout:
+    def _rollout(self, pool: ServerPool) -> McpRollout:
         chars = self.options.result_chars or self._defaults.result_chars
-        return McpRollout(pool, self._loop(), self._max_tools, chars, frozenset(_withheld(pool, scenarios)))
+        return McpRollout(pool, self._loop(), self._max_tools, chars)
 
     @property
     def _completion_tokens(self) -> int:
@@ -380,12 +376,6 @@ class MCPTrainer:
         if scenarios is not None and self.options.judge is not None:
             options["judge"] = ScenarioJudge(self.options.judge, scenarios.scenarios, judge_all=self.options.judge_all)
         return options
-
-
-def _withheld(pool: ServerPool, scenarios: ScenarioSet | None, *, allow_writes: bool = False) -> dict[str, str]:
-    """The tools that no rollout sees, with the reason: a policy under training must not try them."""
-    taken = {name for scenario in (scenarios.scenarios if scenarios else ()) for name in scenario.tools}
-    return withheld(pool.toolset, allow_writes=allow_writes, taken=taken)
 
 
 def gained(report: TrainReport, before: Measured | None, after: Measured | None) -> bool:

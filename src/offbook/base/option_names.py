@@ -31,8 +31,7 @@ OWNERS = {
     "{}=... in evaluate()": "rollouts",
     "{}=... in trainable()": "model select exclude to_input on_interrupt context temperature scope on_leak shared_state train_on",
     "{}=... in app.deployed()": "policy prices",
-    "{}=... in MCPTrainer()": "target max_turns max_tools result_chars curriculum judge_all count llm allow_writes probe "
-    "say",
+    "{}=... in MCPTrainer()": "target max_turns max_tools result_chars curriculum judge_all count llm probe say",
     "{}=... in compare()": "candidates baseline success_at gpu_price output fresh trained_on app_file",
     "judge=Ruler({}=...) in Trainer(), MCPTrainer() or app.train()": "rubric tools reasoning max_prompt_tokens debug",
     "{}=... in RemoteBackend()": "url api_key",

@@ -141,8 +141,5 @@ async def test_examples_and_defaults_are_tried_at_every_depth_and_of_every_type(
         ("api_status", False),
     ],
 )
-async def test_a_tool_whose_name_speaks_of_secrets_reads_secrets(name: str, secret: bool) -> None:
-    server = MCPServer("names")
-    server.add_tool(lambda: "", name=name, annotations=READS)
-    async with ServerPool(Target.parse(server)) as pool:
-        assert [reads_secrets(tool) for tool in pool.toolset.tools] == [secret]
+def test_a_tool_whose_name_speaks_of_secrets_reads_secrets(name: str, secret: bool) -> None:
+    assert reads_secrets(name) == secret

@@ -12,7 +12,7 @@ import pytest
 
 from offbook.base.errors import OffbookError
 from offbook.base.http_access import key_option
-from offbook.client.running_server import running_server
+from offbook.client.local import running_server
 from offbook.comparison.journal import Journal
 from offbook.contracts import Alert
 from offbook.llms.cache import AnswerCache

@@ -19,7 +19,7 @@ from on_the_job.paid import PRICE, paid
 from on_the_job.shop import Shop
 
 from offbook.base.takeovers import TakeoverState
-from offbook.client.running_server import running_server
+from offbook.client.local import running_server
 from offbook.commands.main import run
 from offbook.testing import scripted_llm
 

@@ -5,8 +5,7 @@ from offbook.base.errors import MissingExtraError
 try:
     from offbook.client.rollouts.capture import outside as uncaptured
 
-    from .calls.capture_block import capture
-    from .calls.observe import observe
+    from .calls.capture_block import capture, observe
     from .chat_model import ChatOffbook
     from .training.replayed_tools import replayed_tools
     from .training.trainable import trainable

@@ -26,10 +26,9 @@ from offbook.base.errors import ConfigError
 from offbook.base.json_files import parse_json
 from offbook.base.types import CallOrigin, Message
 from offbook.base.wire import call_headers
-from offbook.client.connection.transport import LoopTransport
+from offbook.client.connection.http import LoopTransport
 from offbook.client.endpoint_model import EndpointModel
-from offbook.client.rollouts.capture import call_answered, check_answer
-from offbook.client.rollouts.sampling import forced_temperature
+from offbook.client.rollouts.capture import call_answered, check_answer, forced_temperature
 
 
 def plain_streams(client: Any) -> Any:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
         Trajectory,
         TrajectoryGroup,
     )
-    from .client.async_client import AsyncClient
     from .client.backend import RemoteBackend
+    from .client.inference import AsyncClient
     from .client.local import LocalBackend
     from .client.model import Model, TrainableModel
     from .client.rollouts.capture import (
@@ -85,7 +85,7 @@ __all__ = [
 ]
 
 _MODULE_OF = {
-    "AsyncClient": "client.async_client",
+    "AsyncClient": "client.inference",
     "AutoTrainer": "auto.trainer",
     "Command": "processes.command",
     "EngineOptions": "base.server_options",

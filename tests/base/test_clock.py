@@ -15,7 +15,7 @@ from offbook.server.http.auth import COOKIE, WRONG_KEYS, WRONG_SECONDS, Sessions
 from offbook.server.records.running_time import RunningTime
 from offbook.server.views.numbers import ago, moment
 from offbook.testing import Action, scripted_server
-from offbook_langgraph.calls.conversations import StartedCall
+from offbook_langgraph.calls.recorded_calls import StartedCall
 from offbook_langgraph.calls.run_tree import StartedTool
 from offbook_mcp.rollouts.agent_loop import ToolClock
 

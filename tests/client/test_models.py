@@ -13,7 +13,7 @@ from openai import AsyncOpenAI, BadRequestError, NotFoundError
 
 import offbook
 from offbook.base.errors import CaptureError, ConfigError, ServerError
-from offbook.client.rollouts.sampling import at_temperature
+from offbook.client.rollouts.capture import at_temperature
 
 ASK: list[Any] = [{"role": "user", "content": "say hello"}]
 

@@ -17,8 +17,7 @@ import offbook
 from offbook.base.errors import ConfigError
 from offbook.base.types import RolloutException
 from offbook.base.wire import TrainEvent
-from offbook.client.supervised_training import SFTResult, rate_at, split
-from offbook.client.training_examples import read_examples
+from offbook.client.supervised_training import SFTResult, rate_at, read_examples, split
 
 ANSWER = "seven blue boats"
 DATA: list[dict[str, Any]] = [

@@ -75,11 +75,7 @@ async def test_a_model_is_trained_from_a_description_after_changing_the_import(
         prompt = answer.choices[0].message.content.strip()
 
         model = art.TrainableModel(name="agent-auto-rl", project="auto-rl", base_model="tiny")
-        model._internal_config = art.dev.InternalModelConfig(
-            init_args=art.dev.InitArgs(max_seq_length=4096),
-            engine_args=art.dev.EngineArgs(enforce_eager=True, gpu_memory_utilization=0.7),
-        )
-        backend = LocalBackend(in_process=True, path=str(tmp_path / ".art"))
+        backend = LocalBackend(dir=str(tmp_path / ".art"), max_model_len=4096)
         await model.register(backend)
 
         async def rollout(model: art.Model, task_input: TaskInput) -> art.Trajectory:
@@ -121,9 +117,7 @@ async def test_a_model_is_trained_from_a_description_after_changing_the_import(
                 assert scored is not None
                 judged.append(scored)
             await model.delete_checkpoints()
-            await model.train(
-                judged, config=art.TrainConfig(learning_rate=1e-5), _config={"logprob_calculation_chunk_size": 8}
-            )
+            await model.train(judged, config=art.TrainConfig(learning_rate=1e-5))
             steps.append(await model.get_step())
         assert steps == [1, 2]
         result = await rollout(model, TaskInput(step=999, input_text=inputs[0]))

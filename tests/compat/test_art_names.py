@@ -18,7 +18,7 @@ from openai.types.chat import ChatCompletion
 import offbook
 import offbook.compat.art as compat
 from offbook.base.errors import ConfigError, RolloutError
-from offbook.client.other_trainers import MODEL_ATTRIBUTES
+from offbook.client.model import MODEL_ATTRIBUTES
 from offbook.compat.art.guided_completion import get_guided_completion_params  # type: ignore[import-not-found]
 from offbook.compat.art.names import ELSEWHERE, MODULES, NAMES, hint
 

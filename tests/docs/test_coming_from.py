@@ -13,7 +13,7 @@ PAGE = (ROOT / "docs" / "coming_from.md").read_text("utf-8")
 OURS = {option for options in OWNERS.values() for option in options.split()}
 NO_OPTIONS = {
     # taken, and an index of verl's
-    *("_config", "_internal_config", "in_process", "n", "best_checkpoint_metric"),
+    *("n", "best_checkpoint_metric"),
     # sections, and arguments of a rollout
     *("agent", "rollout", "resources", "task", "train", "dev", "weights"),
     # functions

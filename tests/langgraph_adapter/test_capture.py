@@ -22,8 +22,8 @@ from offbook.testing import LlmReply, LlmRequest, ScriptedLlm, calls_tool, says,
 from offbook_langgraph import ChatOffbook
 from offbook_langgraph.calls.active_capture import ActiveCapture, CallRoute, activated
 from offbook_langgraph.calls.langchain_patches import install
+from offbook_langgraph.calls.origins import Selection, as_predicate
 from offbook_langgraph.calls.provider_formats import to_openai
-from offbook_langgraph.calls.selection import Selection, as_predicate
 
 
 @tool

@@ -21,7 +21,7 @@ import offbook
 from offbook import TrainableModel
 from offbook.testing import ScriptedLlm, ScriptedServer, says, scripted_llm
 from offbook_langgraph import capture, observe, trainable, uncaptured
-from offbook_langgraph.calls.judge_warnings import _warned, warn_judge  # pyright: ignore[reportPrivateUsage]  # said once a process
+from offbook_langgraph.calls.origins import _warned, warn_judge  # pyright: ignore[reportPrivateUsage]  # said once a process
 from tests.langgraph_adapter.kinds.apps import asked, own_model
 
 EVALUATOR = """

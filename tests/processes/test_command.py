@@ -14,7 +14,7 @@ import pytest
 
 from offbook import Command, RemoteBackend, TrainableModel, Trajectory
 from offbook.base.errors import ConfigError
-from offbook.client.rollouts.sampling import at_temperature
+from offbook.client.rollouts.capture import at_temperature
 from offbook.testing import Action, ScriptedServer, scripted_server
 
 AGENT = """

@@ -19,7 +19,7 @@ import pytest
 from offbook import TrainableModel, TrainConfig, Trainer, Trajectory, capture_auto_trajectory
 from offbook.base.errors import ConfigError, LeakError
 from offbook.base.types import RecordedError
-from offbook.client.rollouts.sampling import at_temperature, completion_limit, completions_limited, forced_temperature
+from offbook.client.rollouts.capture import at_temperature, completion_limit, completions_limited, forced_temperature
 from offbook.llms.ledger import SpendingTotals, budget, spending
 from offbook.trainer.ray_runner import RayRunner, RemoteResult, RemoteRollout, pickled, remote_result
 from tests.ray_cluster import ray_cluster

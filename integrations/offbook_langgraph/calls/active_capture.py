@@ -19,22 +19,21 @@ from offbook.base.types import CallOrigin
 from offbook.client.rollouts.capture import enter_captures, inside, is_outside
 from offbook_langgraph.chat_model import ChatOffbook
 
-from .call_sites import CallSite
-from .judge_warnings import CapturedCall, warn_judge
 from .origins import (
     EXCLUDED,
     JUDGED,
     OWN_MODEL,
+    CapturedCall,
     OriginCounts,
+    Predicate,
     call_origin,
     described,
+    warn_judge,
 )
-from .own_code import own_methods
-from .own_runs import OwnRun, own_run, stays
+from .own_code import OwnRun, own_methods, own_run, stays
 from .provider_formats import kept_settings
 from .recorded_calls import RecordedCalls
-from .run_tree import RunTree, enclosing_run
-from .selection import Predicate
+from .run_tree import CallSite, RunTree, enclosing_run
 
 Scope = Literal["context", "process"]
 """Which code a capture sees: this context with the tasks and threads started from it, or the whole process."""

@@ -17,9 +17,9 @@ from offbook.base.redaction import error_text
 from offbook.base.types import Json
 from offbook_langgraph.chat_model import ChatOffbook
 
-from .conversations import answers, output_of, tokens_of
 from .origins import model_name
 from .provider_formats import check_text, to_openai
+from .recorded_calls import answers, output_of, tokens_of
 from .run_tree import RunTree
 from .takeover_sides import AskedCall, TakeoverSides, answer_of
 

@@ -26,8 +26,7 @@ from offbook_langgraph.chat_model import ChatOffbook
 from . import leaks, shared_state
 from .active_capture import ActiveCapture, ActiveHandler, active
 from .deployed_calls import DeployedCall, DeployedChat
-from .own_code import GENERATION, opens, runs, warn_replaced
-from .own_runs import OwnRun, answer, own_run, run_inside, stays, without_cache
+from .own_code import GENERATION, OwnRun, answer, opens, own_run, run_inside, runs, stays, warn_replaced, without_cache
 from .provider_formats import check_text, to_openai
 
 logger = logging.getLogger("offbook")

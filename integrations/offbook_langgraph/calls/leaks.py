@@ -20,8 +20,8 @@ from offbook.base.wire import is_labelled
 from offbook.client.rollouts.capture import is_outside
 
 from .active_capture import ActiveCapture, active
-from .call_sites import UNKNOWN_LINE
-from .own_runs import own_run
+from .own_code import own_run
+from .run_tree import UNKNOWN_LINE
 
 logger = logging.getLogger("offbook")
 

@@ -23,7 +23,7 @@ from offbook.base.app_calls import CALLS_AT_ONCE, AppCall, AppCalls, SideAnswer,
 from offbook.base.redaction import error_text
 from offbook.base.takeovers import TakeoverPlan
 from offbook.base.types import Json
-from offbook.client.connection.transport import LoopTransport
+from offbook.client.connection.http import LoopTransport
 from offbook.llms.prices import UsedTokens
 
 logger = logging.getLogger("offbook")

@@ -17,7 +17,7 @@ from offbook.base.takeovers import TakeoverPlan
 from offbook_langgraph.calls.active_capture import ActiveCapture, CallRoute
 from offbook_langgraph.calls.deployed_calls import DeployedChat, PaidRuns, Prices
 from offbook_langgraph.calls.langchain_patches import install
-from offbook_langgraph.calls.selection import Predicate
+from offbook_langgraph.calls.origins import Predicate
 from offbook_langgraph.calls.takeover_sides import TakeoverSides
 from offbook_langgraph.chat_model import KEY_VARIABLE
 

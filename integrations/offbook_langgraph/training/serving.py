@@ -23,7 +23,7 @@ from offbook_langgraph.calls.active_capture import (
     activated,
 )
 from offbook_langgraph.calls.langchain_patches import install
-from offbook_langgraph.calls.selection import Predicate
+from offbook_langgraph.calls.origins import Predicate
 from offbook_langgraph.chat_model import (
     ChatOffbook,
     chat_model,

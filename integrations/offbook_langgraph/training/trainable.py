@@ -35,17 +35,17 @@ from offbook_langgraph.calls.capture_block import (
     check_length,
 )
 from offbook_langgraph.calls.deployed_calls import Prices
-from offbook_langgraph.calls.origins import OWN_MODEL, OriginCounts
-from offbook_langgraph.calls.selection import as_predicate
+from offbook_langgraph.calls.origins import OWN_MODEL, OriginCounts, as_predicate
 from offbook_langgraph.chat_model import Answering
 
-from .agents import (
+from .deployed import Deployment, Policy, server_of
+from .rollout import (
     Agent,
     FunctionAgent,
     GraphAgent,
+    Reward,
+    TrainableOptions,
 )
-from .deployed import Deployment, Policy, server_of
-from .rollout import Reward, TrainableOptions
 from .serving import (
     Serving,
     served_runnable,

@@ -26,8 +26,7 @@ from offbook.client.connection.http import Api
 from offbook.client.connection.progress import Bar
 from offbook.client.connection.train_stream import train
 from offbook.client.model import TrainableModel
-from offbook.client.supervised_training import SupervisedTraining
-from offbook.client.training_examples import TrainingExample, TrainingExamples
+from offbook.client.supervised_training import SupervisedTraining, TrainingExample, TrainingExamples
 from offbook.comparison.compare import acompare
 from offbook.comparison.report import shown_interval
 from offbook.comparison.targets import ComparableTarget, bound_to

@@ -80,6 +80,8 @@ FOREIGN: dict[str, str] = {
     "batch_size": "scenarios_per_step, and group_size= rollouts of each",
     "rank": "r",
     # OpenPipe ART
+    "_config": "config",
+    "_internal_config": "TrainableModel(lora=LoraOptions(...)) and LocalBackend(max_model_len=..., engine_args={...})",
     "_openai_client_config": "LocalBackend(max_model_len=..., engine_args={...})",
     "base_path": "dir",
     "base_url": "RemoteBackend(url)",
@@ -89,6 +91,7 @@ FOREIGN: dict[str, str] = {
     "grad_accumulation_sequences": "row_tokens",
     "importance_sampling_level": 'loss="gspo", with sequence="trajectory" or "call"',
     "inference_gpu_ids": "inference_gpus",
+    "in_process": "nothing: the server is always a process of its own",
     "init_args": "LocalBackend(max_model_len=..., ...)",
     "kl_penalty_coef": "kl_coef",
     "logprob_calculation_chunk_size": "logits_chunk",

@@ -9,9 +9,9 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol, Self, cast
+from typing import Any, Protocol, Self, TypeVar, cast
 
-from offbook.base.config import TrainConfig
+from offbook.base.config import Options, TrainConfig
 from offbook.base.errors import ConfigError, TrainError
 from offbook.base.option_names import names_checked
 from offbook.base.types import TrainResult, TrajectoryGroup, new_id
@@ -20,7 +20,6 @@ from offbook.base.wire import RegisterRequest, TrainEvent, TrainRequest
 from .connection.http import Api, checked_url
 from .connection.progress import TrainBar
 from .connection.train_stream import train
-from .other_trainers import groups_of, step_options
 from .rollouts.failures import details, failure_kinds
 from .rollouts.records import group_wires, require_calls
 
@@ -55,11 +54,6 @@ class Backend(ABC):
         """Convert a user's path to one for the server's machine. Unchanged by default: that may be another machine."""
         return os.fspath(path)
 
-    def take_engine_options(self, options: Mapping[str, object]) -> None:
-        """Use these options of EngineOptions, which a model carries from OpenPipe ART's `_internal_config`, except where the
-        backend was given its own. Here they are only logged: a server elsewhere has its own."""
-        logger.warning("%r: engine options %s are ignored, the server has its own", self, ", ".join(sorted(options)))
-
     def watched_at(self, run: str) -> str:
         """Return where a person sees the run: an address, or a command."""
         return f"{run} on {self!r}"
@@ -84,12 +78,11 @@ class Backend(ABC):
 
         Pass `config`, or TrainConfig's fields as `options`. A request with the same `request_id` is applied once.
         `on_event` receives progress events; `pbar_desc=None` shows no progress bar. For code written for OpenPipe ART,
-        `trajectory_groups` is an alias of `groups`, `verbose` is ignored, and its options of a step are converted, also those
-        in `_config`, with a warning. Raises ConfigError, TrainError (the step was not applied), ServerError, TimeoutError
+        `trajectory_groups` is an alias of `groups`, and `verbose` is ignored. Raises ConfigError, TrainError (the step was not applied), ServerError, TimeoutError
         (after `timeout` seconds).
         """
-        chosen = groups_of(groups, options)
-        settings = train_config(config, options)
+        chosen = _groups_of(groups, options)
+        settings = one_config(TrainConfig, config, options)
         await model.register(self)
         return await train_groups(
             await model.api(),
@@ -132,27 +125,31 @@ class RemoteBackend(Backend):
         return f"RemoteBackend({self.url!r})"
 
 
-def train_config(config: TrainConfig | Mapping[str, object] | None, options: Mapping[str, object]) -> TrainConfig:
-    """Build one TrainConfig from `config` or `options`; OpenPipe ART's options, also in `_config`, are converted.
+OptionsT = TypeVar("OptionsT", bound=Options)
 
-    Raises ConfigError for both, and for an invalid or unknown option."""
-    own = dict(options)
-    experimental = own.pop("_config", None)
-    if config is not None and own:
-        TrainConfig.parse(**own)  # raises ConfigError naming our equivalent of another trainer's option
-        raise ConfigError(f"give either config= or single options, not both (got config and {sorted(own)})")
-    if isinstance(config, TrainConfig) and experimental is None:
+
+def one_config(
+    kind: type[OptionsT], config: OptionsT | Mapping[str, object] | None, options: Mapping[str, object]
+) -> OptionsT:
+    """The options of a training, from `config` or from single `options`. Raises ConfigError for both, and for an invalid or
+    unknown option."""
+    if config is not None and options:
+        kind.parse(**options)  # raises ConfigError naming our equivalent of another trainer's option
+        raise ConfigError(f"give either config= or single options, not both (got config and {sorted(options)})")
+    if isinstance(config, kind):
         return config
-    values = _values(config, "config") if config is not None else own
-    return TrainConfig.parse(**step_options(values | _values(experimental or {}, "_config"), "train"))
+    if config is not None and not isinstance(config, Mapping):
+        raise ConfigError(f"config: expected a {kind.__name__} or a dict of its options, got {config!r}")
+    return kind.parse(**(options if config is None else config))
 
 
-def _values(config: object, name: str) -> dict[str, object]:
-    if isinstance(config, TrainConfig):
-        return config.model_dump(exclude_unset=True)
-    if not isinstance(config, Mapping):
-        raise ConfigError(f"{name}: expected a TrainConfig or a dict of its options, got {config!r}")
-    return dict(cast(Mapping[str, object], config))
+def _groups_of(groups: Iterable[TrajectoryGroup] | None, options: dict[str, object]) -> Iterable[TrajectoryGroup]:
+    """The groups of a step, also from OpenPipe ART's `trajectory_groups`. Removes it and `verbose` from `options`."""
+    options.pop("verbose", None)
+    named = cast("Iterable[TrajectoryGroup] | None", options.pop("trajectory_groups", None))
+    if (groups is None) == (named is None):
+        raise ConfigError("groups: a step needs one list of TrajectoryGroups")
+    return cast("Iterable[TrajectoryGroup]", named if groups is None else groups)
 
 
 async def train_groups(

@@ -1,4 +1,4 @@
-"""LocalBackend: a server started as a child process on this machine, which ends with this process."""
+"""Servers on this machine: LocalBackend starts one as a child process that ends with this process; others are found by their directory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Generator, Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Self, cast
@@ -28,13 +28,12 @@ from offbook.base.errors import BackendError, ConfigError
 from offbook.base.json_files import read_json
 from offbook.base.option_names import check_options
 from offbook.base.redaction import error_text
-from offbook.base.server_options import EngineOptions, default_dir
+from offbook.base.server_options import EngineOptions, default_dir, server_folder
 from offbook.base.terminal import Terminal
 from offbook.base.types import Json
 
-from .backend import Backend
+from .backend import Backend, RemoteBackend
 from .connection.http import Api
-from .other_trainers import local_folder
 
 logger = logging.getLogger("offbook")
 
@@ -48,18 +47,15 @@ class LocalBackend(Backend):
     """Starts a server on loopback, with a new key, as a child process at first use.
 
     `options` are EngineOptions' fields; `start_timeout` is in seconds. Backends on one directory in one process share one
-    server. The server ends with this process, at `close()`, or at the end of a `with` block. `path` and `in_process`
-    are accepted for code written for OpenPipe ART, with a warning. Raises ConfigError for an unknown or invalid option;
-    `connect` raises
-    BackendError when the server cannot be started.
+    server. The server ends with this process, at `close()`, or at the end of a `with` block. Raises ConfigError for an
+    unknown or invalid option; `connect` raises BackendError when the server cannot be started.
     """
 
     def __init__(
         self, dir: str | os.PathLike[str] | None = None, *, start_timeout: float = 600.0, **options: object
     ) -> None:
-        folder = local_folder(dir, options)
         check_options("LocalBackend", options, ["dir", "start_timeout", *EngineOptions.model_fields])
-        self.dir = Path(folder).expanduser().absolute() if folder is not None else default_dir()
+        self.dir = Path(dir).expanduser().absolute() if dir is not None else default_dir()
         self.engine = EngineOptions.parse(**options)
         self._options = options
         self._start_timeout = start_timeout
@@ -86,11 +82,6 @@ class LocalBackend(Backend):
         """Return the command that shows the directory's runs. The server's own pages need its key, which is generated
         and not shown."""
         return shlex.join([shell_command(), "ui", "--dir", str(self.dir)])
-
-    def take_engine_options(self, options: Mapping[str, object]) -> None:
-        """Use a model's engine options. Options of the constructor take precedence. Raises ConfigError."""
-        self._options = {**options, **self._options}
-        self.engine = EngineOptions.parse(**self._options)
 
     def close(self) -> Awaitable[None]:
         """Stop this directory's server if this process started it. The next use starts a new one. When this returns,
@@ -312,3 +303,28 @@ def _end_all() -> None:
 
 
 atexit.register(_end_all)
+
+
+def server_at(url: str | None, folder: Path | None) -> Api | None:
+    """The server at `url`, else the one running on the directory; None if there is none."""
+    if url is not None:
+        return asyncio.run(RemoteBackend(url).connect())
+    return running_server(server_folder(folder))
+
+
+def running_server(folder: Path) -> Api | None:
+    """The server running on a directory; None if there is none.
+
+    The key comes from `server.json`, else from OFFBOOK_API_KEY, else from the directory's `key` file.
+    """
+    try:
+        facts: Json = read_json(folder / "server.json")
+        answer = httpx.get(f"{facts['url']}/health", timeout=5, trust_env=False)
+        if not answer.is_success or answer.json()["pid"] != facts["pid"]:
+            return None
+    except (OSError, ValueError, KeyError, TypeError, httpx.TransportError):
+        return None
+    key_file = folder / "key"
+    lines = key_file.read_text().split("\n") if key_file.exists() else []
+    keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    return Api(facts["url"], facts.get("key") or os.environ.get("OFFBOOK_API_KEY") or next(iter(keys), None))

@@ -44,23 +44,36 @@ from offbook.base.wire import (
 )
 from offbook.supervised.masking import TextFilter
 
-from .backend import Backend, Registration, RemoteBackend
-from .connection.http import Api, checked_name
+from .backend import Backend, Registration, RemoteBackend, one_config
+from .connection.http import Api, LoopTransport, checked_name
 from .connection.progress import Bar
-from .connection.transport import LoopTransport
 from .inference import httpx_client, openai_client
 from .local import LocalBackend
-from .other_trainers import MODEL_ATTRIBUTES, internal_config, sft_config
-from .rollouts.capture import capture_of_calls
+from .rollouts.capture import capture_of_calls, forced_temperature
 from .rollouts.records import as_json, rollout_records
-from .rollouts.sampling import forced_temperature
-from .supervised_training import SFTResult, SupervisedTraining, request_prefix
-from .training_examples import TrainingData, read_examples
+from .supervised_training import SFTResult, SupervisedTraining, TrainingData, read_examples, request_prefix
 
 logger = logging.getLogger("offbook")
 
 BEST_METRIC = "val/reward"
 TRAIN_SPLIT = "train/"
+_SERIALISED = (
+    "`model.name`, `model.project` and `model.config` describe it; as a field of a pydantic model it is written by name"
+)
+_COSTS = "costs of other LLMs are counted by offbook.Ruler and offbook.compare; log others with `await model.log(metrics={...})`"
+MODEL_ATTRIBUTES = {
+    **dict.fromkeys(("model_dump", "model_dump_json", "safe_model_dump", "model_copy"), _SERIALISED),
+    **dict.fromkeys(("metrics_builder", "activate_metrics_context", "cost_calculator", "set_cost_calculator"), _COSTS),
+    "backend": "only a TrainableModel has one",
+    "base_path": "the folder is LocalBackend(dir=...)'s",
+    "entity": "there is only `model.project`",
+    "id": "its identity is `model.name`",
+    "report_metrics": "pass sinks=['wandb'] to the Trainer, see docs/wandb.md",
+    "run_id": "its identity is `model.name`",
+    "update_wandb_config": "pass sinks=['wandb'] to the Trainer, see docs/wandb.md",
+    "write_state": "use `await model.overwrite_state(state)`",
+}
+"""Attribute of OpenPipe ART's models that ours do not have -> what to use."""
 
 
 Rollouts = Iterable[Trajectory | TrajectoryGroup]
@@ -234,7 +247,6 @@ class TrainableModel(Model[ConfigT]):
         config: ConfigT | None = None,
         **foreign: object,
     ) -> None:
-        internal = foreign.pop("_internal_config", None)
         check_options("TrainableModel", foreign, ["name", "project", "base_model", "backend", "lora", "config"])
         if not base_model:
             raise ConfigError(
@@ -246,25 +258,8 @@ class TrainableModel(Model[ConfigT]):
         )
         self.base_model = base_model
         self.lora = LoraOptions.parse(**lora) if isinstance(lora, Mapping) else lora
-        self._engine: dict[str, object] = {}  # for the backend, from OpenPipe ART's `_internal_config`
         self._registration = None if backend is None else self._registration_on(backend)
-        if internal is not None:
-            self._internal_config = internal
         self._recording = new_id(OPEN)
-
-    def _set_internal_config(self, config: object) -> None:
-        """Take the adapter's options for this model, and the engine's for its backend."""
-        if self._server() is not None:
-            raise ConfigError(f"_internal_config: set it before model {self.name!r} is registered")
-        taken = internal_config(config)
-        logger.warning("model %r: OpenPipe ART's _internal_config is taken as %s", self.name, taken)
-        self._engine = taken.engine
-        if taken.lora:
-            self.lora = LoraOptions.parse(**taken.lora)
-        if self._registration is not None:
-            self._registration = self._registration_on(self._registration.backend)
-
-    _internal_config = property(fset=_set_internal_config, doc="Write-only: `dev.InternalModelConfig` of OpenPipe ART.")
 
     @property
     def backend(self) -> Backend:
@@ -379,7 +374,8 @@ class TrainableModel(Model[ConfigT]):
         also within an epoch, and applies nothing twice. `request_id` is the prefix of the request ids; its default is a
         digest of examples and options. `timeout`: seconds for each batch.
         Raises ConfigError, TrainError, ServerError, TimeoutError."""
-        settings = sft_config(config, options)
+        options.pop("verbose", None)  # of OpenPipe ART
+        settings = one_config(SFTConfig, config, options)
         examples = read_examples(what, self.name, skip_bad=settings.skip_bad, filter=filter)
         prefix = request_id or request_prefix(examples.examples, settings, self.name)
         training = SupervisedTraining(await self.api(), self.name, settings, prefix, on_event, timeout)
@@ -459,8 +455,6 @@ class TrainableModel(Model[ConfigT]):
         return self._registration
 
     def _registration_on(self, backend: Backend) -> Registration:
-        if self._engine:
-            backend.take_engine_options(self._engine)
         adapter = adapter_folder(self.base_model)
         base = self.base_model if adapter is None else backend.path_on_server(adapter)
         request = RegisterRequest(name=self.name, project=self.project, base_model=base, lora=self.lora)

@@ -16,7 +16,7 @@ from offbook.base.text import counted
 from offbook.base.wire import CheckpointState, ExportFormat, ExportRequest, ExportResult
 from offbook.client.connection.download import download_export
 from offbook.client.connection.http import Api, checked_name
-from offbook.client.running_server import server_at
+from offbook.client.local import server_at
 
 from .lazy_import import imported
 from .options import Dir, Model, Server

@@ -7,7 +7,7 @@ from pathlib import Path
 from offbook.base.errors import ConfigError
 from offbook.base.server_options import server_folder
 from offbook.client.connection.http import Api
-from offbook.client.running_server import server_at
+from offbook.client.local import server_at
 from offbook.tracing.rollout_reader import StoredRecords
 
 from .lazy_import import imported

@@ -15,8 +15,7 @@ from offbook.base.terminal import echo
 from offbook.base.text import counted
 from offbook.base.types import RenderedHistory
 from offbook.client.model import TrainableModel
-from offbook.client.supervised_training import SFTResult
-from offbook.client.training_examples import read_examples
+from offbook.client.supervised_training import SFTResult, read_examples
 from offbook.server.training.dry_run import DryRun, dry_run
 from offbook.supervised.conversations import read_conversations
 

@@ -16,9 +16,9 @@ from offbook.base.terminal import echo
 from offbook.base.text import counted
 from offbook.base.types import Call, RolloutPlace, Trajectory, as_rollout_exception
 from offbook.client.connection.http import Api
+from offbook.client.local import server_at
 from offbook.client.rollouts.capture import recorded_calls
 from offbook.client.rollouts.records import rollout_records
-from offbook.client.running_server import server_at
 from offbook.processes.command import filled, words_of
 from offbook.processes.environment import (
     ProgramGateway,

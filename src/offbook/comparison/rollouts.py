@@ -29,10 +29,9 @@ from offbook.client.connection.http import Api
 from offbook.client.connection.progress import RolloutBar
 from offbook.client.endpoint_model import FixedStepModel
 from offbook.client.model import Model, TrainableModel
-from offbook.client.rollouts.capture import histories_of, recorded_calls
+from offbook.client.rollouts.capture import at_temperature, completions_limited, histories_of, recorded_calls
 from offbook.client.rollouts.gather import raise_common_fault
 from offbook.client.rollouts.records import make_recordable, rollout_records
-from offbook.client.rollouts.sampling import at_temperature, completions_limited
 from offbook.scenarios.identity import scenario_id
 
 from .candidates import Candidate

@@ -27,8 +27,8 @@ from offbook.base.extras import install_command
 from offbook.base.server_options import EngineOptions
 from offbook.base.temporary_folders import TemporaryFolder
 from offbook.base.text import counted
+from offbook.client.local import running_server
 
-from ..client.running_server import running_server
 from ..client.sky_command import SKY_INSTALL, SKY_VERSION, sky
 from .packages import KNOWN, Check, Installed, minor_version, package_checks
 

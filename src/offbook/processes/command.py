@@ -24,8 +24,7 @@ from offbook.base.text import one_line
 from offbook.base.types import Trajectory, as_rollout_exception
 from offbook.base.user_values import json_value
 from offbook.client.model import TrainableModel
-from offbook.client.rollouts.capture import show_calls
-from offbook.client.rollouts.sampling import completion_limit, forced_temperature
+from offbook.client.rollouts.capture import completion_limit, forced_temperature, show_calls
 from offbook.rewards.reward_result import RewardResult, as_reward
 from offbook.scenarios.identity import TEXT_KEYS, scenario_fields, scenario_text
 from offbook.trainer.evaluate import Evaluation

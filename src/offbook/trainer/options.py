@@ -16,8 +16,8 @@ from offbook.base.errors import ConfigError
 from offbook.base.options import RunOptions, option
 from offbook.base.types import PlaceName, Trajectory
 from offbook.base.user_values import as_list
+from offbook.client.rollouts.capture import MAX_COMPLETION_TOKENS
 from offbook.client.rollouts.dataset import unpadded
-from offbook.client.rollouts.sampling import MAX_COMPLETION_TOKENS
 from offbook.contracts import Alert, Judge, RolloutRunner, TraceSink
 from offbook.llms.ledger import check_max_cost
 

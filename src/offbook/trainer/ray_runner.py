@@ -21,8 +21,8 @@ from offbook.base.ray_cluster import connect, ray_module
 from offbook.base.redaction import error_text
 from offbook.base.types import RecordedError, RolloutException, Trajectory, as_rollout_exception
 from offbook.client.model import TrainableModel
+from offbook.client.rollouts.capture import at_temperature, completion_limit, completions_limited, forced_temperature
 from offbook.client.rollouts.gather import raise_common_fault
-from offbook.client.rollouts.sampling import at_temperature, completion_limit, completions_limited, forced_temperature
 from offbook.contracts import RolloutState
 from offbook.llms.ledger import SpendingTotals, budget, spending
 

@@ -18,10 +18,9 @@ from offbook.base.text import counted
 from offbook.base.types import RolloutPlace, Trajectory, TrajectoryGroup
 from offbook.base.user_values import as_list
 from offbook.client.model import TrainableModel
-from offbook.client.rollouts.capture import logged_reward
+from offbook.client.rollouts.capture import at_temperature, completions_limited, logged_reward
 from offbook.client.rollouts.dataset import unpadded
 from offbook.client.rollouts.gather import gather_trajectory_groups
-from offbook.client.rollouts.sampling import at_temperature, completions_limited
 from offbook.contracts import Judge
 from offbook.llms.ledger import budget
 from offbook.rewards.reward_result import as_reward

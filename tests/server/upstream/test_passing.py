@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Engine, event
 
 from offbook.base.errors import ConfigError, StoreError
 from offbook.base.types import RenderedHistory
-from offbook.client.training_examples import read_examples
+from offbook.client.supervised_training import read_examples
 from offbook.commands.main import run
 from offbook.server.http.auth import Guard
 from offbook.server.upstream.address import upstream_model

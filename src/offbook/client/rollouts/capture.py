@@ -1,4 +1,4 @@
-"""Captures: context managers that decide to which trajectory a model call belongs."""
+"""The context of a rollout: to which trajectory a model call belongs, and how evaluations make calls sample."""
 
 from __future__ import annotations
 
@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING, Literal, overload
 
 from offbook.base.choices import choice_of
 from offbook.base.errors import CaptureError, ConfigError, ServerError
-from offbook.base.types import (
-    Call,
-    CallTrace,
-    History,
-    Message,
-    OutputTrace,
-    Trajectory,
-)
+from offbook.base.types import Call, CallTrace, History, Message, OutputTrace, Trajectory
 from offbook.client.connection.http import Api
 
 if TYPE_CHECKING:
@@ -366,3 +359,46 @@ def _choice(call: Call, marked: bool) -> Choice:
         "message": {"role": "assistant", **output.message},
     }
     return choice_of(choice | {"offbook": mark} if marked else choice)
+
+
+MAX_COMPLETION_TOKENS = 1024
+"""Default limit of a rollout's completions, in tokens."""
+
+BUNDLED = {
+    "tiny": "tiny answers with calls of tools that have one string argument",
+    "tiny-mcp": "tiny-mcp answers with calls of tools that have up to three arguments",
+}
+"""What the bundled bases can write, for failures of calls that want something else."""
+
+_temperature: ContextVar[float | None] = ContextVar("offbook_temperature", default=None)
+_completion_limit: ContextVar[int | None] = ContextVar("offbook_completion_limit", default=None)
+
+
+def forced_temperature() -> float | None:
+    """The temperature for calls to trainable models in this context; None: the agent's own."""
+    return _temperature.get()
+
+
+def completion_limit() -> int | None:
+    """The most tokens of a trainable model's completion in this context; None: the agent's own limit."""
+    return _completion_limit.get()
+
+
+@contextmanager
+def at_temperature(temperature: float | None) -> Generator[None]:
+    """Sample trainable models at this temperature inside the block, in this context. None leaves it to the agent."""
+    token = _temperature.set(temperature)
+    try:
+        yield
+    finally:
+        _temperature.reset(token)
+
+
+@contextmanager
+def completions_limited(limit: int) -> Generator[None]:
+    """Limit completions of trainable models inside the block, in this context, to `limit` tokens."""
+    token = _completion_limit.set(limit)
+    try:
+        yield
+    finally:
+        _completion_limit.reset(token)

@@ -1,5 +1,4 @@
-"""Stands for `art.dev`, whose option sets are dicts. A model takes an `InternalModelConfig` as `_internal_config`,
-`train()` takes a `TrainConfig` as `_config`."""
+"""Stands for `art.dev`, whose option sets are dicts."""
 
 from typing import Any
 

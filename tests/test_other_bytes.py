@@ -22,7 +22,6 @@ from offbook.scenarios.loading import load_scenarios
 from offbook.server.http.auth import KeyFile, SignedOut, key_for
 from offbook.server.models.base_model import BaseModelPath
 from offbook.server.models.checkpoints import scan_models
-from offbook.tracing.delivery_notes import DeliveryNotes
 from offbook.tracing.jsonl import JsonlSink
 from offbook.trainer.evaluate import read_report
 from offbook.trainer.judge_check import read_ranked, ruler_at
@@ -56,12 +55,6 @@ def _rubric(folder: Path) -> object:
     return asyncio.run(write_rubric("an agent", "openai/none", file=folder / "rubric.md"))
 
 
-def _notes(folder: Path) -> object:
-    written = DeliveryNotes(folder, "run", "sink")
-    next(folder.glob("notes")).rename(written._file)  # pyright: ignore[reportPrivateUsage]
-    return DeliveryNotes.of_sink(folder, "sink")
-
-
 def _cache(folder: Path) -> object:
     return asyncio.run(AnswerCache(folder / "cache").get("key"))
 
@@ -85,7 +78,6 @@ READERS = {
     "--rubric": Reader("file", "- a\n- b\n- c\n", lambda f: ruler_at("openai/none", None, f / "file")),
     "rubric": Reader("rubric.md", "- a\n- b\n- c\n", _rubric),
     "journal": Reader("rows.jsonl", "{}\n{}\n{}\n", lambda f: Journal(f / "rows.jsonl")),
-    "delivery notes": Reader("notes", '{"taken": "a"}\n' * 3, _notes),
     "alerts.jsonl": Reader("alerts.jsonl", '{"id": "a"}\n' * 3, _alert),
     "model.json": Reader("p/models/m/model.json", '{"name": "m"}', lambda f: scan_models(f)),
     "config.json": Reader("config.json", '{"model_type": "qwen2"}', lambda f: shape_in(f, "a")),

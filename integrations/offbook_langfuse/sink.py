@@ -21,7 +21,7 @@ from offbook.contracts import (
     TakeoverDecided,
     digest,
 )
-from offbook.tracing.otlp import OtlpSender, OtlpSpan
+from offbook.tracing.otlp_sink import OtlpSender, OtlpSpan
 from offbook.tracing.spans import (
     Attribute,
     Mask,

@@ -67,7 +67,7 @@ def model(local_backend: LocalBackend) -> TrainableModel:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[TraceServer]:
-    """Langfuse by its variables, and delivery notes of this test's own."""
+    """Langfuse by its variables."""
     monkeypatch.setenv("OFFBOOK_DIR", str(tmp_path / "dir"))
     with trace_server() as served:
         monkeypatch.setenv("LANGFUSE_HOST", served.url)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
-from pathlib import Path
 
 from offbook.base.errors import ConfigError, OffbookError
 from offbook.base.redaction import error_text
@@ -23,8 +22,7 @@ from offbook.contracts import (
     TraceSink,
 )
 
-from .delivery_notes import DeliveryNotes
-from .fanout import notes_folder, show, show_checkpoint, sink_name
+from .fanout import show, show_checkpoint, sink_name
 from .rollout_reader import PAGE, StoredRecords, read_run
 
 LOG_ONLY = "exception_rate"
@@ -142,7 +140,6 @@ def export_run(
     source: Api | StoredRecords,
     run: str,
     sinks: Sequence[TraceSink],
-    notes: Path | None = None,
     say: Callable[[str], None] = echo,
 ) -> None:
     """Deliver the whole run to every sink, from a server's records, or from a directory on which none runs. Events have fixed ids, so those that a sink already has are overwritten.
@@ -151,17 +148,14 @@ def export_run(
     """
     for sink in sinks:
         sink.check()
-    left = [DeliveryNotes(notes if notes is not None else notes_folder(), run, sink_name(sink)) for sink in sinks]
-    records = asyncio.run(read_records(source, run))  # after the notes: a run that goes on adds to both
+    records = asyncio.run(read_records(source, run))
     failed: list[str] = []
-    for sink, owed in zip(sinks, left, strict=True):
+    for sink in sinks:
         faults = _deliver(records, sink, [source] if isinstance(source, Api) else [])
         name = sink_name(sink)
         if faults:
             failed.append(f"{name}: {len(faults)} events were not taken, such as {faults[0]}")
             continue
-        for note in owed.undelivered:
-            owed.taken(note.event)
         say(f"{name}: {counted(len(records.rollouts), 'rollout')} of run {run}")
     if failed:
         raise ExportError("; ".join(failed) + ". The same command again delivers the rest")

@@ -1,6 +1,6 @@
 """Delivers the events of a run to every sink in its own thread, so that training never waits.
 
-Undelivered events are noted, and delivered by the next run or by `offbook traces export`.
+`offbook traces export` delivers again what a sink did not take.
 """
 
 from __future__ import annotations
@@ -16,19 +16,17 @@ from pathlib import Path
 
 from offbook.base.errors import ServerError
 from offbook.base.redaction import error_text
-from offbook.base.server_options import default_dir
 from offbook.base.temporary_folders import TemporaryFolder
 from offbook.client.connection.download import download_export
 from offbook.client.connection.http import Api
 from offbook.contracts import CheckpointSaved, EvaluationFinished, GroupsFinished, RejectedError, TraceEvent, TraceSink
 
-from .delivery_notes import DeliveryNotes
 from .rollout_reader import read_groups
 
 logger = logging.getLogger("offbook")
 
 QUEUED = 10_000
-"""Length of a sink's queue. Further events are only noted."""
+"""Length of a sink's queue. Further events are only counted."""
 CLOSE_SECONDS = 10.0
 """How long the end of a run waits for the sinks."""
 REJECTED = "rejected"
@@ -36,21 +34,12 @@ REJECTED = "rejected"
 
 
 class FanOut:
-    """The sinks of one run. `servers` have its rollouts; `notes` is the folder for delivery notes."""
+    """The sinks of one run. `servers` have its rollouts."""
 
-    def __init__(
-        self,
-        sinks: Sequence[TraceSink],
-        run: str,
-        servers: Sequence[Api],
-        *,
-        notes: Path | None = None,
-        queued: int = QUEUED,
-    ) -> None:
-        folder = notes if notes is not None else notes_folder()
+    def __init__(self, sinks: Sequence[TraceSink], run: str, servers: Sequence[Api], *, queued: int = QUEUED) -> None:
         reader = SharedReader(servers)
         self.run = run
-        self._deliveries = [Delivery(sink, run, folder, reader, queued) for sink in sinks]
+        self._deliveries = [Delivery(sink, run, reader, queued) for sink in sinks]
 
     def publish(self, event: TraceEvent) -> None:
         """Queue the event for every sink; returns at once."""
@@ -77,11 +66,6 @@ class SharedReader:
         self.servers = tuple(servers)
         self._lock = threading.Lock()
         self._kept: dict[tuple[str, ...], GroupsFinished | EvaluationFinished] = {}
-
-    @property
-    def urls(self) -> tuple[str, ...]:
-        """The servers' URLs."""
-        return tuple(api.url for api in self.servers)
 
     def complete(self, event: TraceEvent, runner: asyncio.Runner) -> TraceEvent:
         """The event with its rollouts, read on the runner's event loop, whose connections stay open. Raises ServerError."""
@@ -125,16 +109,14 @@ async def _downloaded(servers: Sequence[Api], event: CheckpointSaved, target: Pa
 class Delivery:
     """One sink, its queue and its thread."""
 
-    def __init__(self, sink: TraceSink, run: str, folder: Path, reader: SharedReader, queued: int) -> None:
+    def __init__(self, sink: TraceSink, run: str, reader: SharedReader, queued: int) -> None:
         self._sink = sink
         self._name = sink_name(sink)
+        self._run = run
         self._reader = reader
-        self._notes = DeliveryNotes(folder, run, self._name)
-        earlier = [item for item in DeliveryNotes.of_sink(folder, self._name) if item.run != run]
-        self._left = [(notes, item.event) for notes in (*earlier, self._notes) for item in notes.undelivered
-                      if set(item.servers) <= set(reader.urls)]  # fmt: skip
         self._queue: queue.Queue[TraceEvent | None] = queue.Queue(queued)
-        self._failed: list[tuple[DeliveryNotes, TraceEvent]] = []
+        self._undelivered: set[str] = set()  # ids of events
+        self._failed: list[TraceEvent] = []
         self._warned: set[str] = set()
         self._over = False  # the run has been told what is missing
         self._unclosed = ""  # why the sink may have kept events that it accepted
@@ -142,19 +124,19 @@ class Delivery:
         self._thread: threading.Thread | None = None
 
     def publish(self, event: TraceEvent) -> None:
-        """Note the event as due and queue it."""
-        self._notes.due(event, self._reader.urls)
+        """Queue the event."""
+        self._undelivered.add(event.id)
         try:
             self._queue.put_nowait(event)
         except queue.Full:
-            self._warn("queue", f"{self._queue.maxsize} events wait already; more are delivered after the run")
-        self._start()
+            self._warn("queue", f"{self._queue.maxsize} events wait already; further ones are left out")
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name=f"offbook-trace-{self._name}", daemon=True)
+            self._thread.start()
 
     def finish(self, deadline: float) -> None:
         """Signal the end of events. Failed events are tried once more until the deadline (monotonic clock)."""
         self._deadline = deadline
-        if self._left:
-            self._start()
         if self._thread is not None:
             try:
                 self._queue.put(None, timeout=max(deadline - time.monotonic(), 0.01))
@@ -166,38 +148,30 @@ class Delivery:
         or that a sink which failed has recovered; else None."""
         if self._thread is not None:
             self._thread.join(max(deadline - time.monotonic(), 0.0))
-        missing, self._over = self._notes.undelivered, True
+        missing, self._over = len(self._undelivered), True
         if self._thread is not None and self._thread.is_alive():
             self._unclosed = "it was still busy when the run ended"
-        run = self._notes.run
-        again = f"`offbook traces export --run {run} --to {self._name}`"
+        again = f"`offbook traces export --run {self._run} --to {self._name}`"
         if missing:
             return (
-                f"trace sink {self._name!r}: {len(missing)} events of run {run} were not delivered; the next run delivers "
-                f"them, or {again}"
+                f"trace sink {self._name!r}: {missing} events of run {self._run} were not delivered: {again} "
+                "delivers what is on record"
             )
         if self._unclosed:
             return (
-                f"trace sink {self._name!r}: {self._unclosed}; it took all events of run {run}, but may lack what it had not "
+                f"trace sink {self._name!r}: {self._unclosed}; it took all events of run {self._run}, but may lack what it had not "
                 f"written yet. {again} delivers them again"
             )
         recovered = self._warned - {REJECTED}
         return f"trace sink {self._name!r}: it works again, all events were delivered" if recovered else None
 
-    def _start(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name=f"offbook-trace-{self._name}", daemon=True)
-            self._thread.start()
-
     def _work(self) -> None:
         with asyncio.Runner() as runner:
-            for notes, event in self._left:
-                self._deliver(notes, event, runner)
             while (event := self._queue.get()) is not None:
-                self._deliver(self._notes, event, runner)
-            for notes, event in [*self._failed]:
+                self._deliver(event, runner)
+            for event in [*self._failed]:
                 if self._deadline is not None and time.monotonic() < self._deadline:
-                    self._deliver(notes, event, runner)
+                    self._deliver(event, runner)
         self._close()
 
     def _close(self) -> None:
@@ -207,11 +181,11 @@ class Delivery:
             self._unclosed = f"closing failed: {error_text(error)}"
             self._warn(type(error).__name__, self._unclosed)
 
-    def _deliver(self, notes: DeliveryNotes, event: TraceEvent, runner: asyncio.Runner) -> None:
+    def _deliver(self, event: TraceEvent, runner: asyncio.Runner) -> None:
         if self._guard(lambda: self._show(event, runner)):
-            notes.taken(event)
-        elif (notes, event) not in self._failed:
-            self._failed.append((notes, event))
+            self._undelivered.discard(event.id)
+        elif event not in self._failed:
+            self._failed.append(event)
 
     def _show(self, event: TraceEvent, runner: asyncio.Runner) -> None:
         if isinstance(event, CheckpointSaved):
@@ -226,7 +200,8 @@ class Delivery:
             self._warn(REJECTED, f"some of this was rejected for good: {error!s:.500}")
         except Exception as error:  # noqa: BLE001  # a sink is third-party code, and must never stop training
             self._warn(
-                type(error).__name__, f"failed and goes on without this, which is delivered later: {error_text(error)}"
+                type(error).__name__,
+                f"failed and goes on without this, which is tried again when the run ends: {error_text(error)}",
             )
             return False
         return True
@@ -245,8 +220,3 @@ def show(sink: TraceSink, event: TraceEvent) -> None:
 def sink_name(sink: TraceSink) -> str:
     """The sink's `name`, else its class name."""
     return str(getattr(sink, "name", "") or type(sink).__name__)
-
-
-def notes_folder() -> Path:
-    """The default folder for delivery notes: `OFFBOOK_DIR/traces`, beside the records of a local server."""
-    return default_dir() / "traces"

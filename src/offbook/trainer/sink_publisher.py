@@ -150,7 +150,9 @@ async def _check(sink: TraceSink) -> None:
         raise error
     if error is not None:
         why = str(error) if isinstance(error, OSError) else error_text(error)
-        logger.warning("trace sink %r does not answer, what it misses is delivered later: %s", sink_name(sink), why)
+        logger.warning(
+            "trace sink %r does not answer, what it misses is sent again when the run ends: %s", sink_name(sink), why
+        )
 
 
 def _in_background(work: Callable[[], None]) -> Future[None]:

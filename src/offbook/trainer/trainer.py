@@ -26,7 +26,7 @@ from offbook.llms.ledger import budget
 from offbook.rewards.reward_result import as_reward
 from offbook.scenarios.identity import scenario_id, scenario_label
 from offbook.scenarios.ordering import batch
-from offbook.tracing.trace_context import keep_trace_context
+from offbook.tracing.spans import keep_trace_context
 
 from .evaluate import Evaluation, failures_printed, steps_line, summarise
 from .held_out_advice import held_out_lines, solved_line

@@ -79,25 +79,32 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         ("train app:agent --scenarios none.jsonl", "scenarios: none.jsonl cannot be read: No such file"),
         ("train app:agent --scenarios .", "not a dataset that save_to_disk wrote"),
         ("train app:agent --scenarios data.jsonl --eval none.csv", "scenarios: none.csv cannot be read: No such file"),
-        ("train app:agent --scenarios data.jsonl --loss ppo", "TrainConfig.loss"),
+        ("train app:agent --scenarios data.jsonl --loss ppo", "Invalid value for '--loss'"),
         ("train app:agent --scenarios data.jsonl --learning-rate -1", "TrainConfig.learning_rate"),
         ("train app:agent --scenarios data.jsonl --steps 0", "Invalid value for '--steps'"),
         ("train app:agent --scenarios data.jsonl --group-size 1", "Invalid value for '--group-size'"),
-        ("train app:agent --scenarios data.jsonl --retries -1", "Invalid value for '--retries'"),
+        ("train app:agent --scenarios data.jsonl --retries -1", "--retries: Input should be "),
         (
             "eval app:agent --scenarios data.jsonl --max-completion-tokens 0",
-            "Invalid value for '--max-completion-tokens'",
+            "--max-completion-tokens: Input should be ",
         ),
-        ("train app:agent --scenarios data.jsonl --patience 0", "Invalid value for '--patience'"),
+        ("train app:agent --scenarios data.jsonl --patience 0", "--patience: Input should be "),
         ("train app:agent --scenarios data.jsonl --model a", "--model needs --base-model too"),
         ("train app:agent --scenarios data.jsonl --base-model tiny", "--base-model needs --model too"),
-        ("train app:agent --scenarios data.jsonl --log data.jsonl", "--log: the folder data.jsonl cannot be created"),
+        (
+            "train app:agent --scenarios data.jsonl --trace jsonl:data.jsonl",
+            "the folder of 'jsonl:data.jsonl' cannot be created",
+        ),
+        ("train app:agent --scenarios data.jsonl --set betas=[1", "--betas: not JSON"),
+        ("train app:agent --scenarios data.jsonl --set lr=1", "--set: there is no option 'lr': use learning_rate=..."),
+        ("train app:agent --scenarios data.jsonl --set epochs", "--set 'epochs' is not of the form NAME=VALUE"),
+        ("train app:agent --scenarios data.jsonl --config none.toml", "--config: none.toml cannot be read"),
         ("train app:agent", "Missing option '--scenarios'"),
         ("train app:plain --scenarios data.jsonl", "app:plain is of type function, which has no train()"),
         ("train app:Agent --scenarios data.jsonl", "app:Agent is the class Agent"),
         ("train app.py:agent --scenarios data.jsonl", "'app.py' is a file; name its module, app:agent"),
         ("eval app:agent --scenarios data.jsonl --results none/out.json", "--results: none/out.json cannot be written"),
-        ("eval app:agent --scenarios data.jsonl --temperature 101", "Invalid value for '--temperature'"),
+        ("eval app:agent --scenarios data.jsonl --temperature 101", "--temperature: Input should be "),
         ("eval nowhere:agent --scenarios data.jsonl", "there is no module 'nowhere'"),
         ("checkpoints agent --dir .", "there is no model 'agent'"),
         ("export agent --output lora --format gguf", "'gguf' must be one of peft, merged, gguf-ready"),
@@ -163,7 +170,7 @@ def test_an_evaluation_is_one_line_and_a_file(folder: Path, capsys: pytest.Captu
     words += " --max-completion-tokens 99"
     assert called(words) == 0
     asked, line = capsys.readouterr().out.splitlines()
-    options = {"temperature": 0.5, "rollouts": 2, "timeout": 300.0, "retries": 1}
+    options = {"temperature": 0.5, "rollouts": 2, "retries": 1}
     options["max_completion_tokens"] = 99
     assert json.loads(asked) == ["evaluate", 1, options]
     assert line == "step 3, sampled at temperature 0.5, 2 scenarios: success 50%, reward 0.250"
@@ -226,7 +233,7 @@ async def test_an_agent_is_trained_and_evaluated_from_the_shell(
     (tmp_path / "desk.py").write_text(AGENT)
     (tmp_path / "data.csv").write_text("question\nwhat is the size of box 4821?\nwhat is the size of box 5913?\n")
     named = f"desk:agent --scenarios data.csv --model {name} --base-model tiny"
-    words = f"train {named} --steps 1 --eval data.csv --group-size 4 --scenarios-per-step 1 --log runs"
+    words = f"train {named} --steps 1 --eval data.csv --group-size 4 --scenarios-per-step 1 --trace jsonl:runs"
     done = offbook(words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     watch, *said, end = done.stdout.splitlines()

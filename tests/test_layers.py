@@ -72,11 +72,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "compat": USER | {*CLIENT, "rewards", "offbook_langgraph"},
     "doctor": USER | {*CLIENT, "llms", "memory_plan"},
     "commands.options": {"base"},
-    "commands.generated_options": set(),
+    "commands.help_pages": {"base"},
+    "commands.generated_options": {"base", "commands.help_pages"},
     "commands": USER
     | {
         *CLIENT,
         "commands.generated_options",
+        "commands.help_pages",
         "commands.options",
         "auto",
         "comparison",

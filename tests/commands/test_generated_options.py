@@ -1,51 +1,48 @@
 """Options of a command from the fields of a class."""
 
-# ruff: noqa: RUF009  # option() makes a field
-
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
 import typer
-from pydantic import BaseModel, Field
+from pydantic import Field
 from typer.testing import CliRunner
 
-from offbook.commands.generated_options import with_options
+from offbook.base.config import Options
+from offbook.base.errors import ConfigError
+from offbook.base.options import Headline, RunOptions, option
+from offbook.commands.generated_options import options_of, with_options
+from offbook.commands.help_pages import HeadedCommand
 
 
-@dataclass(frozen=True)
-class Meaning:
-    help: str
-    least: float | None = None
-    most: float | None = None
-    default: str = ""
+@dataclass(frozen=True, kw_only=True)
+class Run(RunOptions):
+    heading = "Rollouts"
 
-
-def option(default: Any, *meaning: Any) -> Any:
-    return field(default=default, metadata={"meaning": Meaning(*meaning)})
-
-
-@dataclass(frozen=True)
-class Run:
     target: str
-    group_size: int = option(8, "rollouts per scenario", 2)
-    timeout: float = option(300.0, "seconds per rollout")
-    concurrency: int = option(32, "rollouts at the same time", 1, None, "32, or the app's limit")
+    group_size: Headline[int] = option(8, "rollouts per scenario", least=2)
+    timeout: Headline[float] = option(300.0, "seconds per rollout")
+    concurrency: Headline[int] = option(
+        32, "rollouts at the same time", least=1, shown_default="32, or the app's limit"
+    )
     max_cost: float | None = option(None, "USD to spend")
-    output: Path = option(Path("out"), "folder to write to")
-    overlap: bool = option(False, "overlap rollouts and updates")
+    output: Headline[Path] = option(Path("out"), "folder to write to")
+    overlap: Headline[bool] = option(False, "overlap rollouts and updates")
+    retries: int = option(0, "how often a rollout is repeated", least=0)
+    curriculum: bool = option(True, "easier scenarios first")
+    cap: float | None = option(2.0, "limit of a weight")
     reward: Callable[..., float] | None = option(None, "a function")
     seed: int = 0
 
 
-class Server(BaseModel):
-    port: int = Field(default=8000, ge=0, le=65535, description="port to listen on")
-    engine: Literal["auto", "vllm"] = Field(default="auto", description="the engine")
-    urls: tuple[str, ...] = Field(default=(), description="URLs, comma-separated")
+class Server(Options):
+    port: Headline[int] = Field(default=8000, ge=0, le=65535, description="port to listen on")
+    engine: Headline[Literal["auto", "vllm"]] = Field(default="auto", description="the engine")
+    urls: Headline[tuple[str, ...]] = Field(default=(), description="URLs")
     shares: tuple[float, ...] = Field(default=(0.0, 0.25, 1.0), description="shares of calls")
     divisor: float | Literal["tokens"] = Field(default="tokens", description="what divides the loss")
 
@@ -54,12 +51,13 @@ taken: list[Any] = []
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
-@app.command()
+@app.command(cls=HeadedCommand)
 @with_options(Run, Server, without=["timeout"])
 def run(
     name: Annotated[str, typer.Argument()],
     max_cost: Annotated[float | None, typer.Option(help="own text")] = None,
-    options: dict[str, Any] = {},  # noqa: B006  # the decorator passes it
+    *,
+    options: dict[str, Any],
 ) -> None:
     """Run."""
     taken.append((name, max_cost, options))
@@ -70,30 +68,64 @@ def called(*words: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-DEFAULTS = {"group_size": 8, "output": Path("out"), "overlap": False, "port": 8000, "engine": "auto"}
+def refused(*words: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        app(list(words), standalone_mode=False)
+    return str(caught.value)
 
 
-def test_an_option_without_a_default_of_its_own_is_missing_until_it_is_written() -> None:
+def test_a_command_gets_the_options_that_the_user_set() -> None:
     assert called("a")[0] == 0
-    assert taken.pop() == ("a", None, DEFAULTS)
-    words = "--group-size 2 --concurrency 4 --overlap --engine vllm --urls http://a,http://b --max-cost 1 --output x"
-    assert called("a", *words.split())[0] == 0
-    given = {"group_size": 2, "concurrency": 4, "overlap": True, "engine": "vllm", "output": Path("x")}
-    assert taken.pop() == ("a", 1.0, DEFAULTS | given | {"urls": "http://a,http://b"})
+    assert taken.pop() == ("a", None, {})
+    words = "--group-size 2 --concurrency 4 --overlap --engine vllm --max-cost 1 --output x"
+    assert called("a", *words.split(), "--urls", '["http://a", "http://b"]')[0] == 0
+    options = {"group_size": 2, "concurrency": 4, "overlap": True, "engine": "vllm", "output": Path("x")}
+    assert taken.pop() == ("a", 1.0, options | {"urls": ("http://a", "http://b")})
 
 
-def test_the_help_says_what_the_fields_say() -> None:
+def test_the_command_line_comes_before_set_and_set_before_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "options.toml"
+    file.write_text("retries = 1\ngroup_size = 3\nport = 1\nshares = [0.5, 1]\noutput = 'x'\n")
+    words = [
+        "a",
+        "--config",
+        str(file),
+        "--set",
+        "retries=2",
+        "--set",
+        "group-size=4",
+        "--set",
+        "cap=none",
+        "--port",
+        "5",
+    ]
+    assert called(*words)[0] == 0
+    options = {"retries": 2, "group_size": 4, "port": 5, "shares": (0.5, 1.0), "output": Path("x"), "cap": None}
+    assert taken.pop() == ("a", None, options)
+    assert options_of(Server, options) == {"port": 5, "shares": (0.5, 1.0)}
+
+
+def test_the_name_of_an_option_is_short_for_set() -> None:
+    for words in (
+        "--retries 2 --no-curriculum",
+        "--retries=2 --curriculum=false",
+        "--set retries=2 --set curriculum=no",
+    ):
+        assert called("a", *words.split()) == (0, "")
+        assert taken.pop() == ("a", None, {"retries": 2, "curriculum": False})
+
+
+def test_the_help_has_headings_and_names_the_other_options() -> None:
     text = " ".join(called("--help")[1].split())
     for shown in (
-        "rollouts per scenario [default: 8; x>=2]",
+        "Rollouts: --group-size",
+        "rollouts per scenario [default: 8] [x>=2]",
         "rollouts at the same time [default: 32, or the app's limit] [x>=1]",
         "own text",
-        "port to listen on [default: 8000; 0<=x<=65535]",
+        "port to listen on [default: 8000] [0<=x<=65535]",
         "--engine <auto|vllm>",
-        "shares of calls [default: 0,0.25,1]",
-        "what divides the loss [default: tokens]",
-        "URLs, comma-separated --",
         "--overlap / --no-overlap",
+        "have: --retries, --curriculum, --cap, --shares, --divisor",
     ):
         assert shown in text
     assert not [name for name in ("--timeout", "--reward", "--seed", "--target") if name in text]
@@ -103,3 +135,30 @@ def test_the_help_says_what_the_fields_say() -> None:
 def test_a_value_out_of_its_range_is_refused_with_its_option(words: str) -> None:
     code, output = called("a", *words.split())
     assert (code, f"Invalid value for '{words.split()[0]}'" in output) == (2, True), output
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--set retries=-1", "--retries: Input should be greater than or equal to 0 (got '-1')"),
+        ("--retries", "--retries: a value is needed"),
+        ("--set cap=nan", "--cap: Input should be a finite number (got 'nan')"),
+        ("--set retrys=1", "--set: there is no option 'retrys': did you mean 'retries'?"),
+        ("--set timeout=1", "--set: there is no option 'timeout'"),
+        ("--set retries", "--set 'retries' is not of the form NAME=VALUE"),
+        ("--shares [1", "--shares: not JSON"),
+        ("--config nowhere.toml", "--config: nowhere.toml cannot be read"),
+    ],
+)
+def test_a_bad_setting_is_refused_with_its_name(words: str, message: str) -> None:
+    assert refused("a", *words.split()).startswith(message)
+
+
+def test_a_bad_file_is_refused_with_its_place(tmp_path: Path) -> None:
+    for text, message in (
+        ("retries = 'x'", ": retries: Input should be"),
+        ("retry = 1", ": there is no option 'retry'"),
+    ):
+        file = tmp_path / "options.toml"
+        file.write_text(text)
+        assert refused("a", "--config", str(file)).startswith(f"{file}{message}")

@@ -7,14 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
-from offbook import SFTConfig
 from offbook.auto.estimate import plan_lines
 from offbook.auto.improve import Improver, ImproveStage
-from offbook.auto.improve_options import IMITATION, ROUNDS_SET, SFT_RATE, ImproveOptions, divided
+from offbook.auto.improve_options import ROUNDS_SET, ImproveOptions
 from offbook.base.errors import ConfigError
 from offbook.base.terminal import echo
-from offbook.commands.generated_options import with_options
-from offbook.commands.options import SftBatch, SftEpochs, SftRate
+from offbook.commands.generated_options import options_of, with_options
+from offbook.commands.options import ImitationOptions
 from offbook.llms.ledger import budget
 from offbook_mcp.connection.target import Target
 from offbook_mcp.scenarios.files import ScenarioSet
@@ -30,7 +29,7 @@ RoundRate = Annotated[
 ]
 
 
-@with_options(MCPTrainerOptions, ImproveOptions, without=ROUNDS_SET)
+@with_options(ImproveOptions, MCPTrainerOptions, ImitationOptions, without=ROUNDS_SET)
 def improve(
     target: Target,
     teacher: Annotated[
@@ -44,9 +43,6 @@ def improve(
     llm_api_base: LlmBase = None,
     judge: JudgeModel = None,
     judge_api_base: JudgeBase = None,
-    sft_epochs: SftEpochs = IMITATION.epochs,
-    sft_learning_rate: SftRate = SFT_RATE,
-    sft_batch_size: SftBatch = IMITATION.batch_size,
     learning_rate: RoundRate = None,
     max_cost: Annotated[
         float | None, typer.Option(help="limit for other LLMs in all runs with this --output, in USD")
@@ -64,10 +60,10 @@ def improve(
     Generates scenarios, runs them on the teacher, and imitates the good runs. Then trains while held-out success rises,
     and compares both models. If Ctrl-C or a crash ends the command, the same command continues."""
     named = model_from(target, model, base, dir, url)
-    sft = SFTConfig.parse(
-        epochs=sft_epochs, learning_rate=sft_learning_rate, batch_size=sft_batch_size, skip_bad=IMITATION.skip_bad
-    )
-    chosen, training = divided(options, teacher=teacher, max_cost=max_cost, sft=sft)
+    sft = ImitationOptions(**options_of(ImitationOptions, options)).config()
+    path: dict[str, Any] = {"teacher": teacher, "max_cost": max_cost, "sft": sft}
+    chosen = ImproveOptions(**path, **options_of(ImproveOptions, options))
+    training = options_of(MCPTrainerOptions, options)
     if chosen.teaching().as_is:
         raise ConfigError("--teacher: a server has no model of its own: name an LLM, such as openai/gpt-4.1")
     training |= {"llm": writer_at(llm, llm_api_base), "say": echo}

@@ -14,7 +14,6 @@ from offbook import Ruler
 from offbook.base.errors import ConfigError
 from offbook.base.terminal import echo
 from offbook.commands.generated_options import with_options
-from offbook.commands.options import MinReward
 from offbook.comparison.options import CompareOptions
 from offbook.comparison.report import result_lines
 from offbook.llms.llm import Llm
@@ -57,6 +56,10 @@ LlmBase = Annotated[str | None, typer.Option(help="URL of the endpoint of --llm 
 MaxTurns = Annotated[int, typer.Option(min=1, help="model requests per rollout")]
 MaxTools = Annotated[
     int | None, typer.Option(min=1, help="most tools shown to the model  [default: all; 8 for tiny-mcp and tiny]")
+]
+MinReward = Annotated[
+    float | None,
+    typer.Option(help="imitate rollouts with at least this reward, with the loss cross_entropy", show_default="off"),
 ]
 Trace = Annotated[str | None, typer.Option(help="trace sinks, such as langfuse,wandb")]
 Rate = Annotated[
@@ -186,7 +189,7 @@ def compare(
         own["concurrency"] = options["concurrency"]
     trainer = MCPTrainer(target, model_from(target, model, base, dir, url), scenarios, **own)
     compared = trainer.compare(candidates, **(options | sinks_option(trace)))
-    echo("\n".join(result_lines(compared, options["output"])))
+    echo("\n".join(result_lines(compared, options.get("output", CompareOptions.output))))
 
 
 def show(trainer: MCPTrainer, report: TrainReport, dir: Path | None) -> None:

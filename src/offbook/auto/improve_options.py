@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from offbook.base.config import SFTConfig
 from offbook.base.errors import ConfigError
-from offbook.base.options import RunOptions, option
+from offbook.base.options import Headline, RunOptions, option
 from offbook.comparison.candidates import AS_IS, Candidate, as_candidate
 from offbook.comparison.options import check_measure
 from offbook.llms.ledger import check_max_cost
@@ -16,8 +15,6 @@ from offbook.llms.llm import Llm
 
 IMITATION = SFTConfig(epochs=2, skip_bad=True)
 """Default options of the supervised stage."""
-SFT_RATE = 2e-4
-"""Learning rate of the commands' supervised stage."""
 ROUNDS_SET = ("eval_every", "run", "target_reward", "patience", "max_cost")
 """Options of a training that its rounds set themselves, or that the whole has one of."""
 
@@ -25,6 +22,8 @@ ROUNDS_SET = ("eval_every", "run", "target_reward", "patience", "max_cost")
 @dataclass(frozen=True, kw_only=True)
 class ImproveOptions(RunOptions):
     """The options of an improvement beside those of its training. Raises ConfigError for an invalid value."""
+
+    heading = "Improvement"
 
     teacher: str | Llm = option(
         AS_IS, "model to imitate and to compare with: as-is (the app's own), or an LLM such as openai/gpt-4.1"
@@ -37,14 +36,14 @@ class ImproveOptions(RunOptions):
     )
     sft: SFTConfig = option(IMITATION, "options of the supervised training on good runs")
     round_steps: int = option(10, "steps per round of reinforcement learning", least=1)
-    rounds: int = option(
+    rounds: Headline[int] = option(
         5,
         "most rounds of reinforcement learning; they end when held-out success stops rising; 0: imitation only",
         least=0,
     )
     gpu_price: float | None = option(None, "price of the machine that serves trained steps, in USD per hour", least=0)
     max_cost: float | None = option(None, "limit for other LLMs in all runs with this output folder, in USD")
-    output: Path | None = option(None, "folder for all files", shown_default="improve-NAME, from the model")
+    output: Headline[Path | None] = option(None, "folder for all files", shown_default="improve-NAME, from the model")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,11 +60,3 @@ class ImproveOptions(RunOptions):
     def teaching(self) -> Candidate:
         """The teacher as a candidate of comparisons. Raises ConfigError."""
         return as_candidate(self.teacher)
-
-
-def divided(options: dict[str, Any], **own: Any) -> tuple[ImproveOptions, dict[str, Any]]:
-    """The options of the path, `own` among them, and those of its trainings."""
-    names = {item.name for item in fields(ImproveOptions)}
-    path = {name: value for name, value in options.items() if name in names}
-    training = {name: value for name, value in options.items() if name not in names}
-    return ImproveOptions(**path, **own), training

@@ -17,7 +17,7 @@ from offbook.base.config import SFTConfig, TrainConfig
 from offbook.base.errors import ConfigError, ServerError, TrainError
 from offbook.base.held_folders import held_folder
 from offbook.base.json_files import read_json
-from offbook.base.options import RunOptions, option
+from offbook.base.options import Headline, RunOptions, option
 from offbook.base.terminal import echo
 from offbook.base.text import counted
 from offbook.base.types import Json
@@ -48,16 +48,20 @@ LEAST_HELD_OUT = 10
 class LearnOptions(RunOptions):
     """The options of learning from traffic. Raises ConfigError for an invalid value."""
 
-    route: str = option("", "app to learn from, by the --route of its server")
-    days: float = option(14.0, "greatest age of a thread, in days", least=0)
+    heading = "Learning"
+
+    route: Headline[str] = option("", "app to learn from, by the --route of its server")
+    days: Headline[float] = option(14.0, "greatest age of a thread, in days", least=0)
     threads: int = option(1000, "use at most this many threads, the newest ones", least=1, most=AUDITED_AT_ONCE)
     least: int = option(16, "train only if there are this many new threads", least=1)
-    min_reward: float | None = option(
+    min_reward: Headline[float | None] = option(
         None, "lowest reward of a thread to imitate", shown_default="all threads, also those without a reward"
     )
     held_out: float = option(0.2, "share of the questions to hold out from training", least=0, most=1)
     compared: int = option(100, "compare on at most this many held-out threads, the newest ones", least=LEAST_HELD_OUT)
-    gain: float = option(0.0, "promote a step if the whole interval of its gain is above this; below 0 allows a loss")
+    gain: Headline[float] = option(
+        0.0, "promote a step if the whole interval of its gain is above this; below 0 allows a loss"
+    )
     success_at: float | None = option(
         None,
         "lowest reward that counts as a success",

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
 from .errors import ConfigError
 from .option_names import unknown_option
+from .options import Headline
 from .teacher_endpoint import TeacherEndpoint, teacher_endpoint
 
 logger = logging.getLogger("offbook")
@@ -39,6 +40,8 @@ class Options(BaseModel):
     one."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    heading: ClassVar[str] = "Options"
+    """The heading of a class's options in help texts."""
 
     def __init__(self, **values: Any) -> None:
         try:
@@ -71,7 +74,9 @@ def describe(error: ValidationError, where: str, options: Iterable[str] = ()) ->
 class LoraOptions(Options):
     """The LoRA adapter of a model. Its shape is fixed by the model's first step."""
 
-    r: int = Field(default=8, ge=1, le=512, description="rank of the LoRA matrices")
+    heading = "LoRA"
+
+    r: Headline[int] = Field(default=8, ge=1, le=512, description="rank of the LoRA matrices")
     alpha: float = Field(default=16.0, gt=0, description="scale: the weight update is alpha / r * B @ A")
     dropout: float = Field(
         default=0.0,
@@ -137,8 +142,10 @@ class TrainConfig(Options):
     """Options of one train request. Sources (arXiv): PPO 1707.06347, GRPO 2402.03300, DAPO 2503.14476,
     Dr. GRPO 2503.20783, GSPO 2507.18071, CISPO 2506.13585."""
 
-    learning_rate: float = Field(default=1e-5, gt=0, le=1, description="learning rate of AdamW after warm-up")
-    loss: LossName = Field(
+    heading = "Learner"
+
+    learning_rate: Headline[float] = Field(default=1e-5, gt=0, le=1, description="learning rate of AdamW after warm-up")
+    loss: Headline[LossName] = Field(
         default="grpo", description="policy-gradient loss; cross_entropy imitates; it compares no rewards"
     )
     epsilon: float = Field(default=0.2, ge=0, le=10, description="lower clip range of the ratio: 1 - epsilon")
@@ -303,9 +310,11 @@ class TrainConfig(Options):
 class SFTConfig(Options):
     """Options of supervised training (`train_sft`). Each batch is one train request with loss="cross_entropy"."""
 
-    epochs: int = Field(default=1, ge=1, le=1000, description="passes over the examples")
-    batch_size: int = Field(default=8, ge=1, le=GROUPS_AT_ONCE, description="examples per update")
-    learning_rate: float | tuple[float, ...] = Field(
+    heading = "Training"
+
+    epochs: Headline[int] = Field(default=1, ge=1, le=1000, description="passes over the examples")
+    batch_size: Headline[int] = Field(default=8, ge=1, le=GROUPS_AT_ONCE, description="examples per update")
+    learning_rate: Headline[float | tuple[float, ...]] = Field(
         default=2e-4,
         description="learning rate of AdamW after warm-up; in Python also a tuple of rates, one per update, the last "
         "for all that follow",
@@ -319,7 +328,7 @@ class SFTConfig(Options):
         default="tokens",
         description="mean over the tokens of a batch, mean over its messages, or a number to divide by",
     )
-    held_out: float = Field(
+    held_out: Headline[float] = Field(
         default=0.0, ge=0, lt=1, description="share of the examples to hold out: they are measured, not trained"
     )
     evaluate_every: int | None = Field(
@@ -328,7 +337,9 @@ class SFTConfig(Options):
     patience: int | None = Field(
         default=None, ge=1, description="stop after this many measurements without a lower held-out loss; None: never"
     )
-    skip_bad: bool = Field(default=False, description="skip and count examples and messages that cannot be trained")
+    skip_bad: Headline[bool] = Field(
+        default=False, description="skip and count examples and messages that cannot be trained"
+    )
     shuffle: bool = Field(default=True, description="shuffle the examples in each epoch")
     seed: int = Field(
         default=0, ge=0, lt=2**63, description="random seed for the order, the held-out examples and dropout"

@@ -7,7 +7,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import Field, dataclass, field, fields
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
+from typing import Annotated, Any, ClassVar, Concatenate, Final, Generic, ParamSpec, TypeVar, cast, overload
 
 from .errors import ConfigError
 from .option_names import check_options
@@ -17,6 +17,10 @@ T = TypeVar("T")
 Self_ = TypeVar("Self_")
 Taken = TypeVar("Taken")
 R = TypeVar("R")
+
+HEADLINE: Final = "headline"
+Headline = Annotated[T, HEADLINE]
+"""The type of a field that commands take as an option of their own. `--set` and `--config` set the other fields."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,9 @@ def meaning_of(option: Field[Any]) -> Meaning | None:
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
     """Base of the options of each kind of run. Raises ConfigError for a value outside its range."""
+
+    heading: ClassVar[str] = "Options"
+    """The heading of a class's options in help texts."""
 
     def __post_init__(self) -> None:
         for item in fields(self):

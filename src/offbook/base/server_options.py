@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny, model_validator
 
 from .config import Name, Options
+from .options import Headline
 
 EngineName = Literal["embedded", "vllm"]
 
@@ -155,7 +156,9 @@ OF_ONE_MACHINE = ("inference_gpus", "gpus", "memory_layout", "card")
 class EngineOptions(Options):
     """Options of the sampler and the learner of one base model."""
 
-    engine: Literal["auto", "embedded", "vllm"] = Field(
+    heading = "Engine"
+
+    engine: Headline[Literal["auto", "embedded", "vllm"]] = Field(
         default="auto", description="the inference engine; auto: vllm if it is installed and there is a CUDA device"
     )
     loader: Literal["auto", "peft", "unsloth"] = Field(
@@ -166,19 +169,19 @@ class EngineOptions(Options):
     device: Device = Field(
         default="auto", description="torch device of sampler and learner; auto: cuda if there is one, else cpu"
     )
-    inference_gpus: Gpus = Field(
+    inference_gpus: Headline[Gpus] = Field(
         default=(), description="GPUs of the sampler, such as 0,1, with a replica on each; None: the learner's"
     )
-    gpus: Literal["first", "auto"] = Field(
+    gpus: Headline[Literal["first", "auto"]] = Field(
         default="first",
         description="GPUs if no option names any: first (sampler and learner share it), or auto (the memory plan "
         "divides all)",
     )
-    tensor_parallel: int = Field(default=1, ge=1, le=64, description="GPUs per replica of vLLM")
+    tensor_parallel: Headline[int] = Field(default=1, ge=1, le=64, description="GPUs per replica of vLLM")
     replicas: int | None = Field(
         default=None, ge=1, le=64, description="number of sampler processes; None: one per inference GPU"
     )
-    train_gpus: Gpus = Field(
+    train_gpus: Headline[Gpus] = Field(
         default=(), description="GPUs of the learners, one per learner, such as 4,5; None: the sampler's"
     )
     learners: int | None = Field(
@@ -195,7 +198,7 @@ class EngineOptions(Options):
         description="precision of the base; auto: bfloat16 on cuda (float16 before Ampere), else float32",
     )
     load_in_4bit: bool = Field(default=False, description="load the learner's base in 4 bits (bitsandbytes)")
-    max_model_len: int | None = Field(
+    max_model_len: Headline[int | None] = Field(
         default=None, ge=16, description="longest prompt plus completion in tokens; None: the model's own"
     )
     max_batch: int | None = Field(
@@ -375,19 +378,23 @@ class EngineOptions(Options):
 class ServerOptions(Options):
     """Options of `offbook serve`."""
 
-    model: str = Field(
+    heading = "Server"
+
+    model: Headline[str] = Field(
         default="tiny", min_length=1, description="base model: `tiny`, `tiny-mcp`, a folder, or a Hugging Face name"
     )
-    name: Name = Field(default=DEFAULT_NAME, description="name of the trainable model that the server creates at start")
+    name: Headline[Name] = Field(
+        default=DEFAULT_NAME, description="name of the trainable model that the server creates at start"
+    )
     project: Name = Field(default="default", description="project of the model --name")
-    host: str = Field(default="127.0.0.1", description="address to listen on")
-    port: int = Field(default=8000, ge=0, le=65535, description="port to listen on; 0: a free one")
-    dir: Path = Field(default_factory=lambda: default_dir(), description="folder for checkpoints and records")
+    host: Headline[str] = Field(default="127.0.0.1", description="address to listen on")
+    port: Headline[int] = Field(default=8000, ge=0, le=65535, description="port to listen on; 0: a free one")
+    dir: Headline[Path] = Field(default_factory=lambda: default_dir(), description="folder for checkpoints and records")
     store_url: str | None = Field(default=None, description="SQLAlchemy URL of the records; None: SQLite in `dir`")
     durable: bool = Field(
         default=False, description="sync every commit to disk, so that a power loss loses no answered call"
     )
-    api_key: str | None = Field(
+    api_key: Headline[str | None] = Field(
         default=None,
         description="key that clients must send; None: if `host` is not loopback, one is generated and stored in `dir`",
     )
@@ -396,7 +403,9 @@ class ServerOptions(Options):
     wings: dict[str, SerializeAsAny[Options]] = Field(
         default_factory=dict[str, Options], description="options of the installed wings of the server, by their names"
     )
-    inference_only: bool = Field(default=False, description="serve without a learner; train requests are rejected")
+    inference_only: Headline[bool] = Field(
+        default=False, description="serve without a learner; train requests are rejected"
+    )
     max_body: int = Field(default=32 * 2**20, ge=1024, description="largest request body in bytes")
     allow_origin: Origins = Field(
         default=(), description="origins whose web pages may send requests that change state, comma-separated"
@@ -414,7 +423,7 @@ class ServerOptions(Options):
         gt=0,
         description="stop the server after this many minutes without calls, changes or training; None: never",
     )
-    upstream: str | None = Field(
+    upstream: Headline[str | None] = Field(
         default=None,
         min_length=1,
         description="paid model that answers the calls of an app below /r/ROUTE, such as openai/gpt-4.1",

@@ -15,10 +15,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Generator, Sequence
+from collections.abc import Awaitable, Generator
 from contextlib import closing, nullcontext
 from pathlib import Path
-from typing import Self, cast
+from typing import Self
 
 import httpx
 
@@ -242,17 +242,10 @@ def _lock_of(folder: Path) -> threading.Lock:
 def command(base_model: str, folder: Path, engine: EngineOptions) -> list[str]:
     """The command that serves `base_model` from `folder` on a free port until this process ends."""
     words = [sys.executable, "-m", "offbook.server", "--model", base_model, "--port", "0", "--dir", str(folder)]
-    words += ["--parent-pid", str(os.getpid())]
-    for name, value in engine.model_dump(exclude_defaults=True).items():
-        flag = name.replace("_", "-")
-        words += [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}={_word(value)}"]
+    set_options = {"parent_pid": os.getpid(), **engine.model_dump(mode="json", exclude_defaults=True)}
+    for name, value in set_options.items():
+        words += ["--set", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
     return words
-
-
-def _word(value: object) -> str:
-    if isinstance(value, list | tuple):
-        return ",".join(str(part) for part in cast(Sequence[object], value))
-    return json.dumps(value) if isinstance(value, dict) else str(value)
 
 
 def shell_command() -> str:

@@ -20,7 +20,8 @@ from offbook.client.model import TrainableModel
 from offbook.scenarios.identity import scenario_fields
 from offbook.scenarios.loading import load_scenarios
 
-from .generated_options import with_options
+from .generated_options import options_of, with_options
+from .training import train_config
 
 Description = Annotated[
     str, typer.Argument(help="what the model is to do, in words; not needed if --output has a task.yaml")
@@ -35,7 +36,7 @@ Tools = Annotated[Path | None, typer.Option(help="file with function tools in Op
 Base = Annotated[str, typer.Option(help="base of the model: tiny, tiny-mcp, a folder, or a Hugging Face name")]
 
 
-@with_options(AutoOptions, without=["llm", "judge"])
+@with_options(AutoOptions, TrainConfig, without=["llm", "judge"])
 def auto(
     description: Description = "",
     llm: LlmName = "",
@@ -45,7 +46,6 @@ def auto(
     examples: Examples = None,
     schema: Schema = None,
     tools: Tools = None,
-    learning_rate: Annotated[float, typer.Option(help="learning rate of AdamW")] = TrainConfig().learning_rate,
     until: Annotated[
         Stage, typer.Option(help="last stage to run; you can edit its files before you continue")
     ] = "compare",
@@ -63,22 +63,19 @@ def auto(
     Example:
       offbook auto 'Summarise a support e-mail in one sentence' --llm openai/gpt-4.1 --dry-run
     """
-    options |= {
-        "llm": llm,
-        "judge": judge,
-        "config": TrainConfig.parse(learning_rate=learning_rate, seed=options["seed"]),
-    }
+    chosen: dict[str, Any] = {"llm": llm, "judge": judge, "config": train_config(options)}
+    chosen |= options_of(AutoOptions, options)
     if examples is not None:
-        options["examples"] = [scenario_fields(one) for one in load_scenarios(examples)]
+        chosen["examples"] = [scenario_fields(one) for one in load_scenarios(examples)]
     if schema is not None:
-        options["answer_schema"] = json_file(schema, "--schema", dict)
+        chosen["answer_schema"] = json_file(schema, "--schema", dict)
     if tools is not None:
-        options["tools"] = json_file(tools, "--tools", list)
-    task = (options.get("output") or Path()) / "task.yaml"
+        chosen["tools"] = json_file(tools, "--tools", list)
+    task = (chosen.get("output") or Path()) / "task.yaml"
     name = model or name_of(description or (read_task(task).description if task.exists() else ""))
-    trainer = AutoTrainer(description, model=TrainableModel(name, project="auto", base_model=base_model), **options)
+    trainer = AutoTrainer(description, model=TrainableModel(name, project="auto", base_model=base_model), **chosen)
     if dry_run:
-        echo("\n".join(plan_lines(trainer.plan(), options.get("max_cost"))))
+        echo("\n".join(plan_lines(trainer.plan(), chosen.get("max_cost"))))
     else:
         trainer.run(until)
 

@@ -15,14 +15,12 @@ from offbook.comparison.compare import compare
 from offbook.comparison.options import CompareOptions
 from offbook.comparison.report import result_lines
 from offbook.comparison.targets import ComparableTarget, bound_to
-from offbook.contracts import Judge
 from offbook.scenarios.loading import load_scenarios
-from offbook.tracing.sink_registry import named_sinks, resolve_sinks
-from offbook.trainer.judge_check import ruler_at
 from offbook.trainer.trainable_target import load_target
 
-from .generated_options import with_options
-from .options import BaseModel, JudgeBase, JudgeModel, ModelName, RubricFile, Scenarios, Target, Trace
+from .generated_options import options_of, with_options
+from .options import JudgeOptions, ModelOptions, Scenarios, Target, Trace
+from .training import judge_option, model_option, sinks_option
 
 Candidates = Annotated[
     list[str],
@@ -33,18 +31,13 @@ Candidates = Annotated[
 TrainedOn = Annotated[Path | None, typer.Option(help="training scenarios; the report warns if one of them is compared")]
 
 
-@with_options(CompareOptions, without=["app_file"])
+@with_options(CompareOptions, JudgeOptions, ModelOptions, without=["app_file"])
 def compare_command(
     target: Target,
     scenarios: Scenarios,
     candidates: Candidates,
-    judge: JudgeModel = None,
-    judge_api_base: JudgeBase = None,
-    rubric: RubricFile = None,
     trained_on: TrainedOn = None,
     trace: Trace = None,
-    model: ModelName = None,
-    base_model: BaseModel = None,
     *,
     options: dict[str, Any],
 ) -> None:
@@ -56,27 +49,17 @@ def compare_command(
     Example:
       offbook compare my_app:agent --scenarios held_out.jsonl --with step:0 --with step:newest
     """
-    options["judge"] = _judge(judge, judge_api_base, rubric)
+    chosen = options_of(CompareOptions, options) | judge_option(options) | sinks_option(trace)
     if trained_on is not None:
-        options["trained_on"] = load_scenarios(trained_on)
-    if trace is not None:
-        options["sinks"] = resolve_sinks(named_sinks(trace, "--trace"))
+        chosen["trained_on"] = load_scenarios(trained_on)
     loaded = load_scenarios(scenarios)
-    app, options["app_file"] = _app(target, model, base_model)
-    echo("\n".join(result_lines(compare(app, loaded, candidates, **options), options["output"])))
+    app, chosen["app_file"] = _app(target, model_option(options).get("model"))
+    result = compare(app, loaded, candidates, **chosen)
+    echo("\n".join(result_lines(result, chosen.get("output", CompareOptions.output))))
 
 
-def _judge(name: str | None, api_base: str | None, rubric: Path | None) -> Judge | None:
-    """The judge from the options; None without `--judge`. Raises ConfigError."""
-    if name is None and (api_base, rubric) != (None, None):
-        raise ConfigError("--judge-api-base and --rubric need --judge too, as in --judge openai/o3")
-    return None if name is None else ruler_at(name, api_base, rubric)
-
-
-def _app(target: str, name: str | None, base_model: str | None) -> tuple[ComparableTarget, Path | None]:
+def _app(target: str, own: TrainableModel | None) -> tuple[ComparableTarget, Path | None]:
     """Load the app, bind it to the model of the options, and return it with its file. Raises ConfigError."""
-    if (name is None) != (base_model is None):
-        raise ConfigError("--model and --base-model belong together, as in --model email-agent --base-model tiny")
     loaded: object = load_target(target)
     if not isinstance(loaded, ComparableTarget):
         raise ConfigError(
@@ -84,5 +67,4 @@ def _app(target: str, name: str | None, base_model: str | None) -> tuple[Compara
             "object that offbook_langgraph.trainable(...) returned"
         )
     file = getattr(sys.modules[target.partition(":")[0]], "__file__", None)
-    own = None if name is None or base_model is None else TrainableModel(name, base_model=base_model)
     return (loaded if own is None else bound_to(loaded, own)), None if file is None else Path(file)

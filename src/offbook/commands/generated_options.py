@@ -1,92 +1,140 @@
-"""Command-line options from the fields of a class: a dataclass whose fields say what they mean, or a pydantic model."""
+"""Options of a command from option classes: dataclasses of `option()` fields, or pydantic models. Fields marked as `Headline`
+are options of the command line; `--set NAME=VALUE` and `--config FILE` set every field."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Collection, Iterator
+import json
+import tomllib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 import typer
-from pydantic import BaseModel
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from pydantic_core import PydanticUndefined
+
+from offbook.base.errors import ConfigError
+from offbook.base.option_names import check_options
+from offbook.base.options import HEADLINE
+
+from .help_pages import MORE_OPTIONS
 
 WORDS = (bool, int, float, str, Path)
 """Types of which a word on the command line can be a value; also a Literal, and a union of one with None."""
+CONFIG, SET = "config", "set"
+"""The two options of each command that has options beside its headline options."""
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", help="TOML file of options, NAME = VALUE", rich_help_panel=MORE_OPTIONS)
+]
+Settings = Annotated[
+    list[str], typer.Option("--set", help="set an option, as NAME=VALUE; repeatable", rich_help_panel=MORE_OPTIONS)
+]
 
 
 @dataclass(frozen=True)
 class OptionField:
-    """A field as an option. `default` is None where the option has none of its own, or `shown_default` stands for it."""
+    """A field as an option. `annotation`: its type with its range, for pydantic; `word`: the type of a word on the command
+    line, None if the field's own validator reads the text; `default`: as help texts show it."""
 
     name: str
-    type: Any
+    annotation: Any
+    word: Any
     help: str
-    default: Any = None
-    least: float | None = None
-    most: float | None = None
-    shown_default: str = ""
+    default: str
+    least: float | None
+    most: float | None
+    headline: bool
+    heading: str
+
+    @property
+    def flag(self) -> str:
+        """The option on the command line."""
+        return "--" + self.name.replace("_", "-")
 
     def parameter(self) -> inspect.Parameter:
-        """The parameter from which typer makes the option `--field-name`."""
-        bounds: dict[str, Any] = {"min": self.least, "max": self.most}
-        shown = f"{self.help}  [default: {self.shown_default}]" if self.shown_default else self.help
-        described = typer.Option(help=shown, **(bounds if self.type in (int, float) else {}))
-        kind = self.type if self.default is not None else self.type | None
-        return inspect.Parameter(
-            self.name, inspect.Parameter.KEYWORD_ONLY, default=self.default, annotation=Annotated[kind, described]
-        )
+        """The parameter from which typer makes the option."""
+        bounds: dict[str, Any] = {"min": self.least, "max": self.most} if self.word in (int, float) else {}
+        shown = f"{self.help}  [default: {self.default}]" if self.default else self.help
+        described = typer.Option(help=shown, rich_help_panel=self.heading, **bounds)
+        annotation = Annotated[(self.word or str) | None, described]
+        return inspect.Parameter(self.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+    def parsed(self, value: object, where: str) -> Any:
+        """The field's value from a text or from TOML; `none` is None. Raises ConfigError that begins with `where`."""
+        if value == "none" and _is_optional(self.annotation):
+            return None
+        if isinstance(value, str) and self.word is None and value[:1] in ("[", "{"):
+            try:
+                value = json.loads(value)
+            except ValueError as error:
+                raise ConfigError(f"{where}: not JSON: {error} (got {value!r})") from error
+        try:
+            return TypeAdapter(self.annotation, config={"allow_inf_nan": False}).validate_python(value)
+        except ValidationError as error:
+            faults = error.errors(include_url=False)
+            raise ConfigError(f"{where}: {faults[0]['msg']} (got {faults[0]['input']!r})") from error
 
 
 def with_options(
     *models: type[Any], without: Collection[str] = ()
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A decorator for the function of a command: it adds an option for each field of `models`.
+    """A decorator for the function of a command: it adds the options of `models`.
 
-    The function's last parameter, a dict, receives field -> value. A field is missing there if the user did not write its
-    option and it has no default of its own (None, or a text that is shown in place of one). A parameter of the function
-    with the field's name stands in place of the generated option; `without` leaves fields out.
-
-    A dataclass's field is an option if its metadata has a "meaning" with `help`, `least`, `most` and `default` (the shown
-    text), and if a word can be its value (`WORDS`): functions, judges and sinks are left out. Each field of a pydantic
-    model is an option, described by its `description`, `ge` and `le`; the model parses those that no word can be.
+    The function's last parameter, a dict, receives field -> value for the fields that the user set; `options_of` has those of
+    one class. A parameter of the function with a field's name stands in place of that option; `without` leaves fields out. A
+    field of two models is one option. Fields of a dataclass that no word can be are left out: functions, judges, sinks.
 
     >>> from offbook.base.config import LoraOptions
-    >>> @with_options(LoraOptions, without=["target_modules"])
+    >>> @with_options(LoraOptions)
     ... def show(name: str, options: dict[str, Any]) -> None:
     ...     print(name, options)
     >>> list(inspect.signature(show).parameters)
-    ['name', 'r', 'alpha', 'dropout', 'seed']
-    >>> show(name="lora", r=8)
-    lora {'r': 8}
+    ['name', 'r', 'config', 'set']
+    >>> show(name="lora", r=8, set=["dropout=0.1"])
+    lora {'dropout': 0.1, 'r': 8}
     """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         *own, taken = inspect.signature(function).parameters.values()
         hints = get_type_hints(function, include_extras=True)
         named = [parameter.replace(annotation=hints[parameter.name]) for parameter in own]
-        replaced = {parameter.name: parameter for parameter in named}
-        items = [item for model in models for item in fields_of(model) if item.name not in without]
-        generated = [item for item in items if item.name not in replaced]
-        options = [replaced.pop(item.name, None) or item.parameter() for item in items]
+        replaced = {*without, *(parameter.name for parameter in own)}
+        options: dict[str, OptionField] = {}
+        for item in (item for model in models for item in fields_of(model)):
+            if item.name not in replaced:
+                options.setdefault(item.name, item)
+        headline = [item for item in options.values() if item.headline]
+        more = [] if len(headline) == len(options) else _more()
 
         @functools.wraps(function)
         def command(*args: Any, **words: Any) -> None:
-            values = {item.name: words.pop(item.name, None) for item in generated}
-            function(
-                *args, **words, **{taken.name: {name: value for name, value in values.items() if value is not None}}
-            )
+            chosen = _settings(words.pop(CONFIG, None), words.pop(SET, None) or (), options)
+            for item in headline:
+                if (value := words.pop(item.name, None)) is not None:
+                    chosen[item.name] = value if item.word else item.parsed(value, item.flag)
+            function(*args, **words, **{taken.name: chosen})
 
-        ordered = sorted([*replaced.values(), *options], key=lambda parameter: parameter.default is not parameter.empty)
+        ordered = sorted(
+            [*named, *(item.parameter() for item in headline), *more],
+            key=lambda parameter: parameter.default is not parameter.empty,
+        )
         keywords = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in ordered]
         command.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]  # read by typer
         command.__annotations__ = {parameter.name: parameter.annotation for parameter in keywords} | {"return": None}
+        command.option_fields = tuple(options.values())  # type: ignore[attr-defined]  # read by HeadedCommand
         return command
 
     return decorate
+
+
+def options_of(model: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of `values` that are fields of a model."""
+    names = {item.name for item in fields(model)} if is_dataclass(model) else model.model_fields
+    return {name: value for name, value in values.items() if name in names}
 
 
 def fields_of(model: type[Any]) -> Iterator[OptionField]:
@@ -100,13 +148,24 @@ def fields_of(model: type[Any]) -> Iterator[OptionField]:
 
 
 def _of_dataclass(model: type[Any]) -> Iterator[OptionField]:
-    hints = get_type_hints(model)
+    hints = get_type_hints(model, include_extras=True)
     for field in fields(model):
-        meaning, kind = field.metadata.get("meaning"), _word_type(hints[field.name])
-        if meaning is None or kind is None:
+        meaning, hint = field.metadata.get("meaning"), hints[field.name]
+        word = _word_type(hint)
+        if meaning is None or word is None:
             continue
-        default = None if meaning.default or field.default is MISSING else field.default
-        yield OptionField(field.name, kind, meaning.help, default, meaning.least, meaning.most, meaning.default)
+        plain = word | None if _is_optional(hint) else word
+        yield OptionField(
+            name=field.name,
+            annotation=Annotated[plain, Field(ge=meaning.least, le=meaning.most)] if word in (int, float) else plain,
+            word=word,
+            help=meaning.help,
+            default=meaning.default or ("" if field.default is MISSING else _as_text(field.default)),
+            least=meaning.least,
+            most=meaning.most,
+            headline=_is_headline(hint),
+            heading=_heading(model, field.name),
+        )
 
 
 def _of_pydantic(model: type[BaseModel]) -> Iterator[OptionField]:
@@ -115,21 +174,72 @@ def _of_pydantic(model: type[BaseModel]) -> Iterator[OptionField]:
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             continue  # pass it as a model of its own
         default = field.get_default(call_default_factory=True, validated_data={})
-        kind, written = _word_type(kind), ""
-        if kind is None:
-            kind, written, default = str, _as_text(default), None  # the model's own validator reads the text
         bounds = [(getattr(item, "ge", None), getattr(item, "le", None)) for item in field.metadata]
-        least = next((low for low, _ in bounds if low is not None), None)
-        most = next((high for _, high in bounds if high is not None), None)
-        meaning, _, shown = (field.description or "").partition("; None: ")  # what an unset field means
-        own = None if default is PydanticUndefined else default
-        yield OptionField(name, kind, meaning, own, least, most, shown or written)
+        meaning, _, unset = (field.description or "").partition("; None: ")  # what an unset field means
+        yield OptionField(
+            name=name,
+            annotation=Annotated[(kind, *field.metadata)] if field.metadata else kind,
+            word=_word_type(kind),
+            help=meaning,
+            default=unset or ("" if default is PydanticUndefined else _as_text(default)),
+            least=next((low for low, _ in bounds if low is not None), None),
+            most=next((high for _, high in bounds if high is not None), None),
+            headline=HEADLINE in field.metadata,
+            heading=_heading(model, name),
+        )
+
+
+def _more() -> list[inspect.Parameter]:
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return [
+        inspect.Parameter(CONFIG, kind, default=None, annotation=ConfigFile),
+        inspect.Parameter(SET, kind, default=[], annotation=Settings),
+    ]
+
+
+def _settings(file: Path | None, texts: Sequence[str], options: Mapping[str, OptionField]) -> dict[str, Any]:
+    """The values of `--config`, and of `--set`, which come first. Raises ConfigError."""
+    chosen: dict[str, Any] = {}
+    for name, value in ({} if file is None else _table(file)).items():
+        check_options(str(file), [name], options)
+        chosen[name] = options[name].parsed(value, f"{file}: {name}")
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {text!r} is not of the form NAME=VALUE")
+        name = name.strip().replace("-", "_")
+        check_options("--set", [name], options)
+        chosen[name] = options[name].parsed(value, options[name].flag)
+    return chosen
+
+
+def _table(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--config: {file} cannot be read: {error}") from error
+
+
+def _is_headline(hint: Any) -> bool:
+    return get_origin(hint) is Annotated and HEADLINE in get_args(hint)[1:]
+
+
+def _is_optional(annotation: Any) -> bool:
+    return NoneType in get_args(get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation)
+
+
+def _heading(model: type[Any], name: str) -> str:
+    """The heading of the class that declares the field."""
+    owner = next(base for base in model.__mro__ if name in vars(base).get("__annotations__", {}))
+    return getattr(owner, "heading", "Options")
 
 
 def _as_text(default: Any) -> str:
-    """A default as it is written on the command line; empty if no word stands for it."""
+    """A default as it is written on the command line; empty for False, and if no word stands for it."""
+    if isinstance(default, bool):
+        return "true" if default else ""
     values = cast("tuple[Any, ...]", default) if isinstance(default, tuple) else (default,)
-    words = [value for value in values if isinstance(value, int | float | str)]
+    words = [value for value in values if isinstance(value, int | float | str | Path)]
     return ",".join(f"{value:g}" if isinstance(value, float) else str(value) for value in words)
 
 

@@ -11,28 +11,16 @@ import typer
 from offbook.auto.estimate import plan_lines
 from offbook.auto.improvable_app import AppWithScenarios, WrappedApp
 from offbook.auto.improve import Improver, ImproveStage
-from offbook.auto.improve_options import IMITATION, ROUNDS_SET, SFT_RATE, ImproveOptions, divided
-from offbook.base.config import SFTConfig, TrainConfig
+from offbook.auto.improve_options import ROUNDS_SET, ImproveOptions
+from offbook.base.config import TrainConfig
 from offbook.base.terminal import echo
 from offbook.scenarios.loading import load_scenarios
 from offbook.trainer.options import TrainerOptions
 from offbook.trainer.trainable_target import load_target
 
-from .generated_options import with_options
-from .options import (
-    BaseModel,
-    JudgeBase,
-    JudgeModel,
-    ModelName,
-    RubricFile,
-    Scenarios,
-    SftBatch,
-    SftEpochs,
-    SftRate,
-    Target,
-    Trace,
-)
-from .training import judge_option, model_option, sinks_option
+from .generated_options import options_of, with_options
+from .options import ImitationOptions, JudgeOptions, ModelOptions, Scenarios, Target, Trace
+from .training import judge_option, model_option, sinks_option, train_config
 
 Teacher = Annotated[
     str, typer.Option(help="model to imitate: as-is (the app's own), openai/gpt-4.1 or openai/NAME?api_base=URL")
@@ -41,25 +29,16 @@ MaxCost = Annotated[float | None, typer.Option(help="limit for other LLMs in all
 HeldOut = Annotated[Path | None, typer.Option("--eval", help="held-out scenarios  [default: a quarter of --scenarios]")]
 
 
-@with_options(TrainerOptions, ImproveOptions, without=ROUNDS_SET)
+@with_options(
+    ImproveOptions, TrainerOptions, TrainConfig, ImitationOptions, JudgeOptions, ModelOptions, without=ROUNDS_SET
+)
 def improve(
     target: Target,
     scenarios: Scenarios,
     teacher: Teacher = "as-is",
     held_out: HeldOut = None,
-    sft_epochs: SftEpochs = IMITATION.epochs,
-    sft_learning_rate: SftRate = SFT_RATE,
-    sft_batch_size: SftBatch = IMITATION.batch_size,
-    learning_rate: Annotated[
-        float, typer.Option(help="learning rate of the reinforcement learning")
-    ] = TrainConfig().learning_rate,
     max_cost: MaxCost = None,
-    judge: JudgeModel = None,
-    judge_api_base: JudgeBase = None,
-    rubric: RubricFile = None,
     trace: Trace = None,
-    model: ModelName = None,
-    base_model: BaseModel = None,
     until: Annotated[ImproveStage, typer.Option(help="last stage to run")] = "compare",
     dry_run: Annotated[bool, typer.Option(help="show what each stage will take, and run nothing")] = False,
     *,
@@ -74,17 +53,16 @@ def improve(
     Example:
       offbook improve my_app:agent --scenarios tasks.jsonl
     """
-    sft = SFTConfig.parse(
-        epochs=sft_epochs, learning_rate=sft_learning_rate, batch_size=sft_batch_size, skip_bad=IMITATION.skip_bad
-    )
-    chosen, training = divided(options, teacher=teacher, max_cost=max_cost, sft=sft)
-    training |= judge_option(judge, judge_api_base, rubric) | sinks_option(None, trace)
-    training["config"] = TrainConfig.parse(learning_rate=learning_rate, seed=options["seed"])
+    sft = ImitationOptions(**options_of(ImitationOptions, options)).config()
+    path: dict[str, Any] = {"teacher": teacher, "max_cost": max_cost, "sft": sft}
+    chosen = ImproveOptions(**path, **options_of(ImproveOptions, options))
+    training = options_of(TrainerOptions, options) | {"config": train_config(options)}
+    training |= judge_option(options) | sinks_option(trace)
     rows = load_scenarios(scenarios)
     held = () if held_out is None else load_scenarios(held_out)
     app = cast(WrappedApp, load_target(target))
     file = getattr(sys.modules[target.partition(":")[0]], "__file__", None)
-    own_model = model_option(model, base_model).get("model")
+    own_model = model_option(options).get("model")
     wrapped = AppWithScenarios(app, rows, held, own_model, training, None if file is None else Path(file))
     improver = Improver(wrapped, chosen)
     if dry_run:

@@ -13,14 +13,16 @@ import typer
 from offbook.base.terminal import echo
 from offbook.trainer.judge_check import check_judge_on, read_ranked, ruler_at
 
-from .options import JudgeBase, Results, RubricFile
+from .options import Results
 
 
 def judge_check(
     file: Annotated[Path, typer.Argument(help="JSONL of rollouts that you ranked: group, messages, and score or rank")],
     judge: Annotated[str, typer.Option(help="LLM to check, such as openai/o3")],
-    judge_api_base: JudgeBase = None,
-    rubric: RubricFile = None,
+    judge_api_base: Annotated[
+        str | None, typer.Option(help="URL of the judge's endpoint  [default: the provider's]")
+    ] = None,
+    rubric: Annotated[Path | None, typer.Option(help="file with the judge's rubric  [default: built in]")] = None,
     reasoning: Annotated[bool, typer.Option("--reasoning", help="let the judge reason before it scores")] = False,
     results: Results = None,
 ) -> None:

@@ -11,15 +11,14 @@ from typing import Annotated, Any
 import typer
 
 from offbook.auto.improvable_app import WrappedApp
-from offbook.auto.improve_options import IMITATION, SFT_RATE
 from offbook.auto.learn import Learning, LearnOptions
-from offbook.base.config import SFTConfig, TrainConfig
+from offbook.base.config import TrainConfig
 from offbook.base.errors import ConfigError, OffbookError
 from offbook.base.terminal import echo
 from offbook.trainer.trainable_target import load_target
 
-from .generated_options import with_options
-from .options import BaseModel, ModelName, SftBatch, SftEpochs, SftRate, Target
+from .generated_options import options_of, with_options
+from .options import ImitationOptions, ModelOptions, Target
 from .training import model_option
 
 NIGHTLY = "03:00"
@@ -28,17 +27,9 @@ Schedule = Annotated[
 ]
 
 
-@with_options(LearnOptions)
+@with_options(LearnOptions, TrainConfig, ImitationOptions, ModelOptions)
 def learn(
     target: Target,
-    sft_epochs: SftEpochs = IMITATION.epochs,
-    sft_learning_rate: SftRate = SFT_RATE,
-    sft_batch_size: SftBatch = IMITATION.batch_size,
-    learning_rate: Annotated[
-        float, typer.Option(help="learning rate of the step on the model's own answers")
-    ] = TrainConfig().learning_rate,
-    model: ModelName = None,
-    base_model: BaseModel = None,
     schedule: Schedule = "none",
     *,
     options: dict[str, Any],
@@ -58,16 +49,15 @@ def learn(
     if not isinstance(app, WrappedApp):
         raise ConfigError(f"target: what offbook_langgraph.trainable(...) returned is needed, got {app!r:.200}")
     models = app.own_models()
-    trained = model_option(model, base_model).get("model") or (models[0] if len(models) == 1 else None)
+    trained = model_option(options).get("model") or (models[0] if len(models) == 1 else None)
     if trained is None:
         raise ConfigError(
             "target: exactly one model can be trained: pass trainable(model=...), or --model and --base-model"
         )
-    sft = SFTConfig.parse(
-        epochs=sft_epochs, learning_rate=sft_learning_rate, batch_size=sft_batch_size, skip_bad=IMITATION.skip_bad
-    )
-    rl = TrainConfig.parse(learning_rate=learning_rate)
-    learning = Learning(app, trained, LearnOptions(**options, sft=sft, rl=rl))
+    sft = ImitationOptions(**options_of(ImitationOptions, options)).config()
+    step = {name: value for name, value in options_of(TrainConfig, options).items() if name != "min_reward"}
+    rl = TrainConfig.parse(**step)
+    learning = Learning(app, trained, LearnOptions(**options_of(LearnOptions, options), sft=sft, rl=rl))
     with learning.held():
         if moment is None:
             asyncio.run(learning.once())

@@ -18,6 +18,7 @@ from offbook import __version__, plugins
 from offbook.base.errors import ConfigError, OffbookError
 from offbook.base.terminal import echo, end_output
 
+from .help_pages import GroupedCommands, HeadedCommand
 from .lazy_import import imported
 
 INTERRUPTED = 130
@@ -25,18 +26,19 @@ PLUGGED: Final = "offbook.commands"
 """Entry point group of the commands of integrations. Each is a function, or a `typer.Typer` with several."""
 OWN: Final = {
     "quickstart": "quickstart:quickstart",
-    "wrap": "wrap:wrap",
+    "doctor": "doctor:doctor_command",
+    "serve": "serve:serve",
     "train": "training:train",
     "eval": "training:evaluate",
+    "ui": "ui:ui",
     "sft": "sft:sft",
+    "wrap": "wrap:wrap",
     "compare": "compare:compare_command",
     "auto": "auto:auto",
     "improve": "improve:improve",
     "learn": "learn:learn",
     "judge-check": "judge_check:judge_check",
-    "serve": "serve:serve",
     "takeover": "takeover:app",
-    "ui": "ui:ui",
     "runs": "runs:runs",
     "show": "runs:show_records",
     "usage": "usage:usage",
@@ -49,9 +51,15 @@ OWN: Final = {
     "cloud": "cloud:app",
     "verify": "maintenance:verify",
     "backup": "maintenance:backup",
-    "doctor": "doctor:doctor_command",
 }
-"""Command -> its module in this room, and the function or `typer.Typer` there."""
+"""Command -> its module in this room, and the function or `typer.Typer` there, in the order of the help."""
+HEADINGS: Final = {
+    "First steps": ("quickstart", "doctor", "serve", "train", "eval", "ui"),
+    "Train": ("sft", "wrap", "judge-check"),
+    "Look": ("runs", "show", "usage", "traces"),
+    "Keep": ("checkpoints", "export", "import", "verify", "backup"),
+}
+"""Heading -> commands in `offbook --help`. Commands of integrations stand under the name of their package."""
 
 MEANT_AS_FOLDERS: Final = ("ui", "runs", "show")
 """Commands that are often given their directory as an argument: they take any, to say how it is given."""
@@ -86,8 +94,24 @@ def finite(context: Any, parameter: Any, value: Any) -> Any:
     return value
 
 
+class Commands(GroupedCommands):
+    """The commands of `offbook`."""
+
+    def heading_of(self, name: str) -> str:
+        """The heading of a command."""
+        for heading, names in HEADINGS.items():
+            if name in names:
+                return heading
+        return "More" if name in OWN else "Wings"
+
+
 app = typer.Typer(
-    name="offbook", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+    cls=Commands,
+    name="offbook",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
 
 
@@ -123,13 +147,15 @@ def loaded(name: str) -> typer.Typer:
     else:
         command = plugins.load(PLUGGED, name)
     if isinstance(command, typer.Typer):
+        for inner in command.registered_commands:
+            inner.cls = HeadedCommand
         return command
     if not isinstance(command, FunctionType):
         raise ConfigError(
             f"plugin {name!r} in {PLUGGED!r} is a {type(command).__name__}, not a function or typer.Typer: fix its entry point"
         )
     single = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-    single.command(name, context_settings={"allow_extra_args": name in MEANT_AS_FOLDERS})(command)
+    single.command(name, cls=HeadedCommand, context_settings={"allow_extra_args": name in MEANT_AS_FOLDERS})(command)
     return single
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from offbook.base.config import SFTConfig
 from offbook.base.errors import ConfigError
+from offbook.base.options import Headline, RunOptions, option
 
 Target = Annotated[
     str, typer.Argument(help="the object that `trainable` returned, as MODULE:NAME, such as my_app:agent")
@@ -16,23 +19,6 @@ Target = Annotated[
 Scenarios = Annotated[Path, typer.Option(help="JSONL or CSV file, or FOLDER[:SPLIT] of a saved Hugging Face dataset")]
 Model = Annotated[str, typer.Argument(help="name of the model, such as email-agent")]
 
-SuccessAt = Annotated[float | None, typer.Option(help="lowest reward that counts as a success")]
-ModelName = Annotated[
-    str | None,
-    typer.Option("--model", help="name of the model to train, if the target names none; needs --base-model"),
-]
-BaseModel = Annotated[
-    str | None, typer.Option(help="base of the model --model: tiny, tiny-mcp, a folder, or a Hugging Face name")
-]
-
-MinReward = Annotated[
-    float | None,
-    typer.Option(help="imitate rollouts with at least this reward, with the loss cross_entropy", show_default="off"),
-]
-JudgeModel = Annotated[str | None, typer.Option("--judge", help="LLM that scores the rollouts, such as openai/o3")]
-"""`train` and `eval` score with RULER; `compare` compares the candidates' rollouts of a scenario."""
-JudgeBase = Annotated[str | None, typer.Option(help="URL of the judge's endpoint  [default: the provider's]")]
-RubricFile = Annotated[Path | None, typer.Option(help="file with the judge's rubric  [default: built in]")]
 Trace = Annotated[
     str | None, typer.Option(help="trace sinks for the rollouts, comma-separated, such as langfuse,wandb")
 ]
@@ -45,9 +31,51 @@ Env = Annotated[
     typer.Option(help="variable for the program, which gets none that looks like a secret: NAME or NAME=value"),
 ]
 StoreUrl = Annotated[str | None, typer.Option(help="SQLAlchemy URL of the records, if they are not in --dir")]
-SftEpochs = Annotated[int, typer.Option(min=1, help="passes over the good runs")]
-SftRate = Annotated[float, typer.Option(help="learning rate of the imitation")]
-SftBatch = Annotated[int, typer.Option(min=1, help="conversations per update")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeOptions(RunOptions):
+    """The judge of a command: RULER scores rollouts; in a comparison, the candidates' rollouts of a scenario."""
+
+    heading = "Judge"
+
+    judge: Headline[str | None] = option(None, "LLM that scores the rollouts, such as openai/o3")
+    judge_api_base: str | None = option(None, "URL of the judge's endpoint", shown_default="the provider's")
+    rubric: Path | None = option(None, "file with the judge's rubric", shown_default="built in")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions(RunOptions):
+    """The model of a command."""
+
+    heading = "Model"
+
+    model: Headline[str | None] = option(
+        None, "name of the model to train, if the target names none; needs --base-model"
+    )
+    base_model: Headline[str | None] = option(
+        None, "base of the model --model: tiny, tiny-mcp, a folder, or a Hugging Face name"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImitationOptions(RunOptions):
+    """The supervised stage of a command."""
+
+    heading = "Imitation"
+
+    sft_epochs: int = option(2, "passes over the good runs", least=1)
+    sft_learning_rate: float = option(2e-4, "learning rate of the imitation")
+    sft_batch_size: int = option(8, "conversations per update", least=1)
+
+    def config(self) -> SFTConfig:
+        """The options of the supervised training. Raises ConfigError."""
+        return SFTConfig.parse(
+            epochs=self.sft_epochs,
+            learning_rate=self.sft_learning_rate,
+            batch_size=self.sft_batch_size,
+            skip_bad=True,
+        )
 
 
 def refuse_words(context: typer.Context) -> None:

@@ -36,14 +36,19 @@ NEEDED = (
 )
 """Packages that the server and its two children import. Checked first, since a child without one would just die."""
 Folder = Annotated[
-    Path | None, typer.Option(help=f"{ServerOptions.model_fields['dir'].description}  [default: ./.offbook]")
+    Path | None,
+    typer.Option(
+        rich_help_panel=ServerOptions.heading,
+        help=f"{ServerOptions.model_fields['dir'].description}  [default: ./.offbook]",
+    ),
 ]
 ApiKey = Annotated[
     str | None,
     typer.Option(
+        rich_help_panel=ServerOptions.heading,
         help="key that clients must send, or @FILE; if --host is not loopback, a missing key is generated and stored "
         "in --dir  "
-        f"[default: {KEY_VARIABLE}]"
+        f"[default: {KEY_VARIABLE}]",
     ),
 ]
 
@@ -55,7 +60,7 @@ WINGS = {
 
 
 @with_options(ServerOptions, EngineOptions, *WINGS.values(), without=["wings"])
-def serve(dir: Folder = None, api_key: ApiKey = None, options: dict[str, Any] = {}) -> None:  # noqa: B006  # the decorator passes it
+def serve(dir: Folder = None, api_key: ApiKey = None, *, options: dict[str, Any]) -> None:
     """Serve a model with OpenAI's API, record its calls, and train it.
 
     \b

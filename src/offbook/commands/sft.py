@@ -23,11 +23,9 @@ from .generated_options import with_options
 
 SHOWN = 5
 """Faulty rows and messages that a dry run names."""
-NO_WORDS = ("betas",)
-"""Options that no word of a command line can be."""
 
 
-@with_options(SFTConfig, without=NO_WORDS)
+@with_options(SFTConfig)
 def sft(
     data: Annotated[
         Path, typer.Argument(help="JSONL or JSON file of conversations, in the format of OpenAI's fine-tuning")

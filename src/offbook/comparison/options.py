@@ -9,7 +9,7 @@ from pathlib import Path
 
 from offbook.base.config import MAX_TEMPERATURE
 from offbook.base.errors import ConfigError
-from offbook.base.options import option
+from offbook.base.options import Headline, option
 from offbook.base.user_values import as_list
 from offbook.client.rollouts.dataset import unpadded
 from offbook.contracts import Judge
@@ -20,19 +20,23 @@ from offbook.trainer.options import RolloutOptions, check_evaluation, is_number
 class CompareOptions(RolloutOptions):
     """The options of a comparison. Raises ConfigError for an invalid value."""
 
+    heading = "Comparison"
+
     baseline: str | None = option(None, "candidate to compare the others with", shown_default="the first")
-    rollouts: int = option(1, "rollouts per scenario and candidate", least=1)
+    rollouts: Headline[int] = option(1, "rollouts per scenario and candidate", least=1)
     temperature: float | None = option(0.0, "sampling temperature; 0 is greedy", least=0, most=MAX_TEMPERATURE)
     judge: Judge | None = option(
         None, "judge that ranks the candidates' rollouts of a scenario; None: the app's own judge, if it has one"
     )
-    success_at: float | None = option(
+    success_at: Headline[float | None] = option(
         None,
         "lowest reward that counts as a success",
         shown_default="the metric `success`; without it, rewards are compared",
     )
-    gpu_price: float | None = option(None, "price of the machine that serves trained steps, in USD per hour", least=0)
-    output: Path = option(Path("comparison"), "folder for the report and the rollouts")
+    gpu_price: Headline[float | None] = option(
+        None, "price of the machine that serves trained steps, in USD per hour", least=0
+    )
+    output: Headline[Path] = option(Path("comparison"), "folder for the report and the rollouts")
     fresh: bool = option(False, "repeat all rollouts, also those that an earlier run completed")
     trained_on: Iterable[object] | None = option(
         None, "scenarios that the model was trained on; the report warns if one of them is compared"

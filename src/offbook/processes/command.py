@@ -18,7 +18,7 @@ from typing import Any, Literal, cast
 from offbook.base.child_processes import last_line, last_lines
 from offbook.base.errors import ConfigError, RolloutError
 from offbook.base.json_files import parse_json
-from offbook.base.options import RunOptions, option, takes
+from offbook.base.options import Headline, RunOptions, option, takes
 from offbook.base.temporary_folders import TemporaryFolder
 from offbook.base.text import one_line
 from offbook.base.types import Trajectory, as_rollout_exception
@@ -57,12 +57,14 @@ _ENDING_SECONDS = 30.0  # above a program's limit: its end, its copy, its calls
 class CommandOptions(RunOptions):
     """How a program runs as a rollout. Raises ConfigError for an invalid value."""
 
-    reward: RewardSource = option(
+    heading = "Programs (with --command)"
+
+    reward: Headline[RewardSource] = option(
         "file",
         "where the program leaves its reward: file ($OFFBOOK_REWARD_FILE), line (`reward: x` on stdout), exit (its "
         "exit code) or none",
     )
-    grader: str | None = option(
+    grader: Headline[str | None] = option(
         None, "program that runs after each rollout and computes the reward; it does not get the agent's keys"
     )
     stdin: str = option(

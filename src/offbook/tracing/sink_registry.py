@@ -44,7 +44,10 @@ def resolve_sinks(items: Sequence[str | TraceSink]) -> list[TraceSink]:
 
 def _named(name: str) -> TraceSink:
     if name.startswith(JSONL):
-        return JsonlSink(name.removeprefix(JSONL))
+        try:
+            return JsonlSink(name.removeprefix(JSONL))
+        except OSError as error:
+            raise ConfigError(f"sinks: the folder of {name!r} cannot be created: {error.strerror or error}") from error
     if name in plugins.names(GROUP):
         factory = plugins.load(GROUP, name)
     else:

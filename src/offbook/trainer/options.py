@@ -13,7 +13,7 @@ from offbook import plugins
 from offbook.base.alerts import AlertLimits
 from offbook.base.config import MAX_TEMPERATURE, TrainConfig
 from offbook.base.errors import ConfigError
-from offbook.base.options import RunOptions, option
+from offbook.base.options import Headline, RunOptions, option
 from offbook.base.types import PlaceName, Trajectory
 from offbook.base.user_values import as_list
 from offbook.client.rollouts.capture import MAX_COMPLETION_TOKENS
@@ -40,8 +40,12 @@ _PLACE: TypeAdapter[str] = TypeAdapter(PlaceName)
 class RolloutOptions(RunOptions):
     """The options that trainings, evaluations and comparisons share. Raises ConfigError for an invalid value."""
 
+    heading = "Rollouts"
+
     judge: Judge | None = option(None, "scores each group when its rollouts have ended")
-    concurrency: int = option(32, "rollouts that run at the same time", least=1, shown_default="32, or the app's limit")
+    concurrency: Headline[int] = option(
+        32, "rollouts that run at the same time", least=1, shown_default="32, or the app's limit"
+    )
     timeout: float = option(300.0, "time limit of each rollout, in seconds")
     max_completion_tokens: int = option(
         MAX_COMPLETION_TOKENS,
@@ -49,7 +53,7 @@ class RolloutOptions(RunOptions):
         least=1,
         shown_default=f"the app's own, or {MAX_COMPLETION_TOKENS:,}",
     )
-    max_cost: float | None = option(
+    max_cost: Headline[float | None] = option(
         None, "limit for other LLMs such as judges, in USD; the run ends when it is reached"
     )
     run: str | None = option(None, "name of the run in the server's lists", shown_default="a new one")
@@ -71,13 +75,15 @@ class RolloutOptions(RunOptions):
 class TrainerOptions(RolloutOptions):
     """The options of a Trainer. Raises ConfigError for an invalid value."""
 
+    heading = "Training"
+
     reward: RewardFunction | None = option(
         None, "function (scenario, trajectory) -> reward; None: the rollout sets the reward"
     )
     eval: Iterable[object] | None = option(None, "scenarios to evaluate on, greedily, before and after training")
     eval_every: int = option(0, "steps between evaluations; 0: only before and after training", least=0)
-    group_size: int = option(8, "rollouts per scenario", least=2)
-    scenarios_per_step: int = option(4, "scenarios per step", least=1)
+    group_size: Headline[int] = option(8, "rollouts per scenario", least=2)
+    scenarios_per_step: Headline[int] = option(4, "scenarios per step", least=1)
     retries: int = option(0, "how often a failed rollout is repeated", least=0)
     config: TrainConfig | Schedule = option(
         TrainConfig(), "options of the learner, or a function from the step to them"
@@ -139,15 +145,17 @@ class TrainerOptions(RolloutOptions):
 class TrainOptions(TrainerOptions):
     """The options for training a wrapped app."""
 
-    steps: int = option(50, "total number of steps; a second run continues where the first ended", least=1)
+    steps: Headline[int] = option(50, "total number of steps; a second run continues where the first ended", least=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(TrainerOptions):
     """The options for evaluating a wrapped app."""
 
+    heading = "Evaluation"
+
     temperature: float | None = option(0.0, "sampling temperature; 0 is greedy", least=0, most=MAX_TEMPERATURE)
-    rollouts: int = option(1, "rollouts per scenario", least=1)
+    rollouts: Headline[int] = option(1, "rollouts per scenario", least=1)
 
 
 def load_runner(runner: str | RolloutRunner | None) -> RolloutRunner | None:

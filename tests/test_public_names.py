@@ -29,7 +29,6 @@ NAMES = [
     "Ruler",
     "SFTConfig",
     "Scenario",
-    "SkyPilotBackend",
     "TakeoverPlan",
     "TeacherKL",
     "TraceSink",

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     )
     from .client.rollouts.dataset import iterate_dataset
     from .client.rollouts.gather import gather_trajectories, gather_trajectory_groups, trajectory_group_batches
-    from .client.skypilot import SkyPilotBackend
     from .comparison.compare import acompare, compare
     from .contracts import TraceSink
     from .processes.command import Command
@@ -57,7 +56,6 @@ __all__ = [
     "Ruler",
     "SFTConfig",
     "Scenario",
-    "SkyPilotBackend",
     "TakeoverPlan",
     "TeacherKL",
     "TraceSink",
@@ -99,7 +97,6 @@ _MODULE_OF = {
     "Ruler": "rewards.ruler_judge",
     "SFTConfig": "base.config",
     "Scenario": "base.types",
-    "SkyPilotBackend": "client.skypilot",
     "TakeoverPlan": "base.takeovers",
     "TeacherKL": "base.config",
     "TraceSink": "contracts",

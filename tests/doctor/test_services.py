@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import offbook
-from offbook.doctor.examine import cloud_checks, judge_checks, langfuse_checks, server_checks
+from offbook.doctor.examine import judge_checks, langfuse_checks, server_checks
 
 Answers = dict[str, tuple[int, Any]]
 KEYS = {"LANGFUSE_PUBLIC_KEY": "pk", "LANGFUSE_SECRET_KEY": "sk"}
@@ -127,29 +127,3 @@ def test_the_judge_takes_the_key_or_refuses_it_and_no_key_is_shown(serve: Callab
     (wrong,) = judge_checks({"OFFBOOK_JUDGE": f"{url}/v1/", "OPENAI_API_KEY": "secret"})
     assert (wrong.status, wrong.found, wrong.fix) == ("warn", f"{url}/v1 rejects the key (HTTP 401)", "OPENAI_API_KEY")
     assert "secret" not in str(wrong)
-
-
-@pytest.mark.parametrize(
-    ("answer", "status", "shown"),
-    [
-        ("echo 'skypilot, version 0.14.1'", "ok", "SkyPilot 0.14.1; `sky check` shows the clouds"),
-        ("echo 'skypilot, version 0.9.2'", "warn", "SkyPilot 0.9.2 (tested: 0.14)"),
-        ("echo 'No module named sky' >&2; exit 1", "warn", "`sky --version` failed: No module named sky"),
-    ],
-)
-def test_the_command_sky_is_examined(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, status: str, shown: str
-) -> None:
-    """As click's version_option of SkyPilot 0.14.1 (sky/client/cli/command.py) writes it."""
-    (tmp_path / "sky").write_text(f"#!/bin/sh\n{answer}\n")
-    (tmp_path / "sky").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    (check,) = cloud_checks()
-    assert (check.section, check.name, check.status) == ("services", "sky", status)
-    assert shown in check.found
-
-
-def test_without_the_command_sky_its_install_command_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    (check,) = cloud_checks()
-    assert (check.status, check.fix) == ("missing", "uv tool install 'skypilot[aws]==0.14.1'")

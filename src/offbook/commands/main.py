@@ -48,7 +48,6 @@ OWN: Final = {
     "checkpoints": "checkpoints:checkpoints",
     "export": "checkpoints:export",
     "import": "import_adapter:import_command",
-    "cloud": "cloud:app",
     "verify": "maintenance:verify",
     "backup": "maintenance:backup",
 }

@@ -22,19 +22,16 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 import offbook
 from offbook.base.child_processes import last_line
 from offbook.base.devices import driver_fault
-from offbook.base.errors import BackendError
 from offbook.base.extras import install_command
 from offbook.base.server_options import EngineOptions
 from offbook.base.temporary_folders import TemporaryFolder
 from offbook.base.text import counted
 from offbook.client.local import running_server
 
-from ..client.sky_command import SKY_INSTALL, SKY_VERSION, sky
-from .packages import KNOWN, Check, Installed, minor_version, package_checks
+from .packages import KNOWN, Check, Installed, package_checks
 
 SECONDS = 5.0
 """Time limit of a request in seconds."""
-SKY_SECONDS = 30.0
 """Time limit of `sky --version`, which imports much."""
 LANGFUSE_CLOUD = "https://cloud.langfuse.com"
 OPENAI = "https://api.openai.com/v1"
@@ -144,19 +141,6 @@ def judge_checks(environment: Mapping[str, str] = os.environ) -> list[Check]:
     if status >= 400:
         return [Check("services", "judge", "warn", f"{url}/models answers HTTP {status}")]
     return [Check("services", "judge", "ok", f"{url} answers")]
-
-
-def cloud_checks() -> list[Check]:
-    """Whether the command `sky` of SkyPilot is here, which `offbook cloud` calls, and in which version."""
-    try:
-        version = sky("--version", timeout=SKY_SECONDS).strip().rpartition(" ")[2]
-    except BackendError as error:
-        if shutil.which("sky") is None:
-            return [Check("services", "sky", "missing", "not installed; only `offbook cloud` needs it", SKY_INSTALL)]
-        return [Check("services", "sky", "warn", str(error), SKY_INSTALL)]
-    if minor_version(version) != SKY_VERSION:
-        return [Check("services", "sky", "warn", f"SkyPilot {version} (tested: {SKY_VERSION})", SKY_INSTALL)]
-    return [Check("services", "sky", "ok", f"SkyPilot {version}; `sky check` shows the clouds that it can use")]
 
 
 def _why(error: Exception) -> str:
@@ -280,7 +264,7 @@ def examine(
     packages = installed or Installed()
     with ThreadPoolExecutor() as pool:
         services = [pool.submit(server_checks, folder)]
-        services += [pool.submit(check) for check in (langfuse_checks, judge_checks, cloud_checks)]
+        services += [pool.submit(check) for check in (langfuse_checks, judge_checks)]
         torch = query_facts("torch", TorchFacts) if packages.version("torch") else None
         engine, loader = choose(options, torch, packages)
         parts = [part for part in (engine, loader) if part in ("vllm", "unsloth") and packages.version(part)]

@@ -25,9 +25,9 @@ from offbook.base.errors import BackendError, ConfigError, OffbookError
 from offbook.base.json_files import read_json
 from offbook.base.option_names import names_checked
 from offbook.base.terminal import echo
+from offbook.client.backend import Backend
+from offbook.client.connection.http import Api
 
-from .backend import Backend
-from .connection.http import Api
 from .sky_command import (
     SERVER_PORT,
     ServerTask,

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 import yaml
 
-from offbook import SkyPilotBackend, TrainableModel, TrainConfig, Trajectory, TrajectoryGroup
+from offbook import TrainableModel, TrainConfig, Trajectory, TrajectoryGroup
 from offbook.base.errors import BackendError, ConfigError
-from offbook.client import sky_command, skypilot
 from offbook.client.connection.download import download_export
-from offbook.client.sky_command import ServerTask, parsed, price_line, wanted_resources
 from offbook.commands.main import run
+from offbook_cloud import SkyPilotBackend, sky_command, skypilot
+from offbook_cloud.sky_command import ServerTask, parsed, price_line, wanted_resources
 from tests.paths import ROOT
 
 FAKES = ROOT / "tests" / "fakes" / "cloud_machine"

@@ -12,8 +12,9 @@ import typer
 
 from offbook.base.errors import ConfigError
 from offbook.base.terminal import echo
-from offbook.client.sky_command import clusters, price_line, status_of, take_down, wanted_resources
-from offbook.client.skypilot import SkyPilotBackend, cluster_key, free_port, key_file, known_clusters, ssh_command
+
+from .sky_command import clusters, price_line, status_of, take_down, wanted_resources
+from .skypilot import SkyPilotBackend, cluster_key, free_port, key_file, known_clusters, ssh_command
 
 app = typer.Typer(
     help="Serve a model on a GPU machine of a cloud provider, launched by SkyPilot.",

@@ -24,14 +24,13 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from offbook import LoraOptions, TrainConfig
 from offbook.base.types import Sampling
-from offbook.engine.inference.chat.hermes import HermesParser, ToolCall
 from offbook.engine.inference.chat.requests import read_chat
-from offbook.engine.inference.chat.template import ChatRenderer
+from offbook.engine.inference.chat.tool_calls import HermesParser, ToolCall
 from offbook.engine.inference.decoding.adapters import Adapter, load_adapter
-from offbook.engine.inference.decoding.generation import Generation, Settings, Update
+from offbook.engine.inference.decoding.generation import Decoder, Generation, Settings, Update
 from offbook.engine.inference.decoding.model import load_model
 from offbook.engine.inference.decoding.scheduler import Scheduler
-from offbook.engine.inference.decoding.text import Decoder
+from offbook.engine.inference.service import ChatRenderer
 from offbook.engine.learner.learner import Learner
 from offbook.engine.learner.model.policy import Policy
 from offbook.engine.protocol import JobTrajectory, Sample, TrainCommand, TrainJob, write_job
@@ -132,7 +131,7 @@ class Sampler:
 
     def sample(self, prompts: Sequence[tuple[int, ...]], temperature: float) -> list[Update]:
         """One completion of each prompt."""
-        settings = Settings(max_tokens=MAX_TOKENS, temperature=temperature)
+        settings = Settings(max_tokens=MAX_TOKENS, sampling=Sampling(temperature=temperature))
         generations = [Generation(prompt, settings, self._runner.eos, self.adapter) for prompt in prompts]
         self._updates, self._waiting = {}, len(generations)
         self._done.clear()
@@ -270,7 +269,7 @@ class DeskTraining:
         """Append an answer, and the results of its tool calls."""
         ids, logprobs = np.array(update.token_ids, np.int32), np.array(update.logprobs, np.float32)
         number = len(rollout.samples)
-        sampling = Sampling(temperature=temperature)
+        sampling = Sampling(sampling=Sampling(temperature=temperature))
         rollout.samples.append(
             Sample(f"call-{number}", 0, np.array(prompt, np.int32), ids, logprobs, sampling, self._step)
         )

@@ -18,7 +18,7 @@ from gpu import Learner
 from gpu_cases import SHAPES, WAYS, Group, Way
 
 from offbook.engine.learner.rows.layouts import plan
-from offbook.engine.learner.targets.target_settings import TargetSettings
+from offbook.engine.sampling import TargetSettings
 
 if TYPE_CHECKING:
     from offbook.engine.protocol import Sample

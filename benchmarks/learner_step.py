@@ -27,8 +27,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from offbook.base.config import LoraOptions
 from offbook.engine.learner.model.policy import Policy
 from offbook.engine.learner.rows.layouts import LayoutPlan, plan
-from offbook.engine.learner.targets.target_settings import TargetSettings
 from offbook.engine.protocol import Sample
+from offbook.engine.sampling import TargetSettings
 
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 WORKER = Path(__file__).with_name("trl_step.py")

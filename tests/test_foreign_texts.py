@@ -23,8 +23,7 @@ from offbook.base.text import encodable, one_line, printable
 from offbook.base.types import History, RolloutException
 from offbook.client.rollouts.failures import failure_kinds
 from offbook.engine.chat_template import _with_value
-from offbook.engine.inference.chat.hermes import HermesParser
-from offbook.engine.inference.chat.tool_calls import read_llama, read_mistral
+from offbook.engine.inference.chat.tool_calls import HermesParser, read_llama, read_mistral
 from offbook.engine.learner.targets.prompt_forks import _calls, _without_calls
 from offbook.llms.json_answers import read
 from offbook.openai_dialect.tool_arguments import arguments_object

@@ -19,7 +19,7 @@ SHARED_ENGINE = {"engine.protocol", "engine.checkpoint_files", "engine.token_fil
 """The modules of the engine that the server shares: no torch."""
 
 CLIENT = {"client", "client.connection", "client.rollouts"}
-ENGINE = {"base", *SHARED_ENGINE, "engine"}
+ENGINE = {"base", *SHARED_ENGINE, "engine", "engine.sampling"}
 LEARNER = "engine.learner"
 """Its rooms in the order in which data passes them: a job's targets, the rows that compute them, the model's logprobs of
 the rows, the update. What runs a step stands beside them."""
@@ -101,13 +101,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine.checkpoint_files": {"base"},
     "engine.token_file": {"base", "engine.checkpoint_files"},
     "engine.token_tree": {"base", "engine.protocol"},
+    "engine.sampling": set(),
     "engine": {"base", *SHARED_ENGINE, "engine.inference", "openai_dialect"},
     "engine.import_check": {"base", f"{LEARNER}.model"},
     "engine.inference": ENGINE | {"openai_dialect"},
     f"{LEARNER}.targets": ENGINE | {"engine.inference"},
     f"{LEARNER}.rows": {"base", *SHARED_ENGINE},
     f"{LEARNER}.model": ENGINE | {f"{LEARNER}.targets", f"{LEARNER}.rows"},
-    f"{LEARNER}.update": {"base", *SHARED_ENGINE, f"{LEARNER}.targets", f"{LEARNER}.rows"},
+    f"{LEARNER}.update": {"base", *SHARED_ENGINE, "engine.sampling", f"{LEARNER}.targets", f"{LEARNER}.rows"},
     LEARNER: ENGINE | {f"{LEARNER}.{room}" for room in ("targets", "rows", "model", "update")},
     "server": {
         "base",

@@ -12,12 +12,11 @@ CONVERSIONS = [
     "offbook.commands.generated_options",  # the fields of a class -> options
     "offbook.base.devices",  # compute capabilities -> a precision
     "offbook.doctor.examine",  # bytes -> GiB
-    "offbook.engine.inference.chat.hermes",  # text -> tool calls
     "offbook.engine.inference.chat.thoughts",  # text -> thought and answer
     "offbook.engine.inference.chat.tool_calls",  # text -> tool calls
-    "offbook.engine.inference.decoding.prefix_cache",  # tokens -> common prefix
-    "offbook.engine.inference.decoding.sampling",  # logprobs -> tokens
-    "offbook.engine.inference.decoding.text",  # text -> text before a stop string
+    "offbook.engine.inference.decoding.kv_cache",  # tokens -> common prefix
+    "offbook.engine.sampling",  # logprobs -> tokens
+    "offbook.engine.inference.decoding.generation",  # text -> text before a stop string
     "offbook.engine.inference.vllm.command",  # arguments -> words
     "offbook.engine.token_tree",  # calls -> token tree
     "offbook.engine.learner.targets.advantage",  # rewards -> advantages
@@ -48,7 +47,7 @@ CONVERSIONS = [
     "offbook.server.records.running_time",  # running time -> wall-clock time
     "offbook.server.sampler.answer_limits",  # a request -> the largest answer
     "offbook.server.sampler.transport",  # an error response -> its message
-    "offbook.engine.learner.model.merged_files",  # a configuration -> one that older readers know
+    "offbook.engine.learner.model.merge",  # a configuration -> one that older readers know
     "offbook.server.training.jobs",  # recorded calls -> the learner's samples
     "policies.episodes",  # right completions -> their probabilities
     "policies.evaluate",  # a completion -> its call; probabilities -> their spread

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 
 import offbook
 from offbook.base.config import LoraOptions
-from offbook.engine.base_weights import check_weights
+from offbook.engine.base_model import check_weights
 from offbook.engine.inference.decoding.model import load_model
 from offbook.engine.learner.model.loaders import load_base, tree_refused
 from offbook.engine.learner.model.merge import merge

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offbook.base.errors import ConfigError
-from offbook.engine.learner.rows.attention_pieces import Kind, cut
+from offbook.engine.learner.rows.cost import Kind, cut
 from offbook.engine.protocol import Sample
 from offbook.engine.token_tree import build_tree, left_at, numbered
 

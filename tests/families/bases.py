@@ -11,7 +11,7 @@ import torch
 import transformers
 from transformers import PreTrainedConfig
 
-from offbook.engine.base_weights import architecture_of
+from offbook.engine.base_model import architecture_of
 from tests.engine.learner.tiny_models import VOCABULARY
 
 WINDOW = 5

@@ -13,11 +13,11 @@ from transformers import AutoConfig
 
 from offbook.base.config import LoraOptions, TrainConfig
 from offbook.base.errors import ConfigError
-from offbook.engine.base_weights import architecture_of
+from offbook.engine.base_model import architecture_of
 from offbook.engine.inference.decoding.model import load_model
 from offbook.engine.learner.model import attention
-from offbook.engine.learner.model.mask_probe import eager_probe, mask_probe
 from offbook.engine.learner.model.policy import Policy
+from offbook.engine.learner.model.probes import eager_probe, mask_probe
 from offbook.server.errors import ApiError
 from offbook.server.models.registration import check_target_modules
 from offbook.tiny import path as tiny_policy

@@ -16,7 +16,7 @@ import offbook
 from offbook.base.config import TrainConfig
 from offbook.engine.learner.learner import Learner
 from offbook.engine.learner.model.policy import Policy
-from offbook.engine.learner.targets.choice_masks import ChoiceMasks
+from offbook.engine.learner.targets.batch import ChoiceMasks
 from offbook.engine.protocol import JobTrajectory, Sample
 from tests.engine.learner.jobs import LORA, command, sample
 from tests.families.builders import ATTENTION, QWEN2_5, Family, build

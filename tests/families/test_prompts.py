@@ -21,7 +21,7 @@ from offbook.base.errors import ConfigError
 from offbook.base.types import RenderedHistory
 from offbook.engine.chat_template import ChatTemplate, PromptError
 from offbook.engine.inference.chat.requests import ChatCompletionRequest, DialectError
-from offbook.engine.inference.chat.template import ChatRenderer
+from offbook.engine.inference.service import ChatRenderer
 from offbook.engine.learner.targets.render import render_history
 from offbook.engine.protocol import PromptOptions
 from tests.families.builders import GEMMA3, LLAMA3, MISTRAL, QWEN2_5, QWEN3, QWEN3_5, Family, make_tokenizer

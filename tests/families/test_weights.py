@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from offbook.base.errors import ConfigError
-from offbook.engine import base_weights
+from offbook.engine import base_model
 from offbook.engine.inference.decoding.model import load_model
 from offbook.engine.learner.model.loaders import Loader, load_base
 from tests.families.builders import ATTENTION, QWEN2_5, QWEN3_5, Family, build
@@ -82,13 +82,13 @@ def test_an_output_layer_may_be_absent_only_if_it_is_the_embedding(
     copy: Callable[[Family], Path], family: Family
 ) -> None:
     folder = copy(family)
-    base_weights.check_weights(folder)
+    base_model.check_weights(folder)
     if json.loads((folder / "config.json").read_text())["tie_word_embeddings"]:
         without(folder, "model.embed_tokens.weight")
     else:
         without(folder, "lm_head.weight")
     with pytest.raises(ConfigError, match=r": lm_head\.weight"):
-        base_weights.check_weights(folder)
+        base_model.check_weights(folder)
 
 
 @ENGINES
@@ -131,10 +131,10 @@ def test_vllm_may_load_what_it_alone_knows_and_nothing_that_is_incomplete(
     folder = copy(QWEN2_5)
     monkeypatch.setattr(sys, "argv", ["base_weights", str(folder)])
     configured(folder, quantization_config={"quant_method": "gptq", "bits": 4, "group_size": 128})
-    assert base_weights.main() == 0
+    assert base_model.main() == 0
     configured(folder, quantization_config=None, model_type="newer_than_transformers")
-    assert base_weights.main() == 0
+    assert base_model.main() == 0
     assert "were not checked" in capsys.readouterr().err
     configured(without(folder, "model.norm.weight"), model_type="qwen2")
-    assert base_weights.main() == 2
+    assert base_model.main() == 2
     assert "model.norm.weight" in capsys.readouterr().err

@@ -8,7 +8,7 @@ import torch
 from transformers import DynamicCache
 
 from offbook.engine.learner.model.target_logprobs import target_logprobs
-from offbook.engine.learner.targets.target_settings import TargetSettings
+from offbook.engine.sampling import TargetSettings
 from offbook.memory_plan.base_shape import BaseShape
 from offbook.memory_plan.card import parse_card
 from offbook.memory_plan.parts import (

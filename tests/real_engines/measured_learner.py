@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 
-from offbook.engine.learner import peak_memory
+from offbook.engine.learner import learner
 from offbook.engine.learner.__main__ import main
-from offbook.engine.learner.peak_memory import MemoryReading
-
-READING = MemoryReading(peak=3 * 2**30, held_peak=4 * 2**30, held=2**30, free=76 * 2**30, total=80 * 2**30)
 
 if __name__ == "__main__":
-    peak_memory.read = lambda device: READING
+    learner.memory_metrics = lambda device: {
+        "memory/learner_peak": 3.0,
+        "memory/learner_held": 4.0,
+        "memory/gpu_peak": 7.0,
+    }
     sys.exit(main())

@@ -152,7 +152,7 @@ def layer_bytes(shape: BaseShape, rank: int, bytes_per_value: int = 2, *, four_b
     """Bytes per token that one layer with LoRA keeps for its backward pass.
 
     In 16 bits each input of the linear layers is kept once; that of `o_proj` is the attention's output
-    (`learner/lora_linear.py`). With a base in 4 bits, PEFT computes the LoRA in fp32, so the inputs of the seven linear
+    (`LoraLinear`). With a base in 4 bits, PEFT computes the LoRA in fp32, so the inputs of the seven linear
     layers are kept in 4 bytes each."""
     h, q, kv, i, b = shape.hidden, shape.q_width, shape.kv_width, shape.intermediate, bytes_per_value
     inputs = 4 * (5 * h + q + i) + 7 * 4 * rank if four_bit else b * (2 * h + i) + 7 * b * rank

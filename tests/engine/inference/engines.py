@@ -18,6 +18,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+from offbook.base.types import Sampling
 from offbook.engine.inference.decoding.adapters import Adapter
 from offbook.engine.inference.decoding.generation import Generation, Settings, Update
 from offbook.engine.inference.decoding.model import ModelRunner
@@ -89,7 +90,8 @@ def call(
     streamed: bool = False,
     **settings: object,
 ) -> Generation:
-    chosen = Settings(**{"max_tokens": 12, "ignore_eos": True, **settings})  # type: ignore[arg-type]
+    own = Sampling.model_validate({name: settings.pop(name) for name in Sampling.model_fields if name in settings})
+    chosen = Settings(**{"max_tokens": 12, "ignore_eos": True, "sampling": own, **settings})  # type: ignore[arg-type]
     return Generation(prompt_ids, chosen, policy.eos, adapter, streamed=streamed)
 
 

@@ -15,9 +15,9 @@ import torch
 from transformers import Qwen2ForCausalLM
 
 from offbook.base.types import Json
-from offbook.engine.inference.chat.template import ChatRenderer
 from offbook.engine.inference.decoding.batch import RunningBatch
 from offbook.engine.inference.decoding.model import ModelRunner
+from offbook.engine.inference.service import ChatRenderer
 from tests.engine.inference.engines import DEADLINE, plain_logits
 from tests.engine.inference.served import body, chat, events, refused, served, until_idle
 

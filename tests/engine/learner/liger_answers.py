@@ -26,7 +26,7 @@ from transformers import MistralConfig, MistralForCausalLM, Qwen3Config, Qwen3Fo
 from triton.runtime import interpreter
 
 from offbook.base.config import LoraOptions
-from offbook.engine.learner.model import fused_kernels
+from offbook.engine.learner.model import layer_kernels
 from offbook.engine.learner.model.policy import Policy
 from offbook.engine.learner.rows.layouts import plan
 from tests.engine.learner.jobs import random_groups
@@ -78,7 +78,7 @@ def compared(family: str, folder: Path) -> dict[str, Any]:
     policy = warm(Policy.load(base(family, folder), lora))
     plain = answers(policy)
     model = policy.model.get_base_model()
-    ran = fused_kernels.fuse(model)  # pyright: ignore[reportArgumentType]
+    ran = layer_kernels.fuse(model)  # pyright: ignore[reportArgumentType]
     fused = answers(policy)
     replaced = sum("forward" in vars(module) for module in model.modules() if "LoraLayer" not in str(type(module)))
     errors = [float((one - other).norm() / other.norm()) for one, other in zip(fused, plain, strict=True)]
@@ -93,7 +93,7 @@ def refused(folder: Path, apply: Any) -> dict[str, Any]:
     plain = answers(policy)
     kept, ops.LigerSiLUMulFunction = ops.LigerSiLUMulFunction, type("Other", (), {"apply": staticmethod(apply)})
     try:
-        ran = fused_kernels.fuse(policy.model.get_base_model())  # pyright: ignore[reportArgumentType]
+        ran = layer_kernels.fuse(policy.model.get_base_model())  # pyright: ignore[reportArgumentType]
     finally:
         ops.LigerSiLUMulFunction = kept
     same = all(torch.equal(one, other) for one, other in zip(answers(policy), plain, strict=True))

@@ -20,11 +20,11 @@ if __name__ == "__main__" and sys.argv[1] == "unsloth":
     unsloth_loader.import_first()
 
 from offbook.base.config import LoraOptions
-from offbook.engine.learner.model.mask_probe import mask_probe
 from offbook.engine.learner.model.policy import Policy
+from offbook.engine.learner.model.probes import mask_probe
 from offbook.engine.learner.rows.layouts import plan
-from offbook.engine.learner.targets.target_settings import TargetSettings
 from offbook.engine.protocol import Sample
+from offbook.engine.sampling import TargetSettings
 from tests.engine.learner.tiny_models import warm
 
 LORA = LoraOptions(r=4, alpha=8, seed=5)

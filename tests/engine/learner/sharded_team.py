@@ -21,10 +21,10 @@ from transformers import PreTrainedModel
 
 from offbook.base.config import LoraOptions
 from offbook.engine.learner.model import sharding
-from offbook.engine.learner.model.mask_probe import mask_probe
 from offbook.engine.learner.model.policy import Policy
+from offbook.engine.learner.model.probes import mask_probe
 from offbook.engine.learner.team import Team
-from offbook.engine.learner.team_follower import follow
+from offbook.engine.learner.team_tasks import follow
 from tests.engine.learner.tiny_models import exact
 from tests.paths import ROOT
 

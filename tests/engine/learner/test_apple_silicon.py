@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from offbook.base.errors import ConfigError
-from offbook.engine.learner.host_memory import HostMemory
 from offbook.engine.learner.model import loaders, unsloth_loader
-from offbook.engine.learner.model.mask_probe import completion_logprobs, eager_probe, mask_probe
 from offbook.engine.learner.model.policy import Policy
+from offbook.engine.learner.model.probes import completion_logprobs, eager_probe, mask_probe
+from offbook.engine.learner.service import HostMemory
 from offbook.engine.precision import device_name, dtype_of
 from tests.engine.learner.jobs import random_groups, write_toy_base
 from tests.engine.learner.test_learner import Lab

@@ -25,8 +25,8 @@ from transformers import (
 
 from offbook.base.config import LoraOptions, TrainConfig
 from offbook.base.errors import ConfigError
-from offbook.engine.learner.model.mask_probe import mask_probe
 from offbook.engine.learner.model.policy import Policy
+from offbook.engine.learner.model.probes import mask_probe
 from offbook.engine.learner.targets.batch import TrainBatch
 from tests.engine.learner.jobs import random_groups
 from tests.engine.learner.test_invariance import batch_of, distance, gradients

@@ -19,7 +19,7 @@ from torch.nn.attention import flex_attention as torch_flex
 from torch.nn.functional import scaled_dot_product_attention
 
 from offbook.engine.learner.model import attention
-from offbook.engine.learner.model import flex_attention as flex
+from offbook.engine.learner.model import attention as flex
 from offbook.engine.learner.model.attention import (
     Choice,
     TreeContext,
@@ -27,13 +27,14 @@ from offbook.engine.learner.model.attention import (
     tree_attention,
 )
 from offbook.engine.learner.model.policy import Policy
-from offbook.engine.learner.rows.attention_blocks import BLOCK, blocks
 from offbook.engine.learner.rows.cost import (
+    BLOCK,
     FLEX_CALLS,
     FLEX_SLOWDOWN,
     RUN_CALLS,
     AttentionName,
     ModelShape,
+    blocks,
     tree_pairs,
 )
 from offbook.engine.learner.rows.layouts import Forest, plan
@@ -92,7 +93,7 @@ def test_blocks_are_full_partial_or_empty_as_the_dense_mask_says(made: Calls, si
 @SLOW
 @given(made=calls(), stretch=st.integers(1, 20))
 def test_the_block_mask_is_the_one_that_torch_makes_from_the_dense_mask(made: Calls, stretch: int) -> None:
-    found = flex.block_mask(forest(made, stretch).subtree_end, CPU)
+    found = flex.flex_block_mask(forest(made, stretch).subtree_end, CPU)
     length = found.shape[-1]
     expected = torch_flex.create_block_mask(found.mask_mod, 1, 1, length, length, device="cpu", BLOCK_SIZE=BLOCK)
     assert found.shape == expected.shape
@@ -148,9 +149,9 @@ def test_flex_equals_dense_attention_and_the_cpus_forward_and_backward(
 def test_single_precision_agrees_with_double_to_1e_5() -> None:
     tree = forest([([0] * 150, [1] * 100), ([0] * 150, [2] * 90), ([0] * 150 + [2] * 40, [3] * 70)])
     states = states_of(6, 2, len(tree.subtree_end), dtype=torch.float64)
-    mask = flex.block_mask(tree.subtree_end, CPU)
+    mask = flex.flex_block_mask(tree.subtree_end, CPU)
     query, key, value = (state.float() for state in states)
-    found = flex.attend(query, key, value, mask, 0.25)
+    found = flex.flex_attend(query, key, value, mask, 0.25)
     assert distance(found.double(), by_dense(*states, tree.subtree_end, 0.25)) < 1e-5
 
 
@@ -159,7 +160,7 @@ def test_rows_of_many_lengths_are_compiled_twice() -> None:
     for tokens in (200, 100, 300, 700, 513, 640, 128):
         states = states_of(6, 2, tokens)
         with torch.no_grad():
-            flex.attend(*states, flex.block_mask(np.full(tokens, tokens), CPU), 0.25)
+            flex.flex_attend(*states, flex.flex_block_mask(np.full(tokens, tokens), CPU), 0.25)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2  # the first length, and every other one
 
 
@@ -226,10 +227,12 @@ def test_the_trial_accepts_a_right_kernel_and_finds_a_wrong_mask(
     backward: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for dtype in (torch.float32, torch.bfloat16):
-        assert flex.trial(CPU, dtype, 6, 2, 16) is None
-    right = flex.block_mask
-    monkeypatch.setattr(flex, "block_mask", lambda ends, device: right(np.full_like(ends, len(ends)), device))  # causal
-    assert "off by" in str(flex.trial(CPU, torch.bfloat16, 6, 2, 16))
+        assert flex.flex_trial(CPU, dtype, 6, 2, 16) is None
+    right = flex.flex_block_mask
+    monkeypatch.setattr(
+        flex, "flex_block_mask", lambda ends, device: right(np.full_like(ends, len(ends)), device)
+    )  # causal
+    assert "off by" in str(flex.flex_trial(CPU, torch.bfloat16, 6, 2, 16))
 
 
 def test_scores_that_an_architecture_changes_are_refused_on_a_tree() -> None:

@@ -16,17 +16,18 @@ from offbook.base.errors import NotFiniteError
 from offbook.engine import checkpoint_files
 from offbook.engine.learner import checkpoints
 from offbook.engine.learner.learner import Learner
-from offbook.engine.learner.model.mask_probe import mask_probe
 from offbook.engine.learner.model.policy import Policy
-from offbook.engine.learner.no_signal import no_gradient
+from offbook.engine.learner.model.probes import mask_probe
+from offbook.engine.learner.selection import no_gradient
 from offbook.engine.learner.targets.batch import TrainBatch
-from offbook.engine.learner.update.loss_scale import (
+from offbook.engine.learner.update.step import (
     FIRST,
     LOWEST,
     PATIENCE,
     LossScale,
+    Step,
+    StepTotals,
 )
-from offbook.engine.learner.update.step import Step, StepTotals
 from offbook.engine.precision import dtype_of
 from tests.engine.learner.jobs import command, random_groups, write_toy_base
 from tests.engine.learner.test_invariance import Shifting, batch_of, distance, gradients

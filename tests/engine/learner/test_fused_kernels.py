@@ -15,7 +15,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from offbook.base.extras import install_command
-from offbook.engine.learner.model.fused_kernels import fuse
+from offbook.engine.learner.model.layer_kernels import fuse
 from tests.paths import ROOT
 
 SECONDS = 600

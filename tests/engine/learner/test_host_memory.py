@@ -13,10 +13,9 @@ from safetensors.torch import load_file
 from offbook.base.config import TrainConfig
 from offbook.base.types import TrainResult
 from offbook.engine.learner.__main__ import parse
-from offbook.engine.learner.host_memory import HostMemory
 from offbook.engine.learner.learner import Learner
 from offbook.engine.learner.model.policy import Policy
-from offbook.engine.learner.service import Service
+from offbook.engine.learner.service import HostMemory, Service
 from offbook.engine.protocol import Trained
 from tests.engine.learner.jobs import LORA, command, random_groups, write_toy_base
 

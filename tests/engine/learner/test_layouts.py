@@ -21,8 +21,8 @@ from offbook.engine.learner.rows.layouts import (
     _packed,
     plan,
 )
-from offbook.engine.learner.targets.target_settings import TargetSettings
 from offbook.engine.protocol import Sample
+from offbook.engine.sampling import TargetSettings
 from offbook.engine.token_tree import build_tree
 
 VOCABULARY = 29

@@ -22,8 +22,8 @@ from offbook.base.extras import install_command
 from offbook.base.server_options import EngineOptions
 from offbook.engine.learner.learner import Learner
 from offbook.engine.learner.model import loaders
-from offbook.engine.learner.model.mask_probe import mask_probe
 from offbook.engine.learner.model.policy import Policy
+from offbook.engine.learner.model.probes import mask_probe
 from offbook.engine.learner.model.unsloth_loader import choose
 from offbook.engine.protocol import MergeCommand, Merged, TrainCommand, Trained
 from offbook.server.models.base_model import find

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from offbook.base.errors import ConfigError, EngineError
-from offbook.engine.learner.model import merged_files
+from offbook.engine.learner.model import merge as merging
 from offbook.engine.learner.model.merge import merge
 from tests.families.bases import BASES, write_random
 from tests.families.builders import GEMMA3, QWEN2_5, VOCABULARY, build, make_tokenizer
@@ -56,7 +56,7 @@ def changed(file: Path, **values: object) -> None:
 def write_adapter(base: Path, folder: Path, size: float) -> Path:
     """A LoRA whose B has entries of about this size."""
     torch.manual_seed(5)
-    plain = merged_files.architecture_of(merged_files.AutoConfig.from_pretrained(base)).from_pretrained(base)
+    plain = merging.architecture_of(merging.AutoConfig.from_pretrained(base)).from_pretrained(base)
     model: Any = get_peft_model(plain, LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"]))
     for name, weight in model.named_parameters():
         if "lora_B" in name:
@@ -115,19 +115,19 @@ def test_a_merged_model_that_does_not_load_is_no_export(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     adapter = write_adapter(base, tmp_path / "adapter", 0.1)
-    monkeypatch.setattr(merged_files, "copy_files", lambda base, folder: None)
+    monkeypatch.setattr(merging, "copy_files", lambda base, folder: None)
     with pytest.raises(EngineError, match="tokenizer is not the base's"):
         merge(base, adapter, tmp_path / "out" / "merged", torch.float32)
     assert not any((tmp_path / "out").iterdir())
 
 
 def test_files_that_give_other_logits_than_the_merged_model_are_no_export(base: Path) -> None:
-    model = merged_files.architecture_of(merged_files.AutoConfig.from_pretrained(base)).from_pretrained(base)
-    expected = merged_files.logits(model, base)
-    merged_files.check(base, base, expected, torch.float32)
+    model = merging.architecture_of(merging.AutoConfig.from_pretrained(base)).from_pretrained(base)
+    expected = merging.logits(model, base)
+    merging.check(base, base, expected, torch.float32)
     for other in (expected.flip(0), expected * float("nan")):
         with pytest.raises(EngineError, match="other logits than the model"):
-            merged_files.check(base, base, other, torch.float32)
+            merging.check(base, base, other, torch.float32)
 
 
 def test_a_generation_config_that_transformers_would_refuse_to_write_is_the_bases_own(
@@ -179,7 +179,7 @@ def test_ropes_numbers_are_also_where_transformers_4_had_them(
     tmp_path: Path, rope: Any, theta: float | None, scaling: Any
 ) -> None:
     changed(tmp_path / "config.json", dtype="bfloat16", rope_parameters=rope)
-    merged_files.make_ready(tmp_path)
+    merging.make_ready(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     assert (config.get("rope_theta"), config.get("rope_scaling")) == (theta, scaling)
     assert config["rope_parameters"] == rope

@@ -18,11 +18,11 @@ from transformers import AutoModelForCausalLM
 from offbook.base.config import LayoutName, LoraOptions
 from offbook.base.errors import ConfigError
 from offbook.engine.learner.model import attention
-from offbook.engine.learner.model.mask_probe import mask_probe
 from offbook.engine.learner.model.policy import Policy
+from offbook.engine.learner.model.probes import mask_probe
 from offbook.engine.learner.rows.layouts import plan
-from offbook.engine.learner.targets.target_settings import TargetSettings
 from offbook.engine.protocol import Sample
+from offbook.engine.sampling import TargetSettings
 from tests.engine.learner.tiny_models import VOCABULARY, warm, write_base
 
 Policies = Callable[[str, torch.dtype], Policy]

@@ -13,7 +13,7 @@ from torch import Tensor
 from offbook.base.config import LayoutName, LoraOptions
 from offbook.engine.learner.model.policy import Policy
 from offbook.engine.learner.rows.layouts import ComputeRow, plan
-from offbook.engine.learner.targets.target_settings import TargetSettings
+from offbook.engine.sampling import TargetSettings
 from tests.engine.learner.jobs import random_groups
 from tests.engine.learner.test_invariance import VOCABULARY, batch_of
 from tests.engine.learner.tiny_models import warm

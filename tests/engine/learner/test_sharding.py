@@ -15,12 +15,12 @@ import torch
 from offbook.base.config import LayoutName
 from offbook.base.errors import EngineError
 from offbook.engine.learner.model import loaders
-from offbook.engine.learner.model.mask_probe import completion_logprobs
 from offbook.engine.learner.model.policy import Policy
+from offbook.engine.learner.model.probes import completion_logprobs
 from offbook.engine.learner.model.sharding import held_weights
 from offbook.engine.learner.rows.layouts import ComputeRow, plan, row_cost
-from offbook.engine.learner.targets.target_settings import TargetSettings
 from offbook.engine.learner.team import deal_in_turn
+from offbook.engine.sampling import TargetSettings
 from tests.engine.learner.jobs import random_groups
 from tests.engine.learner.sharded_team import LORA, sharded_team
 from tests.engine.learner.test_invariance import LOSSES, VOCABULARY, batch_of, config_of

@@ -21,8 +21,7 @@ from offbook.engine.learner.learner import Learner
 from offbook.engine.learner.model.policy import Policy
 from offbook.engine.learner.targets.advantage import group_advantages, with_teacher
 from offbook.engine.learner.targets.batch import TrainBatch, make_batch
-from offbook.engine.learner.teacher import with_hint
-from offbook.engine.learner.vllm_teacher import endpoint_scores
+from offbook.engine.learner.teacher import endpoint_scores, with_hint
 from offbook.engine.protocol import JobTrajectory, Sample
 from offbook.tiny import path
 from tests.engine.learner.jobs import command, sample

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from torch.nn.attention import flex_attention as torch_flex
 from torch.nn.functional import scaled_dot_product_attention
 
-from offbook.engine.learner.model import flex_attention as flex
+from offbook.engine.learner.model import attention as flex
 from offbook.engine.learner.model.attention import NO_MASK, TreeContext, tree_attention
-from offbook.engine.learner.rows.attention_blocks import Nearness, blocks
-from offbook.engine.learner.rows.cost import AttentionName
+from offbook.engine.learner.rows.cost import AttentionName, Nearness, blocks
 from offbook.engine.learner.rows.layouts import Forest
 from tests.engine.learner.test_flex import CPU, answers, dense, forest, states_of
 from tests.engine.learner.test_layouts import Calls, calls
@@ -77,4 +76,4 @@ def test_a_real_mask_beside_a_tree_is_an_error() -> None:
     states = states_of(2, 2, len(row.subtree_end))
     with pytest.raises(ValueError, match="the tree is the mask"):
         tree_attention(torch.nn.Identity(), *states, torch.ones(1, 1, 5, 5, dtype=torch.bool), offbook_tree=tree)
-    assert flex.block_mask(row.subtree_end, CPU).shape[-1] == 256
+    assert flex.flex_block_mask(row.subtree_end, CPU).shape[-1] == 256

@@ -122,7 +122,7 @@ def make(family: str, *, patched: bool, window: int | None = None) -> Any:
 
 def measure(policy: Any, layout: str, recompute: Callable[..., Any] | None = None, shape: Any = None) -> Measured:
     """Logprobs and adapter gradients of the mask probe's calls. `recompute`: the layers' checkpointing function."""
-    from offbook.engine.learner.model import mask_probe
+    from offbook.engine.learner.model import probes
     from offbook.engine.learner.rows import layouts
 
     base = policy.model.get_base_model()
@@ -132,8 +132,8 @@ def measure(policy: Any, layout: str, recompute: Callable[..., Any] | None = Non
         for layer in base.model.layers:
             layer._gradient_checkpointing_func = recompute
     policy._read_model()
-    calls = mask_probe._samples(VOCABULARY, WINDOW * 2)
-    targets = mask_probe._plain_settings(calls)
+    calls = probes._samples(VOCABULARY, WINDOW * 2)
+    targets = probes._plain_settings(calls)
     result = torch.zeros(len(targets.token_ids), dtype=torch.float64)
     policy.model.zero_grad()
     for row in layouts.plan(calls, layout, 4096, shape or policy.shape).rows:  # type: ignore[arg-type]
@@ -169,10 +169,10 @@ def recomputations() -> dict[str, Callable[..., Any]]:
 
 def auto(policy: Any) -> str:
     """The layout that `auto` takes for the mask probe's calls."""
-    from offbook.engine.learner.model import mask_probe
+    from offbook.engine.learner.model import probes
     from offbook.engine.learner.rows import layouts
 
-    calls = mask_probe._samples(VOCABULARY, WINDOW * 2)
+    calls = probes._samples(VOCABULARY, WINDOW * 2)
     return layouts.plan(calls, "auto", 4096, policy.shape, tree_refused=policy.tree_refused).layout
 
 
@@ -213,7 +213,7 @@ def unhooked(policy: Any) -> str:
 
 
 def answers(stock: dict[str, Measured], family: str, window: int | None) -> dict[str, Any]:
-    from offbook.engine.learner.model.mask_probe import mask_probe
+    from offbook.engine.learner.model.probes import mask_probe
 
     label = family if window is None else WINDOWED
     policy = make(family, patched=True, window=window)

@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 from offbook.base.errors import EngineError
 from offbook.base.types import CallStatus
 from offbook.base.wire import TRAJECTORY_HEADER
-from offbook.engine.inference.chat.hermes import HermesParser, ToolCall
 from offbook.engine.inference.chat.tool_calls import (
     PYTHON_TAG,
     TOOL_CALLS,
     CallParser,
     EndingCalls,
+    HermesParser,
+    ToolCall,
     read_llama,
     read_mistral,
 )

@@ -12,7 +12,7 @@ import torch
 from offbook.base.devices import driver_version
 from offbook.base.errors import ConfigError
 from offbook.base.server_options import EngineOptions
-from offbook.engine import base_weights
+from offbook.engine import base_model
 from offbook.engine.inference.vllm import command as vllm
 from offbook.engine.precision import device_name
 from offbook.server.models.base_model import find
@@ -77,7 +77,7 @@ def test_vllm_is_not_started_with_it_and_the_reason_is_the_last_line(
     def run(words: list[str], check: bool) -> object:
         checked.extend(words[1:])
         monkeypatch.setattr("sys.argv", ["base_weights", *words[3:]])
-        return SimpleNamespace(returncode=base_weights.main())
+        return SimpleNamespace(returncode=base_model.main())
 
     monkeypatch.setattr(vllm, "subprocess", SimpleNamespace(run=run))
     monkeypatch.setattr(vllm, "_check_version", lambda: None)

@@ -20,8 +20,7 @@ from offbook.base.server_sent_events import EVENT_STREAM, event
 from offbook.base.types import Json
 from offbook.openai_dialect.chat_answer import DONE, error_body
 
-from .chat.answers import AnswerWriter
-from .chat.completion_answers import CompletionWriter
+from .chat.answers import AnswerWriter, CompletionWriter
 from .chat.requests import (
     BAD_REQUEST,
     INTERNAL,

@@ -1,20 +1,26 @@
-"""Converts chat requests to generations, queues them, and passes the scheduler's updates to the event loop."""
+"""Renders requests, converts them to generations, queues them, and passes the scheduler's updates to the event loop."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from offbook.base.errors import ConfigError
+from transformers import PreTrainedTokenizerBase
 
+from offbook.base.errors import ConfigError
+from offbook.base.types import Json
+
+from ..chat_template import ChatTemplate, PromptError
 from ..protocol import TOO_LONG, PromptOptions
-from .chat.answer_shape import ShapeCompiler, shape_of
-from .chat.answers import AnswerWriter
-from .chat.completion_answers import CompletionWriter
+from .chat.answer_shape import ShapeCompiler, TimeLimitedPool, shape_of
+from .chat.answers import AnswerWriter, CompletionWriter
 from .chat.grammar import Grammars
 from .chat.requests import (
     NOT_FOUND,
@@ -26,15 +32,12 @@ from .chat.requests import (
     read_completion,
     shortened,
 )
-from .chat.template import ChatRenderer
 from .chat.thoughts import CLOSE, OPEN
-from .chat.time_limit import TimeLimitedPool
 from .chat.tool_calls import HERMES, CallFormat
 from .decoding.adapters import Adapter, load_adapter
-from .decoding.generation import Generation, Settings, Update
+from .decoding.generation import Decoder, Generation, Settings, StopDetector, Update
 from .decoding.model import ModelRunner
 from .decoding.scheduler import Scheduler
-from .decoding.text import Decoder, StopDetector
 
 logger = logging.getLogger(__name__)
 
@@ -232,7 +235,7 @@ class SamplingService:
                 code=TOO_LONG,
             )
         max_tokens = requested or limit - prompt
-        min_tokens, stop_token_ids, sampling = request.min_tokens or 0, request.stop_token_ids or [], request.sampling
+        min_tokens, stop_token_ids = request.min_tokens or 0, request.stop_token_ids or []
         if min_tokens > max_tokens:
             raise DialectError(
                 f"min_tokens {min_tokens} is more than {field} {max_tokens}: lower it", param="min_tokens"
@@ -242,10 +245,7 @@ class SamplingService:
                 raise DialectError(f"{name}: {invalid} are not tokens: use ids from 0 to {vocabulary - 1}", param=name)
         return Settings(
             max_tokens=max_tokens,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            min_p=sampling.min_p,
+            sampling=request.sampling,
             min_tokens=min_tokens,
             stop=request.stops,
             stop_token_ids=tuple(stop_token_ids),
@@ -266,3 +266,85 @@ class SamplingService:
 def _seeded(settings: Settings, seed: int, index: int) -> Settings:
     """Add the choice's index to the seed, so that choices of one request differ."""
     return replace(settings, seed=(seed & _SEED_BITS, index))
+
+
+_RESERVED = frozenset(
+    {"conversation", "messages", "tools", "tokenize", "return_dict", "return_tensors", "chat_template"}
+)
+_NFC_SHRINKS = 4
+"""Most characters that NFC composes into one: the longest canonical decomposition (Unicode Standard Annex 15)."""
+_MAX_PROMPTS = 512
+_MAX_CHARACTERS = 4 * 2**20
+
+
+class ChatRenderer:
+    """Renders chats of up to `limit` tokens. Thread-safe.
+
+    Caches recent prompts, because rollouts of one scenario begin with the same messages.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, limit: int, prompts: PromptOptions | None = None) -> None:
+        self.template = ChatTemplate(tokenizer, prompts)
+        self._limit = limit
+        # Byte-level tokens have one character per byte, so no token stands for more characters than the longest has.
+        self._longest_text = limit * _NFC_SHRINKS * max(map(len, tokenizer.get_vocab()))
+        self._lock = threading.Lock()
+        self._prompts: OrderedDict[str, tuple[int, ...]] = OrderedDict()
+        self._kept = 0  # characters of the keys of _prompts
+        self.template.encode("")  # the first call can change the tokenizer's settings, which is not thread-safe
+
+    def prompt_ids(self, request: ChatCompletionRequest) -> tuple[int, ...]:
+        """The prompt's tokens.
+
+        Raises DialectError for messages that the template cannot render or leaves out, or that are certainly longer than
+        the context.
+        """
+        options = {
+            "add_generation_prompt": request.add_generation_prompt is not False and not request.continue_final_message,
+            "continue_final_message": bool(request.continue_final_message),
+        }
+        variables = request.chat_template_kwargs or {}
+        if reserved := _RESERVED & variables.keys():
+            raise DialectError(f"chat_template_kwargs may not set {sorted(reserved)}", param="chat_template_kwargs")
+        options |= variables
+        key = json.dumps([request.messages, request.tools or None, options])
+        with self._lock:
+            if key in self._prompts:
+                self._prompts.move_to_end(key)
+                return self._prompts[key]
+        prompt_ids = self._rendered(request, options)
+        self._keep(key, prompt_ids)
+        return prompt_ids
+
+    def plain_ids(self, request: CompletionRequest) -> tuple[int, ...]:
+        """The tokens of a prompt that no template changes. Raises DialectError for one that is longer than the context."""
+        if not isinstance(request.prompt, str):
+            return tuple(request.prompt)
+        self._check_length(request.prompt, "prompt")
+        return tuple(self.template.encode(request.prompt, special=request.add_special_tokens))
+
+    def _keep(self, key: str, prompt_ids: tuple[int, ...]) -> None:
+        with self._lock:
+            if key not in self._prompts:
+                self._prompts[key] = prompt_ids
+                self._kept += len(key)
+            while len(self._prompts) > _MAX_PROMPTS or self._kept > _MAX_CHARACTERS:
+                self._kept -= len(self._prompts.popitem(last=False)[0])
+
+    def _rendered(self, request: ChatCompletionRequest, options: dict[str, Json]) -> tuple[int, ...]:
+        try:
+            text = self.template.render(request.messages, request.tools, options)
+        except PromptError as error:
+            raise DialectError(str(error), param="messages") from error
+        self._check_length(self.template.shown(text), "messages")
+        return tuple(self.template.encode(text))
+
+    def _check_length(self, text: str, param: str) -> None:
+        """Refuse a text that is certainly too long before it is tokenized."""
+        if len(text) > self._longest_text:
+            raise DialectError(
+                f"the context is at most {self._limit} tokens (--max-model-len), and the prompt has {len(text)} characters: "
+                "shorten the prompt",
+                param=param,
+                code=TOO_LONG,
+            )

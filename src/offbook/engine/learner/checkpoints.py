@@ -18,7 +18,7 @@ from offbook.base.errors import EngineError, OffbookError, StoreError
 
 from .. import checkpoint_files
 from ..checkpoint_files import NOTE, OPTIMIZER, OPTIMIZER_NOTE, RNG, Checkpoint, CheckpointNote, sync
-from .update.loss_scale import LossScale
+from .update.step import LossScale
 
 _SCRATCH = ".scratch-"
 

@@ -21,19 +21,25 @@ from offbook.base.types import TrainResult
 
 from ..checkpoint_files import Checkpoint, CheckpointNote
 from ..protocol import Progressed, TrainCommand, TrainJob, Warned, read_job
-from . import checkpoints, peak_memory
+from . import checkpoints
 from .checkpoints import Draft, OptimizerState, restore_state, state_tensors
-from .metrics import cross_entropy_metrics, sampler_mismatch, selection_metrics, step_metrics, teacher_metrics
+from .metrics import (
+    cross_entropy_metrics,
+    make_token_file,
+    memory_metrics,
+    reset_memory_peaks,
+    sampler_mismatch,
+    selection_metrics,
+    step_metrics,
+    store_token_file,
+    teacher_metrics,
+)
 from .model.policy import Policy
-from .no_signal import no_gradient, no_selection
-from .selection import Selection, Selector, Warn
+from .selection import Selection, Selector, Warn, no_gradient, no_selection
 from .targets.batch import TrainBatch
-from .teacher import load_teacher, teacher_scores, with_hint
-from .token_trace import make_token_file, store_token_file
-from .update.loss_scale import LossScale
+from .teacher import endpoint_scores, load_teacher, teacher_scores, with_hint
 from .update.row_pass import RowPass, TeacherScores
-from .update.step import Report, RowPasses, Step, StepTotals
-from .vllm_teacher import endpoint_scores
+from .update.step import LossScale, Report, RowPasses, Step, StepTotals
 
 Emit = Callable[[Progressed | Warned], None]
 SAVE_STAGES = 5  # adapter, optimizer, generators, synced to disk, renamed into place
@@ -98,7 +104,7 @@ class Learner:
         job = _read(command)
         try:
             self._restore(command, newest)
-            peak_memory.reset(self._policy.device)
+            reset_memory_peaks(self._policy.device)
             return self._step(command, job, newest)
         except BaseException:
             self._state = None
@@ -250,7 +256,7 @@ class Learner:
             metrics |= teacher_metrics(totals, teacher)
         if job.config.supervised:
             metrics |= cross_entropy_metrics(totals.old)
-        metrics |= peak_memory.memory_metrics(peak_memory.read(self._policy.device))
+        metrics |= memory_metrics(self._policy.device)
         if self._scale is not None:
             metrics |= {"loss/scale": self._scale.value, "loss/overflows": float(totals.overflows)}
         if mismatch is not None and mismatch.kl > job.config.kl_warn:

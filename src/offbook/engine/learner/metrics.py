@@ -1,4 +1,5 @@
-"""The metrics of a step, all floats. A mean over nothing is left out. The table lists them; docs/reading_steps.md explains how to read them.
+"""What a step was measured by: its token file, which the dashboard reads (`engine/token_file.py` has the format), and its
+metrics, all floats. A mean over nothing is left out. The table lists them; docs/reading_steps.md explains how to read them.
 
 | name | meaning |
 |---|---|
@@ -56,17 +57,22 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import statistics
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ..protocol import JobTrajectory
-from ..token_file import Fork
+from .. import token_file
+from ..protocol import JobTrajectory, TrainCommand, TrainJob
+from ..token_file import CLIPPED, FORMAT, TRAINED, Fork, TokenFile, TokenHead, TrainedCall
+from ..token_tree import Segments, TokenTree, build_tree
 from .model.policy import Policy
 from .selection import Selection, is_truncated
 from .targets.advantage import GroupClass
@@ -77,6 +83,7 @@ from .update.row_pass import Scores, TeacherScores
 from .update.step import StepTotals
 
 _END_OF_THOUGHT = "</think>"
+GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -301,3 +308,91 @@ def _mean(values: Sequence[float] | Sequence[bool]) -> float | None:
 
 def _mean_of(values: Tensor) -> float | None:
     return float(values.double().mean()) if len(values) else None
+
+
+def reset_memory_peaks(device: torch.device) -> None:
+    """Count the memory peaks of a CUDA device from now on."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def memory_metrics(device: torch.device) -> dict[str, float]:
+    """What a step took of a CUDA device, GiB, as torch and the driver count it; nothing of others, where torch counts no peaks.
+    The device's peak is what all processes hold now, and what torch held more at this process's own peak."""
+    if device.type != "cuda":
+        return {}
+    free, total = torch.cuda.mem_get_info(device)
+    held = torch.cuda.max_memory_reserved(device)
+    return {
+        "memory/learner_peak": torch.cuda.max_memory_allocated(device) / GIB,
+        "memory/learner_held": held / GIB,
+        "memory/gpu_peak": (total - free + held - torch.cuda.memory_reserved(device)) / GIB,
+    }
+
+
+def make_token_file(
+    command: TrainCommand, job: TrainJob, batch: TrainBatch, totals: StepTotals, forks: Sequence[Fork]
+) -> TokenFile:
+    """The token file of a computed step. `head.applied` is False if the step had no update."""
+    tree = build_tree(batch.samples)
+    runs = tree.segments()
+    head = TokenHead(
+        format=FORMAT,
+        model=command.model,
+        step=command.step + 1,
+        applied=totals.updates > 0,
+        request_id=command.request_id,
+        loss=job.config.loss,
+        updates=totals.updates,
+        created_at=time.time(),
+        calls=_calls(batch, tree, runs),
+        forks=tuple(forks),
+    )
+    old, last = totals.old, totals.last
+    return TokenFile(
+        head,
+        token_ids=batch.settings.token_ids.astype(np.int32),
+        recorded=np.concatenate([sample.logprobs for sample in batch.samples]).astype(np.float32),
+        logprobs=old.logprobs.numpy().astype(np.float32),
+        entropy=old.entropy.numpy().astype(np.float16),
+        coefficients=last.coefficients.numpy().astype(np.float32),
+        flags=(TRAINED * old.kept.numpy() + CLIPPED * last.clipped.numpy()).astype(np.uint8),
+        segment_length=(runs.end - runs.start).astype(np.int32),
+        segment_parent=runs.parent.astype(np.int32),
+        last_logprobs=last.logprobs.numpy().astype(np.float32) if totals.updates > 1 else None,
+    )
+
+
+def _calls(batch: TrainBatch, tree: TokenTree, runs: Segments) -> tuple[TrainedCall, ...]:
+    last = [tree.target_node[sample.offset + len(sample.completion_ids) - 1] for sample in batch.samples]
+    leaves = np.searchsorted(runs.start, last, "right") - 1
+    return tuple(
+        TrainedCall(
+            trajectory=batch.trajectories[int(batch.trajectory[sample.offset])],
+            call_id=sample.call_id,
+            index=sample.index,
+            step=sample.step,
+            prompt=len(sample.prompt_ids),
+            offset=sample.offset,
+            tokens=len(sample.completion_ids),
+            advantage=float(batch.advantages[sample.offset]),
+            weight=sample.weight,
+            constrained=sample.constrained,
+            leaf=int(leaf),
+        )
+        for sample, leaf in zip(batch.samples, leaves, strict=True)
+    )
+
+
+def store_token_file(command: TrainCommand, tokens: TokenFile, warn: Callable[[str], None]) -> None:
+    """Write the token file and delete old ones. An OSError is only a warning, because the step is valid without it."""
+    folder = token_file.folder_of(command.checkpoints)
+    try:
+        token_file.write(folder, tokens)
+        token_file.sweep(folder, command.keep_tokens)
+    except OSError as error:
+        what = "no space is left" if error.errno in (errno.ENOSPC, errno.EDQUOT) else str(error)
+        warn(
+            f"the token file of step {tokens.head.step} was not kept in {folder}: {what}. Training goes on; the pages show "
+            "this step's rollouts without the learner's numbers. Free space, or set keep_tokens=0"
+        )

@@ -1,4 +1,5 @@
-"""Executes the commands of the learner's process, one at a time. Every command is answered by events."""
+"""Executes the commands of the learner's process, one at a time. Every command is answered by events. Where sampler and learner share
+a GPU, the learner is in host memory between steps."""
 
 from __future__ import annotations
 
@@ -6,13 +7,13 @@ import argparse
 import gc
 import importlib.metadata
 import threading
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from offbook.base.config import LoraOptions
 from offbook.base.errors import ConfigError
@@ -34,13 +35,11 @@ from ..protocol import (
     Trained,
 )
 from .failures import Memory, describe_failure
-from .host_memory import HostMemory
 from .learner import Learner
 from .model.launch_cost import kept_call_flops
-from .model.mask_probe import MaskProbe, completion_logprobs, eager_probe, mask_probe
 from .model.merge import merge
 from .model.policy import Policy
-from .model.probe_adapter import probe_logprobs
+from .model.probes import MaskProbe, completion_logprobs, eager_probe, mask_probe, probe_logprobs
 from .model.sharding import held_weights
 from .team import Team
 from .update.row_pass import RowPass
@@ -232,3 +231,95 @@ def _release_memory() -> None:
         gc.collect()
         torch._C._cuda_clearCublasWorkspaces()  # pyright: ignore[reportPrivateUsage]  # torch's own graph trees call it; there is no public one
         torch.cuda.empty_cache()
+
+
+class HostMemory:
+    """Moves the tensors of a model and its optimizer between `device` and host memory. The tensor objects stay the
+    same, and the copies are bit-exact. Host memory is pinned if the device is CUDA. Frozen weights never change, so
+    their host copy is kept and not written again."""
+
+    def __init__(
+        self,
+        model: Callable[[], nn.Module],
+        optimizer: Callable[[], torch.optim.Optimizer | None],
+        device: torch.device,
+    ) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._device = device
+        self._pinned = device.type == "cuda"
+        self._frozen: dict[int, tuple[Tensor, Tensor]] = {}
+        self._away: dict[int, Tensor] = {}
+
+    @property
+    def away(self) -> bool:
+        """Whether anything is in host memory."""
+        return bool(self._away)
+
+    @contextmanager
+    def on_device(self) -> Generator[None]:
+        """Move everything to the device for the block, and to host memory afterwards, also after an error."""
+        try:
+            self.back()
+            yield
+        finally:
+            self.leave()
+
+    def leave(self) -> None:
+        """Move everything to host memory. Gradients are dropped."""
+        for parameter in self._model().parameters():
+            parameter.grad = None
+        for tensor, frozen in self._tensors():
+            if tensor.device != self._device or id(tensor) in self._away:
+                continue
+            copy = self._copied(tensor) if frozen else self._to_host(tensor)
+            tensor.data = copy
+            self._away[id(tensor)] = tensor
+
+    def back(self) -> None:
+        """Move everything back to the device. If torch raises, the rest stays in host memory."""
+        for key, tensor in list(self._away.items()):
+            tensor.data = self._to_device(tensor)
+            del self._away[key]
+        if self._pinned:
+            torch.cuda.synchronize(self._device)
+
+    def _tensors(self) -> Iterator[tuple[Tensor, bool]]:
+        """All tensors of model and optimizer, each with whether it is frozen."""
+        model = self._model()
+        for parameter in model.parameters():
+            yield parameter, not parameter.requires_grad
+            for part in _quantised_parts(getattr(parameter, "quant_state", None)):
+                yield part, True
+        for buffer in model.buffers():
+            yield buffer, False
+        optimizer = self._optimizer()
+        states = cast(dict[Tensor, dict[str, object]], optimizer.state) if optimizer is not None else {}
+        for state in states.values():
+            yield from ((value, False) for value in state.values() if isinstance(value, Tensor))
+
+    def _copied(self, tensor: Tensor) -> Tensor:
+        """The host copy of a frozen tensor, created when it is first moved."""
+        kept = self._frozen.get(id(tensor))
+        if kept is None or kept[0] is not tensor:
+            kept = self._frozen[id(tensor)] = (tensor, self._to_host(tensor))
+        return kept[1]
+
+    def _to_host(self, tensor: Tensor) -> Tensor:
+        copy = torch.empty_like(tensor.data, device="cpu", pin_memory=self._pinned)
+        return copy.copy_(tensor.data)
+
+    def _to_device(self, tensor: Tensor) -> Tensor:
+        copy = torch.empty_like(tensor.data, device=self._device)
+        return copy.copy_(tensor.data, non_blocking=self._pinned)
+
+
+def _quantised_parts(state: Any) -> Iterator[Tensor]:
+    """The quantisation scales of a 4-bit weight of bitsandbytes."""
+    if state is None:
+        return
+    parts = cast(dict[str, object], vars(state))
+    for value in parts.values():
+        if isinstance(value, Tensor):
+            yield value
+    yield from _quantised_parts(getattr(state, "state2", None))

@@ -3,7 +3,7 @@
 """A team of learners: processes that compute the rows of a step together, each on a device of its own.
 
 The first learner is the server's child and does all that a learner alone does: it plans, updates and saves. The others
-(`team_follower.py`) know no models, jobs or checkpoints. A task brings them rows and the adapter's weights, and they
+(`team_tasks.py`) know no models, jobs or checkpoints. A task brings them rows and the adapter's weights, and they
 answer with scores, or with their part of the gradient. So learners cannot disagree about a plan, an optimizer or a step.
 Tasks and answers travel over a socket pair, which is the other's stdin. So an idle team waits in no collective.
 
@@ -42,7 +42,8 @@ from offbook.base.terminal import echo
 from ..protocol import LEARNER_MODULE
 from .rows.cost import ModelShape
 from .rows.layouts import ComputeRow, row_cost
-from .team_messages import (
+from .team_sockets import connected
+from .team_tasks import (
     Accompany,
     AdapterState,
     Answer,
@@ -59,7 +60,6 @@ from .team_messages import (
     send,
     targets_of,
 )
-from .team_sockets import connected
 from .update.row_pass import Done, LossInputs, RowPass, RowPolicy, Scores, Tally, UpdateState
 
 if TYPE_CHECKING:

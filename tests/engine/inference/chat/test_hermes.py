@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbook.engine.inference.chat.hermes import HermesParser, ToolCall
+from offbook.engine.inference.chat.tool_calls import HermesParser, ToolCall
 
 A = '<tool_call>\n{"name": "find", "arguments": {"id": "7"}}\n</tool_call>'
 B = '<tool_call>\n{"name": "close", "arguments": {}}\n</tool_call>'

@@ -12,8 +12,7 @@ from offbook.engine.inference.chat.answers import AnswerWriter
 from offbook.engine.inference.chat.families import thinks
 from offbook.engine.inference.chat.requests import ChatCompletionRequest
 from offbook.engine.inference.chat.thoughts import ThoughtSplitter
-from offbook.engine.inference.decoding.generation import Update
-from offbook.engine.inference.decoding.text import Decoder
+from offbook.engine.inference.decoding.generation import Decoder, Update
 from policies.tokenizer import ids_of
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'

@@ -11,11 +11,11 @@ import httpx
 import pytest
 
 from offbook.base.types import Json
-from offbook.engine.inference.chat import time_limit as aside
+from offbook.engine.inference.chat import answer_shape as aside
 from offbook.engine.inference.chat.answer_shape import MAX_BYTES, MAX_TOOLS
 from offbook.engine.inference.chat.grammar import Grammars
-from offbook.engine.inference.chat.template import ChatRenderer
 from offbook.engine.inference.decoding.model import ModelRunner
+from offbook.engine.inference.service import ChatRenderer
 from tests.engine.inference.engines import CONTEXT, DEADLINE
 from tests.engine.inference.served import body, chat, refused, served
 
@@ -62,12 +62,12 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(
         return encode(text, **options)
 
     monkeypatch.setattr(policy.tokenizer, "encode", noted)
-    reach = CONTEXT * max(map(len, policy.tokenizer.get_vocab()))
-    error = refused(http, messages=[{"role": "user", "content": "x" * reach}])
+    reach = 4 * CONTEXT * max(map(len, policy.tokenizer.get_vocab()))
+    error = refused(http, messages=[{"role": "user", "content": "x" * (reach + 1)}])
     assert error["param"] == "messages" and texts == []
     for words in (f"at most {CONTEXT} tokens", "--max-model-len", "shorten the prompt"):
         assert words in error["message"]
-    error = refused(http, messages=[{"role": "user", "content": "x" * (reach - 100)}])  # may fit, as far as one knows
+    error = refused(http, messages=[{"role": "user", "content": "x" * (reach // 4)}])  # may fit, as far as one knows
     assert "shorten the prompt by" in error["message"] and len(texts) == 1
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from offbook import tiny
-from offbook.engine.inference.chat.hermes import ToolCall
-from offbook.engine.inference.chat.tool_calls import format_of
+from offbook.engine.inference.chat.tool_calls import ToolCall, format_of
 
 LLAMA, MISTRAL = "<|start_header_id|>{{ tools }}" + '"parameters"', "{{ tools }}[TOOL_CALLS]"
 FIND, CLOSE = ToolCall("find", '{"id":  "7;}"}'), ToolCall("close", "{}")

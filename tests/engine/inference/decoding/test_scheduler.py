@@ -16,9 +16,8 @@ from transformers import Qwen2ForCausalLM
 
 from offbook.engine.inference.decoding import batch as batches
 from offbook.engine.inference.decoding.adapters import Adapter, load_adapter
-from offbook.engine.inference.decoding.generation import Generation
+from offbook.engine.inference.decoding.generation import Decoder, Generation, StopDetector
 from offbook.engine.inference.decoding.model import ModelRunner
-from offbook.engine.inference.decoding.text import Decoder, StopDetector
 from tests.engine.inference.engines import Engine, call, plain_logits, prompt
 
 

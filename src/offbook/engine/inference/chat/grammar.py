@@ -18,7 +18,7 @@ from offbook.base.schema_patterns import product_of_repeats, written_out
 from offbook.base.types import Json, Tool
 
 from ..decoding.generation import NoAllowedToken
-from .hermes import CLOSE, OPEN
+from .tool_calls import CLOSE, OPEN
 
 _DIGITS = 40
 """Most consecutive digits: more than programs read."""

@@ -18,11 +18,10 @@ from torch import Tensor
 
 from offbook.base.types import CUT_OFF
 
-from . import sampling
+from ... import sampling
 from .generation import Failure, FinishReason, Generation, NoAllowedToken, Update
-from .kv_cache import KVCache
+from .kv_cache import BLOCK, KVCache, Prefix, PrefixStore, common
 from .model import ModelRunner, Prefill
-from .prefix_cache import BLOCK, Prefix, PrefixStore, common
 
 _CHUNK = 128  # random numbers that are generated at once
 
@@ -40,17 +39,6 @@ class Uniforms:
     def chunk(self) -> Tensor:
         """The next numbers in [0, 1): float64 [_CHUNK]."""
         return torch.from_numpy(self._generator.random(_CHUNK))
-
-
-@dataclass(frozen=True)
-class SamplingMetadata:
-    """The settings of `sampling.processed_logprobs`, per row; None if no row uses a setting."""
-
-    temperature: Tensor
-    greedy: Tensor | None
-    min_p: Tensor | None
-    top_k: Tensor | None
-    top_p: Tensor | None
 
 
 _FIELDS = ("tokens", "lengths", "counts", "limits", "minimum", "ends", "uniforms", "ids", "logprobs", "settings")
@@ -103,10 +91,9 @@ class Rows:
             [_widened(self.ends, width, -1), torch.tensor(padded, device=self._device).view(-1, width)]
         )
         shapes = [
-            (1.0, 1.0, 0.0, 0.0, 1.0)
-            if setting.greedy
-            else (setting.temperature, 0.0, setting.min_p, setting.top_k, setting.top_p)
+            (1.0, 1.0, 0.0, 0.0, 1.0) if setting.greedy else (one.temperature, 0.0, one.min_p, one.top_k, one.top_p)
             for setting in settings
+            for one in (setting.sampling,)
         ]
         self.settings = torch.cat([self.settings, torch.tensor(shapes, dtype=self._real, device=self._device)])
         fresh = torch.stack([stream.chunk() for stream in streams]).to(self._real).to(self._device)
@@ -151,17 +138,11 @@ class Rows:
         ended = (tokens[:, None] == self.ends[first:]).any(1) & (counts >= self.minimum[first:])
         return ended | (counts >= self.limits[first:])
 
-    def metadata(self, first: int) -> SamplingMetadata:
-        """The settings of the rows from `first` on."""
-        one = self._metadata
-        cut = [None if part is None else part[first:] for part in (one.greedy, one.min_p, one.top_k, one.top_p)]
-        return SamplingMetadata(one.temperature[first:], *cut)
-
     def _describe(self) -> None:
         temperature, greedy, min_p, top_k, top_p = self.settings.unbind(1)
-        self._metadata = SamplingMetadata(
+        self.greedy = greedy.bool() if greedy.any() else None
+        self.filters = sampling.RowSettings(
             temperature.to(torch.float32),
-            greedy.bool() if greedy.any() else None,
             min_p.to(torch.float32) if (min_p > 0).any() else None,
             top_k.to(torch.int64) if (top_k > 0).any() else None,
             top_p.to(torch.float32) if (top_p < 1).any() else None,
@@ -328,11 +309,8 @@ class RunningBatch:
                     logits[row - first] = self._adjusted(logits[row - first], row)
                 except NoAllowedToken as error:
                     failures[row] = self._grammar_failure(row, error)
-        metadata = rows.metadata(first)
-        logprobs = sampling.processed_logprobs(
-            logits, metadata.temperature, metadata.min_p, metadata.top_k, metadata.top_p
-        )
-        tokens = sampling.draw(logprobs, rows.draws(first), metadata.greedy)
+        logprobs = sampling.processed_logprobs(logits, rows.filters.since(first))
+        tokens = sampling.draw(logprobs, rows.draws(first), None if rows.greedy is None else rows.greedy[first:])
         chosen = logprobs.gather(1, tokens[:, None])[:, 0]
         if not bool(torch.isfinite(chosen).all()):
             raise NotFinite(

@@ -22,8 +22,7 @@ from transformers import (
 
 from offbook.base.errors import ConfigError, EngineError
 
-from ...base_attention import UNSUPPORTED, attention_sizes
-from ...base_weights import architecture_of, check_weights
+from ...base_model import UNSUPPORTED, architecture_of, attention_sizes, check_weights
 from ...chat_template import end_tokens
 from ...precision import device_name, dtype_of
 from .adapters import AdapterLayers

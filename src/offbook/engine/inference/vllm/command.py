@@ -59,7 +59,7 @@ FORCED_CALLS = "hermes"
 """The parser for a model whose chat template has no tools. vLLM needs one even for forced calls, which it does not parse."""
 _PARENT_CHECK = 0.5  # seconds
 _PR_SET_PDEATHSIG = 1
-WEIGHTS_MODULE = "offbook.engine.base_weights"
+WEIGHTS_MODULE = "offbook.engine.base_model"
 """python -m WEIGHTS_MODULE DIR [--cuda]: the check of the base's weight files, and of the GPU."""
 REFUSED = 2
 """Exit code of WEIGHTS_MODULE, and of this module, for a base or an option that is wrong."""

@@ -22,24 +22,23 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from offbook.base.config import LoraOptions
 from offbook.base.errors import ConfigError, EngineError
-from offbook.engine.base_attention import attention_sizes
+from offbook.engine.base_model import attention_sizes
 from offbook.engine.chat_template import ChatTemplate, end_tokens
 from offbook.engine.checkpoint_files import ADAPTER
 from offbook.engine.learner.rows.cost import ModelShape
 from offbook.engine.learner.rows.layouts import ComputeRow
-from offbook.engine.learner.targets.target_settings import TargetSettings
 from offbook.engine.protocol import PromptOptions
+from offbook.engine.sampling import TargetSettings
 
 from . import (
     attention,
-    fused_kernels,
+    layer_kernels,
     loaders,
     unsloth_attention,
     unsloth_loader,
 )
-from .adaptable_layers import adaptable_layers, left_out
-from .loaders import Loader
-from .lora_linear import compute_in_sixteen_bits
+from .layer_kernels import compute_in_sixteen_bits
+from .loaders import Loader, adaptable_layers, left_out
 from .target_logprobs import capped, target_logprobs
 
 _NAMED = 5
@@ -114,8 +113,8 @@ class Policy:
         model.name_or_path = name or str(base)  # what PEFT writes as the adapter's base
         kernels = chosen
         if chosen == "peft":
-            fuses = device.startswith("cuda") and fused_kernels.installed()
-            kernels = fused_kernels.fuse(model, sharded=sharded) if fuses else "torch"
+            fuses = device.startswith("cuda") and layer_kernels.installed()
+            kernels = layer_kernels.fuse(model, sharded=sharded) if fuses else "torch"
 
         def tokenizer() -> PreTrainedTokenizerBase:
             return AutoTokenizer.from_pretrained(base, trust_remote_code=False)

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from offbook.engine.learner.targets.target_settings import TargetSettings
-from offbook.engine.sampling_filter import excluded
+from offbook.engine.sampling import RowSettings, TargetSettings, excluded
 
 Head = Callable[[Tensor], Tensor]
 
@@ -31,13 +30,10 @@ def capped(logits: Tensor, cap: float | None) -> Tensor:
 
 @dataclass(frozen=True)
 class _ChunkSettings:
-    """Settings of n targets as tensors [n]; None: no target of the chunk uses the setting."""
+    """Settings of n targets as tensors [n]."""
 
     token_ids: Tensor
-    temperature: Tensor | None
-    top_p: Tensor | None
-    top_k: Tensor | None
-    min_p: Tensor | None
+    filters: RowSettings
     sampled: Tensor  # bool: temperature above 0
     allowed: tuple[Tensor, Tensor, Tensor] | None  # bool [n]: under a grammar; target and token of each that it allows
 
@@ -96,10 +92,12 @@ def _chunk_settings(settings: TargetSettings, like: Tensor) -> _ChunkSettings:
     greedy = settings.temperature <= 0
     return _ChunkSettings(
         token_ids=torch.from_numpy(settings.token_ids).to(like.device),
-        temperature=tensor(np.where(greedy, 1.0, settings.temperature), greedy | (settings.temperature == 1.0)),
-        top_p=tensor(settings.top_p, settings.top_p >= 1.0),
-        top_k=tensor(settings.top_k, settings.top_k <= 0, torch.int64),
-        min_p=tensor(settings.min_p, settings.min_p <= 0.0),
+        filters=RowSettings(
+            temperature=tensor(np.where(greedy, 1.0, settings.temperature), greedy | (settings.temperature == 1.0)),
+            min_p=tensor(settings.min_p, settings.min_p <= 0.0),
+            top_k=tensor(settings.top_k, settings.top_k <= 0, torch.int64),
+            top_p=tensor(settings.top_p, settings.top_p >= 1.0),
+        ),
         sampled=torch.from_numpy(~greedy).to(like.device),
         allowed=_allowed(settings, like.device),
     )
@@ -133,8 +131,8 @@ def _with_autograd(hidden: Tensor, place: Tensor, chunk: _ChunkSettings, head: H
 def _chunk_logprobs(logits: Tensor, chunk: _ChunkSettings) -> tuple[Tensor, Tensor, Tensor]:
     """logits [n, V] -> logprobs, entropy, kept [n]. A token outside the kept set gets logprob 0 and no gradient."""
     logits = logits if logits.dtype == torch.float64 else logits.float()
-    if chunk.temperature is not None:
-        logits = logits / chunk.temperature[:, None]
+    if chunk.filters.temperature is not None:
+        logits = logits / chunk.filters.temperature[:, None]
     kept = chunk.sampled
     outside = None
     if chunk.allowed is not None:
@@ -142,7 +140,7 @@ def _chunk_logprobs(logits: Tensor, chunk: _ChunkSettings) -> tuple[Tensor, Tens
         outside = constrained[:, None].repeat(1, logits.shape[-1])
         outside[targets, tokens] = False
         logits = logits.masked_fill(outside, float("-inf"))
-    filtered = excluded(logits.detach(), chunk.min_p, chunk.top_k, chunk.top_p)
+    filtered = excluded(logits.detach(), chunk.filters)
     if filtered is not None:
         outside = filtered if outside is None else outside | filtered
     if outside is not None:

@@ -26,8 +26,7 @@ from offbook.engine.token_tree import (
     segments,
 )
 
-from .attention_pieces import Piece, cut
-from .cost import Estimate, ModelShape, tree_pairs
+from .cost import Estimate, ModelShape, Piece, cut, tree_pairs
 
 if TYPE_CHECKING:
     from offbook.base.config import LayoutName

@@ -13,8 +13,7 @@ import torch
 
 from offbook.engine.token_tree import Ints, segments
 
-from .attention_pieces import cut
-from .cost import ModelShape
+from .cost import ModelShape, cut
 from .layouts import ComputeRow, Forest
 
 logger = logging.getLogger(__name__)

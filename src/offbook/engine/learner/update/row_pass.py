@@ -22,7 +22,7 @@ from offbook.engine.learner.rows.cost import ModelShape
 from offbook.engine.learner.rows.layouts import ComputeRow
 from offbook.engine.learner.rows.row_split import RowSplit
 from offbook.engine.learner.targets.batch import TrainBatch
-from offbook.engine.learner.targets.target_settings import TargetSettings
+from offbook.engine.sampling import TargetSettings
 
 from .loss import (
     LOSSES,

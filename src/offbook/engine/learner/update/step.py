@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -27,7 +27,6 @@ from offbook.engine.learner.rows.layouts import LayoutPlan, plan
 from offbook.engine.learner.targets.batch import TrainBatch
 
 from .loss import SEQUENCE_LOSSES
-from .loss_scale import LossScale
 from .row_pass import LastUpdate, LossInputs, RowPass, RowPolicy, Scores, Tally, TeacherScores, UpdateState
 
 Report = Callable[[str, int, int], None]
@@ -37,6 +36,41 @@ RowPasses = Callable[[RowPolicy, LossInputs], RowPass]
 
 HUGE = 1e6
 """If a step is not finite, the error names an advantage above this: rewards or weights have an unusual scale."""
+
+
+FIRST, LOWEST, HIGHEST = 2.0**16, 1.0, 2.0**24
+LOWER, GROW = 1 / 4, 2.0
+PATIENCE = 50
+"""Updates without an overflow after which a larger scale is tried."""
+
+
+@dataclass
+class LossScale:
+    """The loss scale of a float16 base (Micikevicius et al. 1710.03740, section 3.2), whose gradients range from 6e-8
+    to 65504: the loss is multiplied by it before the backward pass, and the adapter's float32 gradients are divided by it
+    afterwards. `clean`: updates since it last changed. Both are saved in checkpoints."""
+
+    value: float = FIRST
+    clean: int = 0
+
+    def divide(self, gradients: Sequence[Tensor]) -> bool:
+        """Divide the gradients by the scale, in place. Returns whether all are finite."""
+        for gradient in gradients:
+            gradient.div_(self.value)
+        return not gradients or bool(torch.stack([gradient.abs().sum() for gradient in gradients]).isfinite().all())
+
+    def lower(self) -> bool:
+        """Lower the scale after an overflow. Returns False if it is already at its minimum."""
+        if self.value <= LOWEST:
+            return False
+        self.value, self.clean = max(LOWEST, self.value * LOWER), 0
+        return True
+
+    def applied(self) -> None:
+        """Count an update without an overflow, and raise the scale after `PATIENCE` of them."""
+        self.clean += 1
+        if self.clean >= PATIENCE and self.value < HIGHEST:
+            self.value, self.clean = self.value * GROW, 0
 
 
 @dataclass(kw_only=True)

@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from offbook.engine.inference.decoding.sampling import processed_logprobs
 from offbook.engine.learner.model.target_logprobs import target_logprobs
-from offbook.engine.learner.targets.target_settings import TargetSettings
-from offbook.engine.sampling_filter import excluded
+from offbook.engine.sampling import RowSettings, TargetSettings, excluded, processed_logprobs
 
 VOCABULARY = 50
 SETTINGS = [  # temperature, top_p, top_k, min_p
@@ -36,7 +34,7 @@ def scores() -> torch.Tensor:
 def test_the_sampler_and_the_learner_agree_to_the_last_bit(chunk: int) -> None:
     logits = scores()
     temperature, top_p, top_k, min_p = (torch.tensor(column) for column in zip(*SETTINGS, strict=True))
-    sampled = processed_logprobs(logits, temperature, min_p, top_k, top_p)
+    sampled = processed_logprobs(logits, RowSettings(temperature, min_p, top_k, top_p))
 
     rows = np.repeat(np.arange(len(SETTINGS)), VOCABULARY)
     columns: list[Any] = [np.array(column)[rows] for column in zip(*SETTINGS, strict=True)]
@@ -51,8 +49,8 @@ def test_the_sampler_and_the_learner_agree_to_the_last_bit(chunk: int) -> None:
 
 def test_the_filter_is_off_where_no_setting_is_on_and_keeps_ties_of_top_k() -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0, 3.0]])
-    assert excluded(logits, None, None, None) is None
-    one = excluded(logits, None, torch.tensor([1]), None)
+    assert excluded(logits, RowSettings()) is None
+    one = excluded(logits, RowSettings(top_k=torch.tensor([1])))
     assert one is not None and one.tolist() == [[True, False, True, False]]
-    least = excluded(logits, torch.tensor([1.0]), None, torch.tensor([1e-9]))
+    least = excluded(logits, RowSettings(min_p=torch.tensor([1.0]), top_p=torch.tensor([1e-9])))
     assert least is not None and int((~least).sum()) == 1  # the likeliest is always kept

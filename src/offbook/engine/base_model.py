@@ -1,8 +1,8 @@
-"""Checks a base's weight files against its architecture before an engine loads them. Reads only the files' headers.
+"""What a base's folder says: its attention and its weight files, which are checked against its architecture before an engine loads
+them. Reads only the files' headers.
 
 transformers fills a weight that the files lack with random numbers, and vLLM leaves it as the memory was if the layers
-that it fuses have another. Sampler and learner would then be different policies.
-"""
+that it fuses have another. Sampler and learner would then be different policies."""
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # transformers' models and configs are only partly typed.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +140,7 @@ def _shape(size: Iterable[int]) -> str:
 
 
 def main() -> int:
-    """`python -m offbook.engine.base_weights DIR [--cuda]`: the check for vLLM. Exit code 2, with the reason on stderr,
+    """`python -m offbook.engine.base_model DIR [--cuda]`: the check for vLLM. Exit code 2, with the reason on stderr,
     for a base that must not be loaded, and with --cuda for a GPU that torch cannot use. vLLM also knows architectures
     that transformers does not; those are not checked."""
     try:
@@ -156,3 +157,29 @@ def main() -> int:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+UNSUPPORTED = ("softcap", "s_aux", "position_bias")
+"""Arguments by which transformers tells an attention function of capped scores, sinks and biases. None of ours, and not SDPA,
+computes them."""
+
+
+@dataclass(frozen=True)
+class AttentionSize:
+    """The sizes of a layer's attention."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
+def attention_sizes(config: PreTrainedConfig) -> tuple[AttentionSize, ...]:
+    """The different sizes among the layers of a text model, in their order. Gemma 4's full and sliding layers differ."""
+    layers = config.per_layer_config if config.is_heterogeneous else [config]
+    return tuple(dict.fromkeys(_attention_size(layer) for layer in layers))
+
+
+def _attention_size(config: PreTrainedConfig) -> AttentionSize:
+    heads = int(config.num_attention_heads)
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return AttentionSize(heads, int(getattr(config, "num_key_value_heads", None) or heads), int(width))

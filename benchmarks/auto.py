@@ -10,11 +10,12 @@ import os
 import tempfile
 from pathlib import Path
 
-from offbook import AutoTrainer, LocalBackend, TrainableModel, TrainConfig
-from offbook.auto.report import AutoReport
-from offbook.comparison.report import shown_interval
+from offbook import LocalBackend, TrainableModel, TrainConfig
 from offbook.llms import Llm
 from offbook.testing import scripted_llm
+from offbook_auto import AutoTrainer
+from offbook_auto.report import AutoReport
+from offbook_compare.report import shown_interval
 from tests.fakes.scripted_writer import DESCRIPTION, TOOLS, writer
 
 STEPS = 36

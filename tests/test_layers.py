@@ -27,7 +27,6 @@ ADAPTERS = {
     "offbook",
     *USER,
     *CLIENT,
-    "comparison",
     "http_listener",
     "llms",
     "openai_dialect",
@@ -39,6 +38,8 @@ ADAPTERS = {
     "trainer",
 }
 """What the adapters in integrations/ may import: never the server or the engine."""
+COMMAND_OPTIONS = {"commands.generated_options", "commands.option_values", "commands.options"}
+INTEGRATIONS = {path.name for path in (ROOT / "integrations").iterdir() if path.name.startswith("offbook_")}
 
 SERVER_WING = ADAPTERS | {"commands", "commands.options", "server", "engine.checkpoint_files"}
 """What a wing with a part of the server may import: its door, `server.wing`, and what that hands out."""
@@ -65,23 +66,20 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tracing": USER | CLIENT,
     "trainer": USER | {*CLIENT, "llms", "rewards", "scenarios", "scenarios.file_rows", "tracing"},
     "processes": USER | {*CLIENT, "rewards", "scenarios", "trainer"},
-    "comparison": USER
-    | {*CLIENT, "http_listener", "llms", "openai_dialect", "rewards", "scenarios", "tracing", "trainer"},
-    "auto": USER | {*CLIENT, "comparison", "llms", "rewards", "scenarios", "scenarios.file_rows", "tracing", "trainer"},
     "quickstart": USER | {*CLIENT, "rewards", "scenarios", "tracing", "trainer", "offbook_langgraph"},
     "compat": USER | {*CLIENT, "rewards", "offbook_langgraph"},
     "doctor": USER | {*CLIENT, "llms", "memory_plan"},
     "commands.options": {"base"},
     "commands.help_pages": {"base"},
     "commands.generated_options": {"base", "commands.help_pages"},
+    "commands.option_values": USER | {*CLIENT, "commands.generated_options", "commands.options", "tracing", "trainer"},
     "commands": USER
     | {
         *CLIENT,
         "commands.generated_options",
         "commands.help_pages",
+        "commands.option_values",
         "commands.options",
-        "auto",
-        "comparison",
         "doctor",
         "http_listener",
         "llms",
@@ -125,7 +123,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "testing": USER | {"openai_dialect", "rewards", "server", "tracing"},
     "offbook_cloud": SERVER_WING,
     "offbook_langgraph": ADAPTERS,
-    "offbook_mcp": ADAPTERS | {"auto", "commands.generated_options", "commands.options"},
+    "offbook_mcp": ADAPTERS | COMMAND_OPTIONS,
+    "offbook_compare": ADAPTERS | COMMAND_OPTIONS,
+    "offbook_auto": ADAPTERS | COMMAND_OPTIONS | {"offbook_compare", "offbook_mcp", "scenarios.file_rows"},
     "offbook_langfuse": ADAPTERS,
 }
 """The public names (`offbook.__init__`) may name any part: they are loaded lazily."""

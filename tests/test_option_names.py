@@ -15,7 +15,6 @@ from pydantic import BaseModel, ValidationError
 import offbook
 from offbook.base.errors import ConfigError
 from offbook.base.option_names import FOREIGN, OWNERS, names_checked
-from offbook.comparison.options import CompareOptions
 from offbook.compat.art.utils import retry
 from offbook.llms.llm import Llm
 from offbook.trainer.options import TrainerOptions
@@ -45,10 +44,6 @@ def awaited(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda **options: asyncio.run(function(**options))
 
 
-def compared(**options: Any) -> object:
-    return offbook.compare(trainable(app, model=MODEL), SCENARIOS, ["step:0"], **options)
-
-
 def model(**options: Any) -> offbook.TrainableModel:
     return offbook.TrainableModel("agent", **{"base_model": "tiny", **options})
 
@@ -70,7 +65,6 @@ CALLS: dict[str, Callable[..., Any]] = {
     "app.train": lambda **options: trainable(app, model=MODEL).train(SCENARIOS, **options),
     "app.evaluate": lambda **options: trainable(app, model=MODEL).evaluate(SCENARIOS, **options),
     "app.trained": lambda **options: trainable(app, model=MODEL).trained(**options),
-    "compare": compared,
     "Ruler": offbook.Ruler,
     "MCPTrainer": lambda **options: MCPTrainer("server.py", MODEL, **options),
     "MCPTrainer.train": lambda **options: MCPTrainer("server.py", MODEL).train(1, **options),
@@ -125,7 +119,6 @@ TRAINERS = "Trainer(), MCPTrainer() or app.train()"
         ("app.train", "select", "use select=... in trainable()"),
         ("app.evaluate", "rollout", "did you mean 'rollouts'?"),
         ("app.trained", "setp", "did you mean 'step'?"),
-        ("compare", "base_line", "did you mean 'baseline'?"),
         ("Ruler", "rubrik", "did you mean 'rubric'?"),
         ("Ruler", "concurency", "did you mean 'concurrency'?"),
         ("Ruler", "base_url", "use api_base=..."),
@@ -143,7 +136,7 @@ def test_options_of_llm_and_parameters_of_litellm_reach_the_judges_model() -> No
     assert (options.litellm_parameters, options.api_base) == ({"temperature": 0}, "http://box/v1")
 
 
-@pytest.mark.parametrize("where", ["Trainer", "trainable", "app.train", "compare", "MCPTrainer"])
+@pytest.mark.parametrize("where", ["Trainer", "trainable", "app.train", "MCPTrainer"])
 @pytest.mark.parametrize("judge", ["openai/o3", Llm("openai/o3")])
 def test_a_model_given_as_judge_is_answered_with_ruler(where: str, judge: object) -> None:
     with pytest.raises(
@@ -221,7 +214,6 @@ ACTUAL = {
     "trainable": {field.name for field in fields(TrainableOptions)},
     "app.deployed": names_of(TrainableRunnable.deployed),
     "MCPTrainer": names_of(MCPTrainer) | {field.name for field in fields(MCPTrainerOptions)},
-    "compare": names_of(offbook.compare) | {field.name for field in fields(CompareOptions)},
     "Ruler": names_of(offbook.Ruler),
     "RemoteBackend": names_of(offbook.RemoteBackend),
 }

@@ -13,7 +13,6 @@ import pytest
 from offbook.base.errors import OffbookError
 from offbook.base.http_access import key_option
 from offbook.client.local import running_server
-from offbook.comparison.journal import Journal
 from offbook.contracts import Alert
 from offbook.llms.cache import AnswerCache
 from offbook.memory_plan.published import shape_in
@@ -77,7 +76,6 @@ READERS = {
     "ranked": Reader("f.jsonl", "".join(RANKED % i for i in range(3)), lambda f: read_ranked(f / "f.jsonl")),
     "--rubric": Reader("file", "- a\n- b\n- c\n", lambda f: ruler_at("openai/none", None, f / "file")),
     "rubric": Reader("rubric.md", "- a\n- b\n- c\n", _rubric),
-    "journal": Reader("rows.jsonl", "{}\n{}\n{}\n", lambda f: Journal(f / "rows.jsonl")),
     "alerts.jsonl": Reader("alerts.jsonl", '{"id": "a"}\n' * 3, _alert),
     "model.json": Reader("p/models/m/model.json", '{"name": "m"}', lambda f: scan_models(f)),
     "config.json": Reader("config.json", '{"model_type": "qwen2"}', lambda f: shape_in(f, "a")),

@@ -16,7 +16,6 @@ from tests.paths import ROOT
 
 NAMES = [
     "AsyncClient",
-    "AutoTrainer",
     "Command",
     "EngineOptions",
     "History",
@@ -38,10 +37,8 @@ NAMES = [
     "Trainer",
     "Trajectory",
     "TrajectoryGroup",
-    "acompare",
     "auto_trajectory",
     "capture_auto_trajectory",
-    "compare",
     "current_trajectory",
     "gather_trajectories",
     "gather_trajectory_groups",

@@ -30,9 +30,11 @@ HERE = "website/pages"
 COLAB = "https://colab.research.google.com/github"
 EXPORTED = {
     "offbook_langgraph": ("trainable", "observe", "capture"),
-    "offbook": tuple(name for name in offbook.__all__ if name != "compare"),
+    "offbook": tuple(offbook.__all__),
+    "offbook_compare": ("acompare", "ComparisonReport"),
+    "offbook_auto": ("AutoTrainer",),
 }
-"""Module -> its names in the Python reference. `compare` is `acompare` without `await`."""
+"""Module -> its names in the Python reference."""
 
 
 def site_pages() -> dict[str, str]:

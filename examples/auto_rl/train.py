@@ -8,7 +8,7 @@ from pathlib import Path
 from auto_rl.writer import DESCRIPTION, TOOLS, reply
 from measured_training import falling, model_of, parser, write_figures
 
-import offbook
+import offbook_auto
 from offbook.llms import Llm
 from offbook.testing import scripted_llm
 
@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 def main(options: argparse.Namespace) -> None:
     folder = options.dir / f"auto-{options.seed}"
     with scripted_llm(reply) as endpoint:
-        trainer = offbook.AutoTrainer(
+        trainer = offbook_auto.AutoTrainer(
             DESCRIPTION,
             llm=Llm("openai/writer", api_base=endpoint.url, api_key="unused", cache=options.dir / "llms.sqlite"),
             tools=TOOLS,

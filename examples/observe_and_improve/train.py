@@ -13,10 +13,11 @@ from observe_and_improve.teacher import teacher
 from observe_and_improve.visitors import PAINTINGS, make_guide, scenarios
 
 import offbook
-from offbook.auto.improvable_app import AppWithScenarios, WrappedApp
-from offbook.auto.improve import Improver
-from offbook.auto.improve_options import ImproveOptions
+import offbook_compare
 from offbook.testing import scripted_llm
+from offbook_auto.improvable_app import AppWithScenarios, WrappedApp
+from offbook_auto.improve import Improver
+from offbook_auto.improve_options import ImproveOptions
 
 HERE = Path(__file__).parent
 PARTS = slice(0, 24), slice(24, 32), slice(32, 40)
@@ -39,7 +40,7 @@ def main(options: argparse.Namespace) -> None:
         report = Improver(app, ImproveOptions(sft=sft, round_steps=options.steps, rounds=2, output=folder)).run()
         best = f"step:{report.best.step}" if report.best else "step:newest"
         steps = dict.fromkeys(("step:0", best))
-        compared = offbook.compare(guide, others, [*steps, "as-is"], output=folder / "others")
+        compared = offbook_compare.compare(guide, others, [*steps, "as-is"], output=folder / "others")
     before, after = compared.of("step:0"), compared.of(best)
     print(f"other paintings: {before.value} before, {after.value} at {best}, gain {after.difference}")
     if options.write:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from .auto.trainer import AutoTrainer
     from .base.config import LoraOptions, SFTConfig, TeacherKL, TrainConfig
     from .base.errors import OffbookError
     from .base.server_options import EngineOptions
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     )
     from .client.rollouts.dataset import iterate_dataset
     from .client.rollouts.gather import gather_trajectories, gather_trajectory_groups, trajectory_group_batches
-    from .comparison.compare import acompare, compare
     from .contracts import TraceSink
     from .processes.command import Command
     from .rewards.reward_result import RewardResult
@@ -43,7 +41,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncClient",
-    "AutoTrainer",
     "Command",
     "EngineOptions",
     "History",
@@ -65,10 +62,8 @@ __all__ = [
     "Trainer",
     "Trajectory",
     "TrajectoryGroup",
-    "acompare",
     "auto_trajectory",
     "capture_auto_trajectory",
-    "compare",
     "current_trajectory",
     "gather_trajectories",
     "gather_trajectory_groups",
@@ -84,7 +79,6 @@ __all__ = [
 
 _MODULE_OF = {
     "AsyncClient": "client.inference",
-    "AutoTrainer": "auto.trainer",
     "Command": "processes.command",
     "EngineOptions": "base.server_options",
     "History": "base.types",
@@ -106,10 +100,8 @@ _MODULE_OF = {
     "Trainer": "trainer.trainer",
     "Trajectory": "base.types",
     "TrajectoryGroup": "base.types",
-    "acompare": "comparison.compare",
     "auto_trajectory": "client.rollouts.capture",
     "capture_auto_trajectory": "client.rollouts.capture",
-    "compare": "comparison.compare",
     "current_trajectory": "client.rollouts.capture",
     "gather_trajectories": "client.rollouts.gather",
     "gather_trajectory_groups": "client.rollouts.gather",

@@ -16,7 +16,6 @@ import pytest
 from openai.types.chat import ChatCompletionMessage
 
 import offbook
-from offbook.llms import Llm
 from offbook.testing import LlmReply, LlmRequest, calls_tool, says, scripted_llm
 from tests.examples.trainings import EXAMPLES, MEASURED, train_a_step
 
@@ -143,17 +142,6 @@ def test_the_shop_goes_back_from_a_model_that_was_not_trained(tmp_path: Path) ->
 
     with scripted_llm(paid) as provider, served(tmp_path, provider.url, "--inference-only") as url:
         asyncio.run(story(url))
-
-
-def test_the_writer_writes_all_that_a_training_asks_for(litellm: Any, tmp_path: Path) -> None:
-    from auto_rl.writer import DESCRIPTION, TOOLS, reply
-
-    with scripted_llm(reply) as endpoint:
-        llm = Llm("openai/writer", api_base=endpoint.url, api_key="unused", cache=tmp_path / "llms.sqlite")
-        trainer = offbook.AutoTrainer(
-            DESCRIPTION, llm=llm, tools=TOOLS, train_inputs=60, held_out=24, output=tmp_path / "out"
-        )
-        assert len(trainer.run(until="rubric").inputs) == 84
 
 
 @pytest.mark.slow("whole trainings")

@@ -12,14 +12,11 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
-import httpx
 import pytest
 import uvicorn
 
-from offbook.comparison.gateway import Gateway
 from offbook.http_listener import access_checks, config
 from offbook.http_listener.config import ConnectionLimits
-from offbook.llms import Llm
 from offbook.server.http import app
 from offbook.server.http.auth import Guard
 from offbook.server.http.viewer import build_viewer
@@ -38,9 +35,10 @@ LISTENERS = {
     "src/offbook/server/serving.py": ("server", "server with a key"),
     "src/offbook/commands/ui.py": ("ui", "ui with a key"),
     "integrations/offbook_mcp/commands/serve.py": ("mcp serve", "mcp serve with a key"),
-    "src/offbook/comparison/gateway.py": ("comparison with a key",),
 }
 """Files that start a listener, and the listeners below that each one starts."""
+ELSEWHERE = {"integrations/offbook_compare/gateway.py"}
+"""Files of wings that start one: attacked by the tests of the wing."""
 NAMES = [name for names in LISTENERS.values() for name in names]
 CHAT = "/v1/chat/completions"
 FAKES = {"src/offbook/testing/asgi.py", "src/offbook/testing/endpoint.py"}
@@ -67,7 +65,7 @@ def test_every_listener_is_configured_in_one_place_and_attacked_below() -> None:
                 configured.add(name)
             if used & others or any(each.endswith(("HTTPServer", "TCPServer")) for each in used):
                 own.add(name)
-    assert configured == set(LISTENERS)
+    assert configured - ELSEWHERE == set(LISTENERS)
     assert own == {"src/offbook/http_listener/config.py"} | FAKES | BEHIND
 
 
@@ -85,20 +83,20 @@ async def application(name: str, key: str | None, folder: Path) -> AsyncIterator
         yield ToolEndpoint(UNUSED, UNUSED, LoopOptions(), 1_000, UNUSED).application(key)
 
 
-@pytest.fixture(params=NAMES)
-async def listener(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[tuple[int, str | None]]:
-    """The port of a listener, and its key."""
+@pytest.fixture
+def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a second for a request's head and body."""
     limits = ConnectionLimits(head_seconds=0.5, body_seconds=0.5, linger_seconds=0.2, connections=32, unadmitted=8)
     monkeypatch.setattr(config, "connection_limits", lambda: limits)
     monkeypatch.setattr(access_checks, "DISCARD_SECONDS", 0.1)
+
+
+@pytest.fixture(params=NAMES)
+async def listener(
+    request: pytest.FixtureRequest, tmp_path: Path, short_limits: None
+) -> AsyncIterator[tuple[int, str | None]]:
+    """The port of a listener, and its key."""
     name = cast(str, request.param)
-    if name.startswith("comparison"):
-        with Gateway({"big": Llm("openai/big", cache=None)}) as gateway:
-            model = gateway.model("big")
-            yield httpx.URL(model.inference_base_url).port or 0, model.inference_api_key
-        return
     key = "the-key" if name.endswith("with a key") else None
     async with application(name, key, tmp_path) as served:
         listening = socket.create_server(("127.0.0.1", 0))

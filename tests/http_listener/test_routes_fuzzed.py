@@ -22,11 +22,7 @@ import httpx
 import pytest
 from starlette.routing import Mount, Route
 
-from offbook.base.errors import LlmError
-from offbook.comparison import gateway as comparison
 from offbook.http_listener.access_checks import AccessChecks
-from offbook.llms import Llm
-from offbook.llms.provider import ChatAnswer, Tokens
 from offbook.server.http import app, model_paths
 from offbook.server.http.auth import Guard
 from offbook.server.upstream import passing
@@ -196,7 +192,7 @@ def test_every_api_before_the_routes_is_attacked() -> None:
 
 def test_every_listener_is_attacked() -> None:
     """The listeners are found in the source by the test beside this one."""
-    assert {name for names in LISTENERS.values() for name in names} == {*APPLICATIONS, "comparison with a key"}
+    assert {name for names in LISTENERS.values() for name in names} == set(APPLICATIONS)
 
 
 APPLICATIONS = ("server", "server with a key", "ui", "ui with a key", "mcp serve", "mcp serve with a key")
@@ -235,30 +231,6 @@ async def test_no_request_to_mcp_serve_is_answered_500() -> None:
     async with serving(served) as url, httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as http:
         doors = doors_of(served)
         assert await attack(http, doors, 10 * CASES) == 10 * CASES * len(doors)
-
-
-class Answering(Llm):
-    """Another LLM that answers at once, or fails."""
-
-    async def chat(self, messages: Any, *arguments: Any, **options: Any) -> ChatAnswer:
-        if len(messages) % 2:
-            message = {"role": "assistant", "content": "ok"}
-            choice = {"index": 0, "finish_reason": "stop", "message": message}
-            return ChatAnswer((choice,), Tokens(1, 1), None, 0.1)
-        raise LlmError("refused", kind="refused")
-
-
-async def test_no_request_to_a_comparisons_endpoint_is_answered_500() -> None:
-    assert comparison.PATH.fullmatch("/t/t/v1/chat/completions")
-    body = CHAT | {"model": "big", "temperature": 0.5, "top_p": 0.5, "tools": [{"type": "function"}], "stream": False}
-    with comparison.Gateway({"big": Answering("openai/big", cache=None)}) as gateway:
-        model = gateway.model("big")
-        headers = {"authorization": f"Bearer {model.inference_api_key}"}
-        url = str(model.inference_base_url).removesuffix("/v1")
-        async with httpx.AsyncClient(base_url=url, headers=headers, timeout=60, trust_env=False) as http:
-            paths = ("/v1/chat/completions", "/t/{trajectory_id}/v1/chat/completions")
-            doors: list[tuple[str, str, Any]] = [("POST", path, body) for path in paths]
-            assert await attack(http, doors, 10 * CASES) == 20 * CASES
 
 
 async def test_a_route_in_no_table_is_told(tmp_path: Path) -> None:

@@ -15,9 +15,7 @@ from offbook import TrainableModel
 from offbook.base.types import new_id
 from offbook.base.wire import IDEMPOTENCY_HEADER, RECORD_HEADER, TRAJECTORY_HEADER
 from offbook.client.backend import RemoteBackend
-from offbook.comparison.gateway import Gateway as Comparison
 from offbook.engine.inference.decoding.model import ModelRunner
-from offbook.llms import Llm
 from offbook.testing import (
     Action,
     LlmReply,
@@ -37,7 +35,6 @@ from offbook.testing import (
     scripted_sampler,
 )
 from offbook.testing.asgi import serving
-from tests.comparison.conftest import short_waits  # noqa: F401  # a fixture
 from tests.engine.inference.conftest import folder, policy  # noqa: F401  # fixtures
 from tests.engine.inference.served import says as engine_says
 from tests.engine.inference.served import served
@@ -215,35 +212,6 @@ def replies() -> dict[str, LlmReply]:
         "without usage": says("7", usage=None),
     }
     return named | more | {f"{name}, streamed": reply for name, reply in more.items()}
-
-
-async def test_the_endpoint_of_a_comparison(short_waits: None) -> None:  # noqa: F811
-    script = replies() | {"filtered": filters(), "provider fails": fails(401, "wrong key")}
-    ask = {"model": "big", "messages": HELLO}
-    texts: list[str] = []
-    with scripted_llm(list(script.values())) as api:
-        llm = Llm(
-            "openai/big",
-            api_base=api.url,
-            cache=None,
-            retries=1,
-            timeout=20.0,
-            prices={"prompt": 2.0, "completion": 8.0},
-        )
-        with Comparison({"big": llm}) as gateway:
-            model = gateway.model("big")
-            headers = {"authorization": f"Bearer {model.inference_api_key}", TRAJECTORY_HEADER: "t1"}
-            async with opened(model.inference_base_url.removesuffix("/v1")) as http:
-                for name in script:
-                    fields = LLM_CASES.get(name, USAGE if "streamed" in name else {})
-                    texts.append(await responses(http, {name: ask | fields}, headers))
-                others: dict[str, Any] = {"after a lasting fault": ask, "another model": ask | {"model": "x"}}
-                others |= {"no messages": {"model": "big"}, "no JSON": "{"}
-                texts.append(await responses(http, others, headers))
-                texts.append(await responses(http, {"without the key": ask}))
-                elsewhere = await http.post("/v1/other", json={}, headers=headers)
-                texts.append(told("no path", "{}", elsewhere))
-    check("comparison", "".join(texts))
 
 
 async def test_the_scripted_llm() -> None:

@@ -10,16 +10,13 @@ from typing import Any
 
 import pytest
 
-from offbook import Model, RemoteBackend, TrainableModel, Trajectory, acompare
 from offbook.base.errors import ConfigError
 from offbook.base.takeovers import Decision, TakeoverState
 from offbook.contracts import StepFinished, TraceSink
-from offbook.testing import says, scripted_llm, scripted_server
 from offbook.testing.sinks import RUN, check_sink, sample_events
 from offbook.tracing.fanout import FanOut, show
 from offbook.tracing.sink_registry import resolve_sinks
 from offbook.tracing.takeover_events import TakeoverEvents
-from tests.fakes.obedient_policy import obey
 from tests.fakes.trace_server import until
 
 wandb = pytest.importorskip("wandb", reason="pip install -r requirements/test.txt")
@@ -132,32 +129,6 @@ def test_every_metric_table_and_checkpoint_is_in_the_offline_files_and_a_restart
     shown(resolve_sinks(["wandb"])[0], path)
     ids = Counter(record.run.run_id for _, record in records(folder) if record.HasField("run"))
     assert set(ids) == {RUN}
-
-
-@pytest.mark.slow("W&B's own process, for each candidate")
-async def test_each_candidate_of_a_comparison_is_a_run_with_its_table_and_means(folder: Path) -> None:
-    async def rollout(model: Any, scenario: dict[str, str]) -> Trajectory:
-        messages: list[Any] = [{"role": "user", "content": scenario["question"]}]
-        answer = await model.openai_client().chat.completions.create(model=model.inference_name(), messages=messages)
-        return Trajectory(messages_and_choices=[*messages, answer.choices[0]], reward=1.0)
-
-    scenarios = [{"id": word, "question": f"say {word}"} for word in ("blue", "teal")]
-    with scripted_server(obey, folder) as served, scripted_llm([says("I say blue.")]) as api:
-        model = TrainableModel("shown", base_model="tiny", backend=RemoteBackend(served.url))
-        big = Model("big", inference_base_url=api.url, inference_api_key="k")
-        found = await acompare(
-            rollout, scenarios, ["step:0", big], model=model, output=folder / "out", sinks=["wandb"], success_at=1.0
-        )
-    ids = {record.run.run_id for _, record in records(folder) if record.HasField("run")}
-    assert ids == {f"step-0-{found.run}", f"big-{found.run}"}
-    rows = [row for row in history(folder) if "compare/reward" in row or "samples/compare" in row]
-    assert [row["compare/reward"] for row in rows] == [1.0, 1.0]
-    assert [row["samples/compare"]["nrows"] for row in rows] == [2, 2]
-    tables = [
-        json.loads(file.read_text()) for file in folder.glob("wandb/offline-run-*/files/media/table/samples/*.json")
-    ]
-    outputs = {str(row[3]) for table in tables for row in table["data"]}
-    assert outputs == {"I say blue.", "heard: say blue", "heard: say teal"}
 
 
 def test_online_without_a_key_is_an_error_that_names_the_variable(

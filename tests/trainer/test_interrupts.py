@@ -37,7 +37,6 @@ WAITING = "interrupted after step 0 of 3: run the same again to continue from th
 CALLS = {
     "trainer.train(3)": WAITING,
     "trainer.evaluate()": None,
-    "offbook.compare(rollout, ['eval'], ['step:0'], model=model)": None,
 }
 
 

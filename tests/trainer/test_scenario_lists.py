@@ -12,8 +12,6 @@ import offbook
 from offbook.base.errors import ConfigError
 from offbook.client.rollouts.dataset import iterate_dataset
 from offbook.client.rollouts.records import checked_groups
-from offbook.comparison.candidates import as_candidates
-from offbook.comparison.options import CompareOptions
 from offbook.scenarios.ordering import split
 from offbook.trainer.options import TrainerOptions
 from offbook.trainer.trainer import Trainer, checked_scenarios
@@ -56,7 +54,6 @@ async def test_a_generator_is_read_once_wherever_scenarios_are_passed() -> None:
     trainer = Trainer(MODEL, rollout, (text for text in QUESTIONS), eval=(text for text in QUESTIONS))
     assert (trainer.scenarios, trainer.options.eval) == (QUESTIONS, QUESTIONS)
     assert split((text for text in QUESTIONS), 0.999) == ([], QUESTIONS)
-    assert CompareOptions(trained_on=(text for text in QUESTIONS)).trained_on == QUESTIONS
     batches = iterate_dataset((text for text in QUESTIONS), 2, shuffle=False)
     assert [batch.items for batch in batches] == [QUESTIONS]
 
@@ -82,8 +79,6 @@ async def test_an_app_is_evaluated_on_a_generator(
 def test_groups_and_candidates_are_refused_the_same_way() -> None:
     with pytest.raises(ConfigError, match="groups: a list of groups is needed, got None"):
         checked_groups(None)  # type: ignore[arg-type]  # user input
-    with pytest.raises(ConfigError, match="candidates: a list of candidates is needed, got the str 'step:0'"):
-        as_candidates("step:0")
 
 
 def test_scenarios_that_come_twice_are_shown_by_number_and_words() -> None:

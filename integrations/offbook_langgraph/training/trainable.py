@@ -249,7 +249,7 @@ class TrainingMethods:
     async def rollout_by(
         self, models: Sequence[Model[Any]], scenario: object, trajectory: Trajectory, *, judged: bool
     ) -> Trajectory:
-        """Run one rollout for `offbook.compare`. `models` answer in place of `own_models`, in the same order."""
+        """Run one rollout for `offbook_compare.compare`. `models` answer in place of `own_models`, in the same order."""
         options, agent, answering = self._app_options, self._agent(), cast(Sequence[Answering], models)
         check_scored(options, agent, judged)
         answerers: Answerers = answering[0]
@@ -260,7 +260,7 @@ class TrainingMethods:
         )
 
     async def rollout_as_is(self, scenario: object, trajectory: Trajectory, *, judged: bool) -> Trajectory:
-        """Run one rollout for `offbook.compare` on the app's own models."""
+        """Run one rollout for `offbook_compare.compare` on the app's own models."""
         options, agent = self._app_options, self._agent()
         check_scored(options, agent, judged)
         return await options.rollout(agent, scenario, judged, OriginCounts(), trajectory=trajectory, as_is=True)

@@ -15,7 +15,6 @@ from offbook_mcp.connection.pool import ServerPool
 from offbook_mcp.connection.target import Target
 
 from . import scenarios as scenario_commands
-from .improve import improve
 from .target_command import on_target
 from .training import add_training_commands
 
@@ -88,4 +87,3 @@ app.command("tools")(on_target(tools, calls_tools=False))
 app.command("explore")(on_target(scenario_commands.explore))
 app.command("scenarios")(on_target(scenario_commands.scenarios))
 add_training_commands(app)
-app.command("improve")(on_target(improve))

@@ -1,4 +1,4 @@
-"""`offbook mcp train | eval | compare`."""
+"""`offbook mcp train | eval`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from offbook import Ruler
 from offbook.base.errors import ConfigError
 from offbook.base.terminal import echo
 from offbook.commands.generated_options import with_options
-from offbook.comparison.options import CompareOptions
-from offbook.comparison.report import result_lines
 from offbook.llms.llm import Llm
 from offbook.tracing.sink_registry import named_sinks, resolve_sinks
 from offbook.trainer.evaluate import printing_failures
@@ -39,12 +37,6 @@ from .serve import serve
 from .target_command import on_target
 
 STEPS = 20
-Candidates = Annotated[
-    list[str],
-    typer.Option(
-        "--with", help="candidate: step:0, step:newest, openai/gpt-4.1 or openai/NAME?api_base=URL; repeatable"
-    ),
-]
 Writer = Annotated[
     str | None, typer.Option(help="LLM that writes scenarios, such as openai/gpt-4.1  [default: generated offline]")
 ]
@@ -53,10 +45,6 @@ JudgeModel = Annotated[
 ]
 JudgeBase = Annotated[str | None, typer.Option(help="URL of the judge's endpoint  [default: the provider's]")]
 LlmBase = Annotated[str | None, typer.Option(help="URL of the endpoint of --llm  [default: the provider's]")]
-MaxTurns = Annotated[int, typer.Option(min=1, help="model requests per rollout")]
-MaxTools = Annotated[
-    int | None, typer.Option(min=1, help="most tools shown to the model  [default: all; 8 for tiny-mcp and tiny]")
-]
 MinReward = Annotated[
     float | None,
     typer.Option(help="imitate rollouts with at least this reward, with the loss cross_entropy", show_default="off"),
@@ -162,36 +150,6 @@ def evaluate(
         results.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
 
 
-@with_options(CompareOptions, without=["app_file"])
-def compare(
-    target: Target,
-    candidates: Candidates,
-    model: ModelName = None,
-    base: BaseModel = None,
-    scenarios: ScenarioFile = None,
-    judge: Annotated[str | None, typer.Option("--judge", help="LLM that compares the candidates' rollouts")] = None,
-    judge_api_base: JudgeBase = None,
-    max_turns: MaxTurns = MCPTrainerOptions.max_turns,
-    max_tools: MaxTools = None,
-    trace: Trace = None,
-    dir: ServerDir = None,
-    url: ServerUrl = None,
-    *,
-    options: dict[str, Any],
-) -> None:
-    """Compare trained steps and other LLMs on held-out scenarios.
-
-    Writes a report with charts.
-    """
-    own: dict[str, Any] = {"max_turns": max_turns, "max_tools": max_tools, "say": echo}
-    own |= judge_option(judge, judge_api_base)
-    if "concurrency" in options:
-        own["concurrency"] = options["concurrency"]
-    trainer = MCPTrainer(target, model_from(target, model, base, dir, url), scenarios, **own)
-    compared = trainer.compare(candidates, **(options | sinks_option(trace)))
-    echo("\n".join(result_lines(compared, options.get("output", CompareOptions.output))))
-
-
 def show(trainer: MCPTrainer, report: TrainReport, dir: Path | None) -> None:
     """Print the success before and after training, where the LoRA is, and how to export it."""
     if trainer.comparison is not None:
@@ -225,6 +183,5 @@ def add_training_commands(app: typer.Typer) -> None:
     """Add the training commands to `offbook mcp`."""
     app.command("train")(on_target(train))
     app.command("eval")(on_target(evaluate))
-    app.command("compare")(on_target(compare))
     app.command("chat")(on_target(talk))
     app.command("serve")(on_target(serve))

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from offbook import OffbookError, TrainableModel, acompare
+from offbook import OffbookError, TrainableModel
 from offbook.base.errors import ConfigError
 from offbook.base.option_names import names_checked
 from offbook.base.options import option, takes
 from offbook.base.sync_calls import run_sync
 from offbook.base.terminal import echo
 from offbook.base.text import counted, one_line
-from offbook.comparison.candidates import CandidateLike
-from offbook.comparison.options import CompareOptions
-from offbook.comparison.results import ComparisonReport
-from offbook.comparison.targets import CompareRollout
+from offbook.contracts import Judge
 from offbook.llms.ledger import budget
 from offbook.llms.llm import Llm
 from offbook.tracing.sink_registry import resolve_sinks
@@ -40,7 +37,7 @@ from .defaults import GROUP_SIZE, default_concurrency, default_config, defaults_
 from .dry_run import plan_lines
 from .model_at_step import ModelAtStep
 from .probe_rollouts import probed
-from .scenario_judge import ScenarioJudge, unjudged, unused_judge
+from .scenario_judge import ScenarioJudge, ScenarioRollout, unjudged, unused_judge
 from .scenario_source import ScenariosLike, as_set, check_usable, draft_file, remove_drafts, scenario_file
 from .scenario_trainer import ScenarioTrainer
 from .training_state import Measured, TrainingState
@@ -101,13 +98,6 @@ class MCPTrainerArguments(MCPTrainerOptions):
     target: TargetLike
     model: TrainableModel
     scenarios: ScenariosLike = None
-
-
-@dataclass(frozen=True)
-class MCPCompareArguments(CompareOptions):
-    """Compare steps of the model and other LLMs on the held-out scenarios."""
-
-    candidates: Sequence[CandidateLike]
 
 
 class MCPTrainer:
@@ -175,34 +165,10 @@ class MCPTrainer:
                 chosen = scenarios.eval or scenarios.scenarios
                 return await trainer.aevaluate(chosen, temperature=temperature, rollouts=rollouts)
 
-    @takes(MCPCompareArguments, "MCPTrainer.compare")
-    def compare(self, options: MCPCompareArguments) -> ComparisonReport:
-        """Sync form of `acompare`. Raises an error inside a running event loop."""
-        return run_sync(self._compared, options)
-
-    @takes(MCPCompareArguments, "MCPTrainer.acompare")
-    async def acompare(self, options: MCPCompareArguments) -> ComparisonReport:
-        """Compare steps of the model and other LLMs on the held-out scenarios, or on all if none is held out.
-
-        See `offbook.compare`. A judge sees the rollouts of all candidates of a scenario together.
-        """
-        return await self._compared(options)
-
-    async def _compared(self, options: MCPCompareArguments) -> ComparisonReport:
-        judge = options.judge or self.options.judge
-        chosen: dict[str, Any] = {"concurrency": self._concurrency, **options.passed_to(CompareOptions), "judge": judge}
-        step_tokens = chosen.get("max_completion_tokens", self._completion_tokens)
-        with budget(options.max_cost):
-            async with self.rollouts(judged=judge is not None, step_tokens=step_tokens) as (rollout, scenarios):
-                if scenarios.eval:
-                    chosen.setdefault("trained_on", scenarios.train)
-                compared = scenarios.eval or scenarios.scenarios
-                return await acompare(rollout, compared, options.candidates, model=self.model, **chosen)
-
     @asynccontextmanager
     async def rollouts(
         self, *, judged: bool | None = None, step_tokens: int | None = None
-    ) -> AsyncGenerator[tuple[CompareRollout, ScenarioSet]]:
+    ) -> AsyncGenerator[tuple[ScenarioRollout, ScenarioSet]]:
         """Start the servers. Yields the rollout function, without a reward where only a judge can tell, and the scenarios.
         `judged`: whether a judge scores; None: whether the trainer has one. `step_tokens`: see `McpRollout`."""
         async with self._pool() as pool:
@@ -248,13 +214,19 @@ class MCPTrainer:
         return self.options.max_tools if self.options.max_tools is not None else self._defaults.max_tools
 
     @property
-    def _concurrency(self) -> int:
+    def judge(self) -> Judge | None:
+        """The judge of the options."""
+        return self.options.judge
+
+    @property
+    def concurrency(self) -> int:
+        """Rollouts that run at the same time."""
         return self._training.get("concurrency", default_concurrency(self.target))
 
     @asynccontextmanager
     async def _pool(self) -> AsyncGenerator[ServerPool]:
         with logs_of_target(self.target):
-            async with ServerPool(self.target, max_rollouts=self._concurrency) as pool:
+            async with ServerPool(self.target, max_rollouts=self.concurrency) as pool:
                 yield pool
 
     @asynccontextmanager
@@ -345,7 +317,7 @@ class MCPTrainer:
     async def _probed(self, scenarios: ScenarioSet, pool: ServerPool) -> ScenarioSet:
         check_usable(scenarios, pool, self._max_tools, self.options.judge is not None)
         rollout = self._rollout(pool)
-        kept = await probed(scenarios, rollout, self.model, self.options.probe, self._concurrency)
+        kept = await probed(scenarios, rollout, self.model, self.options.probe, self.concurrency)
         aside = len(scenarios.scenarios) - len(kept.scenarios)
         self.options.say(f"set aside {counted(aside, 'scenario')}: every or no probing rollout solved it")
         return kept
@@ -355,7 +327,7 @@ class MCPTrainer:
         return McpRollout(pool, self._loop(), self._max_tools, chars)
 
     @property
-    def _completion_tokens(self) -> int:
+    def completion_tokens(self) -> int:
         """Of one message, in rollouts, evaluations and comparisons."""
         return self._training.get("max_completion_tokens", self._defaults.max_completion_tokens)
 
@@ -364,10 +336,10 @@ class MCPTrainer:
 
     def _trainer_options(self, scenarios: ScenarioSet | None, steps: int) -> dict[str, Any]:
         defaults: dict[str, Any] = {
-            "concurrency": self._concurrency,
+            "concurrency": self.concurrency,
             "config": default_config(self.model.base_model, steps),
             "group_size": self.options.group_size,
-            "max_completion_tokens": self._completion_tokens,
+            "max_completion_tokens": self.completion_tokens,
             "scenarios_per_step": self._defaults.scenarios_per_step,
         }
         options = {**defaults, **self._training}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeAlias
 
 from offbook import TrainableModel, Trajectory, TrajectoryGroup
 from offbook.base.errors import RolloutError
@@ -14,7 +15,10 @@ SHARE = 0.5
 """Weight of the judge's score in the reward of a scenario that is scored by both."""
 
 
-def unjudged(rollout: McpRollout) -> Callable[[TrainableModel, McpScenario], Awaitable[Trajectory]]:
+ScenarioRollout: TypeAlias = Callable[[TrainableModel, McpScenario], Awaitable[Trajectory]]
+
+
+def unjudged(rollout: McpRollout) -> ScenarioRollout:
     """The rollout function without a reward for scenarios of CheckKind.JUDGE: the cost of malformed calls alone is not a
     reward."""
 

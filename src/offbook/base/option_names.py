@@ -32,7 +32,6 @@ OWNERS = {
     "{}=... in trainable()": "model select exclude to_input on_interrupt context temperature scope on_leak shared_state train_on",
     "{}=... in app.deployed()": "policy prices",
     "{}=... in MCPTrainer()": "target max_turns max_tools result_chars curriculum judge_all count llm probe say",
-    "{}=... in compare()": "candidates baseline success_at gpu_price output fresh trained_on app_file",
     "judge=Ruler({}=...) in Trainer(), MCPTrainer() or app.train()": "rubric tools reasoning max_prompt_tokens debug",
     "{}=... in RemoteBackend()": "url api_key",
 }
@@ -87,7 +86,7 @@ FOREIGN: dict[str, str] = {
     "base_url": "RemoteBackend(url)",
     "beta": "kl_coef",
     "entity": "project",
-    "gpu_cost_per_hour_usd": "`offbook compare --gpu-price`, or `offbook usage --price`",
+    "gpu_cost_per_hour_usd": "`offbook usage --price`",
     "grad_accumulation_sequences": "row_tokens",
     "importance_sampling_level": 'loss="gspo", with sequence="trajectory" or "call"',
     "inference_gpu_ids": "inference_gpus",

@@ -60,7 +60,7 @@ TRAIN_SPLIT = "train/"
 _SERIALISED = (
     "`model.name`, `model.project` and `model.config` describe it; as a field of a pydantic model it is written by name"
 )
-_COSTS = "costs of other LLMs are counted by offbook.Ruler and offbook.compare; log others with `await model.log(metrics={...})`"
+_COSTS = "costs of other LLMs are counted by offbook.Ruler; log others with `await model.log(metrics={...})`"
 MODEL_ATTRIBUTES = {
     **dict.fromkeys(("model_dump", "model_dump_json", "safe_model_dump", "model_copy"), _SERIALISED),
     **dict.fromkeys(("metrics_builder", "activate_metrics_context", "cost_calculator", "set_cost_calculator"), _COSTS),

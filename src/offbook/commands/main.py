@@ -33,10 +33,6 @@ OWN: Final = {
     "ui": "ui:ui",
     "sft": "sft:sft",
     "wrap": "wrap:wrap",
-    "compare": "compare:compare_command",
-    "auto": "auto:auto",
-    "improve": "improve:improve",
-    "learn": "learn:learn",
     "judge-check": "judge_check:judge_check",
     "takeover": "takeover:app",
     "runs": "runs:runs",
@@ -180,7 +176,7 @@ def main() -> None:
 
 def run(words: Sequence[str]) -> int:
     """Run a command line and return its exit code."""
-    if words[:1] and words[0] not in OWN:  # only these words need the list of all installed packages
+    if not words or words[0] not in OWN:  # only then is the list of all installed packages needed
         add_plugged_commands()
     try:
         return guarded(lambda: app(list(words)))
@@ -189,8 +185,9 @@ def run(words: Sequence[str]) -> int:
 
 
 def add_plugged_commands() -> None:
-    """Add the commands of integrations."""
-    add_commands([name for name in plugins.names(PLUGGED) if name not in OWN])
+    """Add the commands of integrations that are not there yet."""
+    known = {command.name for command in app.registered_commands}
+    add_commands([name for name in plugins.names(PLUGGED) if name not in known])
 
 
 def guarded(command: Callable[[], None]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -12,18 +12,16 @@ import typer
 from offbook.base.config import TrainConfig
 from offbook.base.errors import ConfigError
 from offbook.base.terminal import echo
-from offbook.client.model import TrainableModel
 from offbook.processes.command import Command, CommandOptions
 from offbook.processes.environment import passed_variables
 from offbook.scenarios.loading import load_scenarios
-from offbook.tracing.sink_registry import named_sinks, resolve_sinks
 from offbook.trainer.evaluate import RegressionGate, interval_lines, printing_failures, report_json
-from offbook.trainer.judge_check import ruler_at
 from offbook.trainer.messages import evaluation_line, failure_lines
 from offbook.trainer.options import EvaluateOptions, TrainOptions
 from offbook.trainer.trainable_target import TrainableTarget, load_target
 
 from .generated_options import options_of, with_options
+from .option_values import judge_option, model_option, sinks_option, train_config
 from .options import Env, JudgeOptions, ModelOptions, Results, Scenarios, Trace
 
 TargetOrCommand = Annotated[
@@ -152,37 +150,3 @@ def target_or_command(
         raise ConfigError(f"target: {target} and --command are two things to run: leave one of them out")
     program = cast(TrainableTarget, Command(command, **own))  # it names its options, which the protocol leaves open
     return lambda: program
-
-
-def train_config(options: Mapping[str, Any]) -> TrainConfig:
-    """The learner's options among those of a command; `min_reward` chooses the loss that imitates. Raises ConfigError."""
-    imitating = {"loss": "cross_entropy"} if options.get("min_reward") is not None else {}
-    return TrainConfig.parse(**options_of(TrainConfig, options) | imitating)
-
-
-def judge_option(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The option `judge=`, empty without `--judge`. Raises ConfigError for the judge's other options without it."""
-    judge = JudgeOptions(**options_of(JudgeOptions, options))
-    if judge.judge is not None:
-        return {"judge": ruler_at(judge.judge, judge.judge_api_base, judge.rubric)}
-    if (judge.judge_api_base, judge.rubric) != (None, None):
-        raise ConfigError("judge_api_base and rubric need --judge too, as in --judge openai/o3")
-    return {}
-
-
-def model_option(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The option `model=`, empty without `--model` and `--base-model`. Raises ConfigError for one without the other."""
-    model = ModelOptions(**options_of(ModelOptions, options))
-    if model.model is None and model.base_model is None:
-        return {}
-    if model.model is None or model.base_model is None:
-        option, missing = ("--base-model", "--model") if model.model is None else ("--model", "--base-model")
-        raise ConfigError(
-            f"{option} needs {missing} too, as in --model email-agent --base-model Qwen/Qwen2.5-7B-Instruct"
-        )
-    return {"model": TrainableModel(model.model, base_model=model.base_model)}
-
-
-def sinks_option(trace: str | None) -> dict[str, Any]:
-    """The option `sinks=`, empty without `--trace`. Raises ConfigError for an unknown sink."""
-    return {} if trace is None else {"sinks": resolve_sinks(named_sinks(trace, "--trace"))}

@@ -65,7 +65,7 @@ _FILES = (
 )
 _LOGS = "metrics are logged by model.train and model.log; send them on with sinks=['wandb'], see docs/wandb.md"
 _DEPLOY = "model.export(folder) writes the LoRA, or the merged model, as a folder; see docs/production.md"
-_CHARTS = "use offbook.compare or `offbook compare`, and `offbook ui` for curves"
+_CHARTS = "see `offbook ui` for curves"
 ELSEWHERE = {
     "LoRAConfig": "use LoraOptions(r=..., alpha=...)",
     "PydanticException": "use offbook.base.types.RolloutException",
@@ -85,7 +85,7 @@ ELSEWHERE = {
 
 MODULES = {
     "_backend_training": _LEARNER,
-    "api_costs": "costs of other LLMs are counted by offbook.Ruler and offbook.compare, and limited by max_cost=",
+    "api_costs": "costs of other LLMs are counted by offbook.Ruler, and limited by max_cost=",
     "auto_trajectory": "use offbook.capture_auto_trajectory and offbook.auto_trajectory",
     "backend": "use LocalBackend or RemoteBackend",
     "batches": "use offbook.trajectory_group_batches",

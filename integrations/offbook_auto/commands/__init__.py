@@ -1,0 +1,1 @@
+"""The commands `offbook auto`, `offbook improve` and `offbook learn`."""

@@ -1,0 +1,104 @@
+"""A server with its scenarios, as an Improver improves the model that uses its tools."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from offbook import TrainableModel
+from offbook.base.errors import ConfigError
+from offbook.contracts import Judge
+from offbook.trainer.options import TrainerOptions
+from offbook.trainer.report import TrainReport
+from offbook_compare.candidates import CandidateLike
+from offbook_compare.comparison import acompare
+from offbook_compare.results import ComparisonReport
+from offbook_compare.targets import RolloutTarget
+from offbook_mcp.scenarios.files import ScenarioSet
+from offbook_mcp.scenarios.split import HELD_OUT
+from offbook_mcp.training.mcp_trainer import MCPTrainer
+from offbook_mcp.training.scenario_judge import ScenarioJudge, unused_judge
+
+from .improvable_app import fork_of
+from .improve import Split
+
+
+@dataclass(frozen=True)
+class JudgedRollouts(RolloutTarget):
+    """A rollout function whose rollouts a judge may score."""
+
+    judge: Judge | None = None
+
+    def own_judge(self) -> Judge | None:
+        """The judge."""
+        return self.judge
+
+
+@dataclass(frozen=True)
+class ImprovableServer:
+    """A server, by a trainer that has its scenarios. `known`: these; None: they are not made yet, and only planned.
+
+    Raises ConfigError for scenarios of which none is held out."""
+
+    trainer: MCPTrainer
+    known: ScenarioSet | None
+
+    def __post_init__(self) -> None:
+        if self.known is not None and not (self.known.train and self.known.eval):
+            missing = "to train on" if not self.known.train else 'held out: give some `"split": "eval"` in their file'
+            raise ConfigError(f"scenarios: none of {len(self.known.scenarios)} is {missing}")
+
+    @property
+    def model(self) -> TrainableModel:
+        """The model that is trained."""
+        return self.trainer.model
+
+    @property
+    def judge(self) -> Judge | None:
+        """The judge as in training: it scores what cannot be executed, or all. None: each run has a reward from execution."""
+        options, scenarios = self.trainer.options, self.known.scenarios if self.known is not None else ()
+        if options.judge is None or unused_judge(scenarios, options.judge, judge_all=options.judge_all):
+            return None
+        return ScenarioJudge(options.judge, scenarios, judge_all=options.judge_all)
+
+    def sizes(self) -> tuple[int, int]:
+        """How many scenarios there are, or will be, to train on and held out."""
+        if self.known is not None:
+            return len(self.known.train), len(self.known.eval)
+        held_out = round(HELD_OUT * self.trainer.options.count)
+        return self.trainer.options.count - held_out, held_out
+
+    def rollouts_per_step(self) -> int:
+        """Rollouts of a training step."""
+        return self.trainer.rollouts_per_step()
+
+    async def prepared(self) -> ImprovableServer:
+        """The same with its scenarios, which are generated if there are none."""
+        async with self.trainer.rollouts() as (_, known):
+            return ImprovableServer(self.trainer.with_model(self.model, known), known)
+
+    async def compared(
+        self, split: Split, candidates: Sequence[CandidateLike], *, first: int | None = None, **options: Any
+    ) -> ComparisonReport:
+        """`offbook_compare.acompare` on the scenarios of a split, or on its first ones."""
+        own = self.trainer.options.passed_to(TrainerOptions)
+        shared = {
+            name: own[name] for name in ("concurrency", "timeout", "max_completion_tokens", "sinks") if name in own
+        }
+        async with self.trainer.rollouts() as (rollout, scenarios):
+            if split == "held-out":
+                shared["trained_on"] = scenarios.train
+            chosen = scenarios.train if split == "train" else scenarios.eval
+            judge = self.trainer.options.judge if self.judge is not None else None  # compares whatever has rewards too
+            target = JudgedRollouts(rollout, self.model, judge=judge)
+            return await acompare(target, chosen[:first], candidates, **shared, **options)
+
+    async def trained(self, steps: int) -> TrainReport:
+        """Train until the model has `steps` steps in total. Success is not measured here: comparisons do."""
+        return await self.trainer.atrain_unmeasured(steps)
+
+    async def forked(self, name: str, step: int) -> ImprovableServer:
+        """The server with the model `name` in the place of its own: made from that step, unless it is there."""
+        model = await fork_of(self.model, name, step)
+        return replace(self, trainer=self.trainer.with_model(model, self.known))

@@ -1,0 +1,207 @@
+"""The report of an improvement: the curve of its stages, and the comparison with the teacher."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from offbook.llms.ledger import SpendingTotals
+from offbook_compare.report import Table, shown_interval, tables_of
+from offbook_compare.results import CandidateResult, ComparisonReport
+
+from .pages import Page, spending_table, write_pages
+
+SUPERVISED = "supervised"
+"""The stage of the curve whose step the supervised training made."""
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 720, 300, 56, 40, 16, 96
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """A step after a stage, as the held-out scenarios measured it; its difference is to the base."""
+
+    stage: str
+    step: int
+    result: CandidateResult
+
+    @property
+    def mean(self) -> float:
+        """The measured value; below all others if nothing was scored."""
+        return float("-inf") if self.result.value is None else self.result.value.mean
+
+
+def best_of(curve: Sequence[CurvePoint]) -> CurvePoint | None:
+    """The measured point with the highest value, the earliest of several; None before the first."""
+    measured = [point for point in curve if point.result.value is not None]
+    return max(measured, key=lambda point: point.mean, default=None)
+
+
+def own_points(curve: Sequence[CurvePoint], fork: str) -> list[CurvePoint]:
+    """The points of the model that the rounds trained. The supervised step is none of a fork's; both have the same base."""
+    return [point for point in curve if not (fork and point.stage == SUPERVISED)]
+
+
+@dataclass(frozen=True)
+class ImproveReport:
+    """The result of `Improver.run`. `reached`: the last whole stage; `stopped`: "budget" where `max_cost` ended the run.
+    `ended`: why the rounds ended. `curve`: the base, and the step after each stage. `fork`: the model of the rounds, if they
+    began at the base again."""
+
+    folder: Path
+    model: str
+    base_model: str
+    teacher: str
+    reached: str
+    stopped: str
+    good: str
+    ended: str
+    seconds: Mapping[str, float]
+    curve: Sequence[CurvePoint]
+    comparison: ComparisonReport | None
+    spending: Mapping[str, SpendingTotals]
+    fork: str = ""
+
+    @property
+    def best(self) -> CurvePoint | None:
+        """The measured step with the highest value, the earliest of several."""
+        return best_of(own_points(self.curve, self.fork))
+
+    @property
+    def compared(self) -> CandidateResult | None:
+        """The teacher's result; None before the comparison."""
+        results = () if self.comparison is None else self.comparison.candidates
+        return next((result for result in results if result.name == self.teacher), None)
+
+    def verdict(self) -> str:
+        """What came of it, in a few sentences."""
+        best, teacher = self.best, self.compared
+        if best is None or self.comparison is None:
+            return f"nothing was measured yet: {self._why()}; the last whole stage is {self.reached or 'none'}"
+        parts = [
+            f"step {best.step} of {self.model}: {self.comparison.measure} {shown_interval(best.result.value)} held out"
+        ]
+        if best.step and best.result.difference is not None:
+            parts.append(f"difference to its base {shown_interval(best.result.difference, sign='+')}")
+        elif not best.step:
+            parts.append("no stage was better than the base")
+        if teacher is None:
+            return f"{'; '.join(parts)}. Not compared with the teacher: {self._why()}"
+        parts.append(f"the teacher {teacher.name} {shown_interval(teacher.value)}")
+        if teacher.latency is not None and best.result.latency is not None:
+            parts.append(
+                f"a call takes {best.result.latency[0]:.2g} s, the teacher's {teacher.latency[0]:.2g} s (median)"
+            )
+        costs = [_price(result) for result in (best.result, teacher)]
+        return f"{'; '.join([*parts, f'1,000 runs cost {costs[0]}, the teacher {costs[1]}'])}."
+
+    def _why(self) -> str:
+        return "max_cost is spent" if self.stopped else "it was not asked for"
+
+    def warnings(self) -> list[str]:
+        """What limits the numbers."""
+        told = list(self.comparison.warnings) if self.comparison is not None else []
+        if len(self.curve) > 2:
+            told.append(
+                f"the step was chosen among {len(self.curve)} on these held-out scenarios, which makes its number a little too "
+                "high: measure it on others for a claim"
+            )
+        return told
+
+    def lines(self) -> list[str]:
+        """The result as lines for a terminal."""
+        spent = [totals.line(purpose) for purpose, totals in self.spending.items()]
+        best = self.best
+        use = [f"use it: {self.model}, step {best.step}"] if best is not None and best.step else []
+        pages = f"report: {self.folder / 'report.html'}, {self.folder / 'report.md'}"
+        return ["", self.verdict(), *(f"note: {line}" for line in self.warnings()), *spent, *use, pages]
+
+
+def write_report(report: ImproveReport, folder: Path) -> None:
+    """Write report.md and report.html. Raises ConfigError."""
+    tables = [curve_table(report)] if report.curve else []
+    tables += [] if report.comparison is None else tables_of(report.comparison)
+    title = f"{report.model}, in place of {report.teacher}"
+    picture = curve_picture(report) if any(point.result.value is not None for point in report.curve) else ""
+    tables.append(spending_table(report.spending, report.folder))
+    write_pages(folder, Page(title, report.verdict(), tables, report.warnings(), picture=picture))
+
+
+def curve_table(report: ImproveReport) -> Table:
+    """The held-out result after each stage."""
+    measure = (report.comparison.measure if report.comparison is not None else None) or "success"
+    head = ("after", "step", f"held-out {measure}, 95 % interval", "difference to the base", "minutes")
+    took = {SUPERVISED: "sft"}
+    rows = tuple(
+        (
+            point.stage,
+            str(point.step),
+            shown_interval(point.result.value),
+            shown_interval(point.result.difference, sign="+"),
+            _minutes(report.seconds.get(took.get(point.stage, point.stage))),
+        )
+        for point in report.curve
+    )
+    told = [f"Observed: {report.good}."] if report.good else []
+    told += (
+        [f"The base did better than the supervised step, so the rounds trained {report.fork} from the base."]
+        if report.fork
+        else []
+    )
+    told += [f"The rounds ended: {report.ended}."] if report.ended else []
+    return Table("What did each stage give?", " ".join(told), head, rows)
+
+
+def curve_picture(report: ImproveReport) -> str:
+    """The curve as SVG, with intervals, and the teacher as a line across."""
+    teacher = report.compared
+    values = [point.result.value for point in report.curve] + [None if teacher is None else teacher.value]
+    shown = [value for value in values if value is not None]
+    low, high = min(0.0, *(value.low for value in shown)), max(1.0, *(value.high for value in shown))
+    count = len(report.curve)
+
+    def x(index: int) -> float:
+        return LEFT + (WIDTH - LEFT - RIGHT) * (index + 0.5) / count
+
+    def y(value: float) -> float:
+        return TOP + (HEIGHT - TOP - BOTTOM) * (high - value) / (high - low)
+
+    parts: list[str] = []
+    for tick in range(5):
+        value = low + (high - low) * tick / 4
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(value):.1f}" y2="{y(value):.1f}"/>')
+        parts.append(f'<text x="{LEFT - 8}" y="{y(value) + 4:.1f}" text-anchor="end">{value:.2f}</text>')
+    if teacher is not None and teacher.value is not None:
+        own = teacher.value
+        box = f'x="{LEFT}" width="{WIDTH - LEFT - RIGHT}" y="{y(own.high):.1f}" height="{y(own.low) - y(own.high):.1f}"'
+        parts.append(f'<rect class="band" {box}/>')
+        parts.append(
+            f'<line class="teacher" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(own.mean):.1f}" y2="{y(own.mean):.1f}"/>'
+        )
+        name = html.escape(teacher.name if len(teacher.name) < 14 else "teacher")
+        parts.append(f'<text x="{WIDTH - RIGHT + 8}" y="{y(own.mean) + 4:.1f}">{name}</text>')
+    dots = [(x(index), point) for index, point in enumerate(report.curve) if point.result.value is not None]
+    line = " ".join(f"{at:.1f},{y(point.mean):.1f}" for at, point in dots)
+    parts.append(f'<polyline class="curve" points="{line}"/>')
+    for at, point in dots:
+        own = point.result.value
+        assert own is not None, "points without a value were left out"
+        parts.append(f'<line class="curve" x1="{at:.1f}" x2="{at:.1f}" y1="{y(own.low):.1f}" y2="{y(own.high):.1f}"/>')
+        parts.append(f'<circle class="dot" cx="{at:.1f}" cy="{y(own.mean):.1f}" r="4"/>')
+    for index, point in enumerate(report.curve):
+        label = html.escape(f"{point.stage} ({point.step})")
+        parts.append(f'<text x="{x(index):.1f}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle">{label}</text>')
+    title = "Held-out result after each stage, with 95 % intervals"
+    return (
+        f'<figure><svg class="stages" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{title}">{"".join(parts)}</svg>'
+        f"<figcaption>{title}; in brackets the step.</figcaption></figure>"
+    )
+
+
+def _price(result: CandidateResult) -> str:
+    return "an unknown price" if result.cost is None else f"{1000 * result.cost:.4g} USD"
+
+
+def _minutes(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds / 60:.1f}"

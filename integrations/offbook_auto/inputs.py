@@ -1,0 +1,268 @@
+"""The inputs: asked for along the dimensions of the task, without near-duplicates, split without leakage."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Literal
+
+from offbook.base.errors import ConfigError, LlmError
+from offbook.base.types import Json
+from offbook.llms.llm import Llm
+from offbook.scenarios.identity import scenario_fields, scenario_id, scenario_text
+from offbook.scenarios.loading import load_scenarios
+from offbook_compare.likeness import NEARLY_EQUAL, jaccard, plain_words, shingles
+
+from .task import Task, write_whole
+from .writer import PER_QUESTION, PURPOSE, BriefLine, WrittenInputs, inputs_question, named
+
+Split = Literal["train", "held-out"]
+SPLITS: tuple[Split, ...] = ("train", "held-out")
+LEAKED = 0.5
+"""Similarity from which a held-out input counts as known from training: stricter than within a split."""
+DIFFICULTIES = 5
+MOST_ROUNDS = 6
+"""Rounds of questions in all."""
+MOST_FRUITLESS = 2
+"""Rounds in a row without a new input, after which no more are asked for."""
+LONGEST_INPUT = 20_000
+_COMBINATIONS = 2_000
+_TRIES = 40
+
+
+@dataclass(frozen=True)
+class TaskInput:
+    """An input with its split, and the line of the brief that it was written for."""
+
+    id: str
+    input: str
+    split: Split
+    difficulty: int | None = None
+    dimensions: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def as_row(self) -> dict[str, Json]:
+        """The line of scenarios.jsonl."""
+        row: dict[str, Json] = {"id": self.id, "input": self.input, "split": self.split}
+        row |= {} if self.difficulty is None else {"difficulty": self.difficulty}
+        return row | ({"dimensions": dict(self.dimensions)} if self.dimensions else {})
+
+
+def brief(task: Task, wanted: Mapping[Split, int], seed: int) -> dict[Split, list[BriefLine]]:
+    """The lines to write inputs for: values of each dimension equally often, difficulties 1 to 5 in turn.
+
+    No combination of values is in both splits, unless there are too few. Each value is held out about equally often, so that
+    training does not see it with some values of another dimension only.
+    """
+    rng = random.Random(seed)
+    combinations = _combinations(task.dimensions, sum(wanted.values()), rng)
+    share = round(len(combinations) * wanted["held-out"] / max(sum(wanted.values()), 1))
+    held_out = set(_balanced(combinations, share))
+    pools = {
+        "held-out": [one for one in combinations if one in held_out],
+        "train": [one for one in combinations if one not in held_out],
+    }
+    return {
+        split: [
+            BriefLine(number % DIFFICULTIES + 1, dict(zip(task.dimensions, values, strict=True)))
+            for number, values in enumerate(_spread(pools[split] or combinations, wanted[split], rng))
+        ]
+        for split in SPLITS
+    }
+
+
+def _combinations(dimensions: Mapping[str, Sequence[str]], wanted: int, rng: random.Random) -> list[tuple[str, ...]]:
+    """Combinations of values in random order: all of them, or a sample where there are very many."""
+    total = 1
+    for values in dimensions.values():
+        total *= len(values)
+    if total <= max(_COMBINATIONS, 2 * wanted):
+        combinations = list(product(*dimensions.values()))
+        rng.shuffle(combinations)
+        return combinations
+    drawn = (tuple(rng.choice(values) for values in dimensions.values()) for _ in range(4 * max(_COMBINATIONS, wanted)))
+    return list(dict.fromkeys(drawn))[: max(_COMBINATIONS, 2 * wanted)]
+
+
+def _balanced(combinations: Sequence[tuple[str, ...]], number: int) -> list[tuple[str, ...]]:
+    """So many different combinations, in which each value occurs about equally often."""
+    used: Counter[tuple[int, str]] = Counter()
+    left = dict.fromkeys(combinations)
+    for _ in range(number):
+        best = min(left, key=lambda values: sum(used[place] ** 2 for place in enumerate(values)))
+        used.update(enumerate(best))
+        del left[best]
+    return [one for one in combinations if one not in left]
+
+
+def _spread(pool: Sequence[tuple[str, ...]], wanted: int, rng: random.Random) -> list[tuple[str, ...]]:
+    """`wanted` combinations of the pool, so that the rarest values come first: each about equally often."""
+    used: Counter[tuple[int, str]] = Counter()
+    taken: Counter[tuple[str, ...]] = Counter()
+    chosen: list[tuple[str, ...]] = []
+    for _ in range(wanted):
+        offered = [rng.choice(pool) for _ in range(_TRIES)]
+        best = min(offered, key=lambda values: (taken[values], sum(used[place] for place in enumerate(values))))
+        used.update(enumerate(best))
+        taken[best] += 1
+        chosen.append(best)
+    return chosen
+
+
+class InputSet:
+    """Inputs so far; a candidate that is like another is dropped and counted."""
+
+    def __init__(self, wanted: Mapping[Split, int], examples: Sequence[str]) -> None:
+        self.wanted = wanted
+        self.accepted: list[TaskInput] = []
+        self.dropped: Counter[str] = Counter()
+        self._examples = [shingles(text) for text in examples]
+        self._known: list[tuple[Split, frozenset[str]]] = []
+
+    def missing(self, split: Split) -> int:
+        """How many inputs are still wanted."""
+        return self.wanted[split] - sum(one.split == split for one in self.accepted)
+
+    def add(self, text: str, split: Split, line: BriefLine) -> bool:
+        """Accept an input, or drop it: empty, too long, like an example or another input."""
+        own = shingles(text)
+        reason = self._fault(text, own, split)
+        if reason:
+            self.dropped[reason] += 1
+            return False
+        number = len(self.accepted) + 1
+        self.accepted.append(TaskInput(f"{split}-{number:04}", text, split, line.difficulty, line.values))
+        self._known.append((split, own))
+        return True
+
+    def _fault(self, text: str, own: frozenset[str], split: Split) -> str:
+        if not plain_words(text):
+            return "without words"
+        if len(text) > LONGEST_INPUT:
+            return f"longer than {LONGEST_INPUT:,} characters"
+        if split == "held-out" and any(jaccard(own, example) >= LEAKED for example in self._examples):
+            return "held out, but like an example"
+        for other, known in self._known:
+            alike = jaccard(own, known)
+            if alike >= NEARLY_EQUAL:
+                return "nearly the same as another"
+            if other != split and alike >= LEAKED:
+                return "like one of the other split"
+        return ""
+
+
+async def write_inputs(
+    llm: Llm, task: Task, wanted: Mapping[Split, int], seed: int, file: Path, say: Callable[[str], None]
+) -> list[TaskInput]:
+    """Ask for inputs until there are enough, and write scenarios.jsonl.
+
+    What is asked depends on `seed`, the task and earlier answers alone, so that a run that was cut off finds its answers in
+    the LLM's cache. Raises LlmError where the LLM gives too few: those that it gave are in `scenarios.partial.jsonl`.
+    """
+    inputs = InputSet(wanted, [example.input for example in task.examples])
+    fruitless, failure, questions = 0, None, 0
+    for round_number in range(MOST_ROUNDS):
+        missing: dict[Split, int] = {split: inputs.missing(split) for split in SPLITS}
+        if not any(missing.values()) or fruitless == MOST_FRUITLESS:
+            break
+        lines = brief(task, missing, seed + round_number)
+        before = len(inputs.accepted)
+        batches: list[tuple[Split, Sequence[BriefLine]]] = [
+            (split, lines[split][start : start + PER_QUESTION])
+            for split in reversed(SPLITS)
+            for start in range(0, len(lines[split]), PER_QUESTION)
+        ]
+        known = [one.input for one in inputs.accepted]
+        failure = await _round(llm, task, batches, known, inputs, questions) or failure
+        questions += len(batches)
+        fruitless = 0 if len(inputs.accepted) > before else fruitless + 1
+        say(f"inputs: {len(inputs.accepted)} of {sum(wanted.values())}")
+    if any(inputs.missing(split) for split in SPLITS):
+        raise _too_few(llm, inputs, questions, failure, file)
+    write_rows(inputs.accepted, file)
+    return inputs.accepted
+
+
+async def _round(
+    llm: Llm,
+    task: Task,
+    batches: Sequence[tuple[Split, Sequence[BriefLine]]],
+    known: Sequence[str],
+    inputs: InputSet,
+    asked: int,
+) -> LlmError | None:
+    """Ask all batches at once, and take the answers in their order. Returns the last failure of a question."""
+    questions = [
+        llm.ask(inputs_question(task, dict(enumerate(lines, 1)), known), WrittenInputs, PURPOSE, sample=asked + number)
+        for number, (_, lines) in enumerate(batches)
+    ]
+    failure: LlmError | None = None
+    for (split, lines), answer in zip(batches, await asyncio.gather(*questions, return_exceptions=True), strict=True):
+        if isinstance(answer, LlmError) and not answer.lasting:
+            failure = answer
+            inputs.dropped[f"in a question without a usable answer ({answer.kind})"] += len(lines)
+            continue
+        if isinstance(answer, LlmError):
+            raise named(answer, "scenarios.jsonl") from answer
+        if isinstance(answer, BaseException):
+            raise answer
+        by_number = dict(enumerate(lines, 1))
+        for item in answer.value.inputs:
+            line = by_number.pop(item.number, None)
+            if line is None:
+                inputs.dropped["for no line of its question"] += 1
+            else:
+                inputs.add(item.input.strip(), split, line)
+        if by_number:
+            inputs.dropped["left out"] += len(by_number)
+    return failure
+
+
+def _too_few(llm: Llm, inputs: InputSet, questions: int, failure: LlmError | None, file: Path) -> LlmError:
+    partial = file.with_name("scenarios.partial.jsonl")
+    if not inputs.accepted and failure is not None:
+        return named(failure, file.name)
+    write_rows(inputs.accepted, partial)
+    reasons = "; ".join(f"{count} {reason}" for reason, count in inputs.dropped.most_common())
+    short = ", ".join(f"{inputs.missing(split)} {split}" for split in SPLITS if inputs.missing(split))
+    return LlmError(
+        f"{file.name} could not be written: {llm.options.model} gave {len(inputs.accepted)} of "
+        f"{sum(inputs.wanted.values())} inputs in {questions} questions ({short} are missing; dropped: "
+        f"{reasons or 'none'}). "
+        f"What to do: ask for fewer (train_inputs=, held_out=), add values to `dimensions` in task.yaml, or name "
+        "another LLM. "
+        f"Those that it returned are in {partial}: rename it to {file.name} to continue with them",
+        kind="invalid",
+    )
+
+
+def write_rows(inputs: Sequence[TaskInput], file: Path) -> None:
+    """Write scenarios.jsonl."""
+    write_whole(file, "".join(json.dumps(one.as_row(), ensure_ascii=False) + "\n" for one in inputs))
+
+
+def read_inputs(file: Path) -> list[TaskInput]:
+    """Read scenarios.jsonl, whoever wrote it. Rows without `split` are for training. Raises ConfigError."""
+    inputs: list[TaskInput] = []
+    for number, scenario in enumerate(load_scenarios(file), 1):
+        fields = scenario_fields(scenario)
+        split = fields.get("split", "train")
+        if split not in SPLITS:
+            raise ConfigError(f"{file}: scenario {number}: split: train or held-out is needed, got {split!r:.100}")
+        difficulty = fields.get("difficulty")
+        inputs.append(
+            TaskInput(
+                scenario_id(scenario),
+                scenario_text(scenario),
+                "held-out" if split == "held-out" else "train",
+                difficulty if isinstance(difficulty, int) else None,
+            )
+        )
+    if not any(one.split == "train" for one in inputs):
+        raise ConfigError(f"{file}: no scenario has `split: train`, so there is nothing to train on")
+    return inputs

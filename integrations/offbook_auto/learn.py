@@ -1,0 +1,303 @@
+"""`Learning`: a model goes on learning from the newest traffic of an app, and is replaced by what it learned only if that did
+better on traffic that never trains."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from offbook.base import clock
+from offbook.base.audits import AUDITED_AT_ONCE, AuditRequest
+from offbook.base.config import SFTConfig, TrainConfig
+from offbook.base.errors import ConfigError, ServerError, TrainError
+from offbook.base.held_folders import held_folder
+from offbook.base.json_files import read_json
+from offbook.base.options import Headline, RunOptions, option
+from offbook.base.terminal import echo
+from offbook.base.text import counted
+from offbook.base.types import Json
+from offbook.base.wire import AdoptRequest, GroupRecord, TrainRequest, TrajectoryRecord, name_at
+from offbook.client.connection.http import Api
+from offbook.client.connection.progress import Bar
+from offbook.client.connection.train_stream import train
+from offbook.client.model import TrainableModel
+from offbook.client.supervised_training import SupervisedTraining, TrainingExample, TrainingExamples
+from offbook.trainer.statistics import Interval
+from offbook_compare.comparison import acompare
+from offbook_compare.report import shown_interval
+from offbook_compare.targets import ComparableTarget, bound_to
+
+from .improvable_app import fork_of
+from .improve_options import IMITATION
+from .task import write_whole
+from .traffic import Thread, newest_threads, threads_of
+
+STATE = "learning.json"
+UNTRAINABLE = ("no_scored_groups", "no_calls")
+"""Why a server trains nothing on the model's own answers, so that a round goes on without them."""
+LEAST_HELD_OUT = 10
+"""Held-out threads below which no round begins: their interval would say nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnOptions(RunOptions):
+    """The options of learning from traffic. Raises ConfigError for an invalid value."""
+
+    heading = "Learning"
+
+    route: Headline[str] = option("", "app to learn from, by the --route of its server")
+    days: Headline[float] = option(14.0, "greatest age of a thread, in days", least=0)
+    threads: int = option(1000, "use at most this many threads, the newest ones", least=1, most=AUDITED_AT_ONCE)
+    least: int = option(16, "train only if there are this many new threads", least=1)
+    min_reward: Headline[float | None] = option(
+        None, "lowest reward of a thread to imitate", shown_default="all threads, also those without a reward"
+    )
+    held_out: float = option(0.2, "share of the questions to hold out from training", least=0, most=1)
+    compared: int = option(100, "compare on at most this many held-out threads, the newest ones", least=LEAST_HELD_OUT)
+    gain: Headline[float] = option(
+        0.0, "promote a step if the whole interval of its gain is above this; below 0 allows a loss"
+    )
+    success_at: float | None = option(
+        None,
+        "lowest reward that counts as a success",
+        shown_default="the metric `success`; without it, rewards are compared",
+    )
+    sft: SFTConfig = option(IMITATION, "options of the imitation of other models' answers")
+    rl: TrainConfig = option(TrainConfig(), "options of the step on the model's own answers")
+    output: Path | None = option(None, "folder for the state of the rounds", shown_default="learn-MODEL-ROUTE")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.route:
+            raise ConfigError("route: the name of the app's route is needed, such as order-desk")
+        if not 0 < self.held_out < 1:
+            raise ConfigError(f"held_out: a share between 0 and 1 is needed, got {self.held_out!r}")
+
+
+@dataclass
+class Round:
+    """A round of learning. `served`: the step that it began from, and that served; `step`: that of `candidate` after it. `sft` and
+    `rl`: the options that it began with, and goes on with after a kill.
+    `difference`: of the candidate's success and the served step's on held-out threads. `decided`: why it was promoted or not."""
+
+    candidate: str
+    served: int
+    imitated: list[str]
+    own: list[str]
+    held_out: list[str]
+    sft: dict[str, Json]
+    rl: dict[str, Json]
+    step: int = 0
+    difference: Interval | None = None
+    promoted: int | None = None  # as this step of the model
+    decided: str = ""
+    ended_at: float = 0.0
+
+
+@dataclass
+class LearningState:
+    """What the state's file has: the rounds that ended, and the one that a kill may have left open."""
+
+    model: str
+    rounds: list[Round] = field(default_factory=list[Round])
+    open: Round | None = None
+
+
+class Learning:
+    """Rounds of learning of one model from the traffic of one route."""
+
+    def __init__(self, app: ComparableTarget, model: TrainableModel, options: LearnOptions) -> None:
+        self.app = app
+        self.model = model
+        self.options = options
+        self.folder = options.output or Path(f"learn-{model.name}-{options.route}")
+
+    @property
+    def run(self) -> str:
+        """The run with the route's threads."""
+        return f"route/{self.options.route}"
+
+    def held(self) -> AbstractContextManager[None]:
+        """Keep other processes out of the folder inside the block. Raises ConfigError with the pid of one that is in it."""
+        return held_folder(self.folder, "--output")
+
+    async def once(self) -> Round | None:
+        """Train and compare one round, and promote its step if it did better; None if there is too little new traffic. A round
+        that a kill left goes on where it was. Raises the errors of training and comparison."""
+        state, api = self._known(), await self.model.api()
+        if state.open is not None and not await self._still_recorded(api, state.open):
+            echo(f"{state.open.candidate}: threads of its round were deleted, so it is given up")
+            self._end(state, "given up: threads were deleted")
+        if state.open is None:
+            state.open = await self._begin(api, state)
+            if state.open is None:
+                return None
+            self._keep(state)
+        current = state.open
+        candidate = await fork_of(self.model, current.candidate, current.served)
+        current.step = await self._trained(await candidate.api(), current)
+        self._keep(state)
+        if current.step == current.served:
+            self._end(state, "nothing was learned: no update was applied")
+        else:
+            await self._decide(api, candidate, state)
+        echo(f"{self.model.name}: {current.decided}")
+        return current
+
+    async def _begin(self, api: Api, state: LearningState) -> Round | None:
+        options, name = self.options, self.model.name
+        served = (await api.model(name)).step
+        since = clock.now() - options.days * 86_400
+        threads = await newest_threads(api, self.run, name, since, options.threads)
+        held_out = [thread.id for thread in threads if thread.held_out(options.held_out)][: options.compared]
+        free = [thread for thread in threads if not thread.held_out(options.held_out)]
+        new = await self._untrained(api, free, served)
+        own = [thread.id for thread in new if thread.own and thread.reward is not None]
+        imitated = [thread.id for thread in new if not thread.own and self._good(thread)]
+        echo(
+            f"{self.run}: {counted(len(threads), 'thread')} of the last {options.days:g} days, {len(held_out)} held out, "
+            f"{len(imitated)} to imitate, {len(own)} of the model's own with a score"
+        )
+        if len(imitated) + len(own) < options.least:
+            echo(f"{name}: nothing is trained: --least asks for {counted(options.least, 'new thread')}")
+            return None
+        if len(held_out) < LEAST_HELD_OUT:
+            echo(
+                f"{name}: nothing is trained: a comparison needs {LEAST_HELD_OUT} held-out threads, there are {len(held_out)}"
+            )
+            return None
+        taken = {known.name for known in await api.models()}  # also by rounds of a state that was lost
+        names = (f"{name}-learn-{number}" for number in itertools.count(len(state.rounds) + 1))
+        candidate = next(one for one in names if one not in taken)
+        sft, rl = options.sft.model_dump(mode="json"), options.rl.model_dump(mode="json")
+        return Round(candidate, served, imitated, own, held_out, sft, rl)
+
+    def _good(self, thread: Thread) -> bool:
+        least = self.options.min_reward
+        return least is None or (thread.reward is not None and thread.reward >= least)
+
+    async def _untrained(self, api: Api, threads: Sequence[Thread], served: int) -> list[Thread]:
+        """Those that the served step has not seen, as the server's records have it."""
+        if not threads:
+            return []
+        audits = await api.audit(AuditRequest(trajectory_ids=tuple(thread.id for thread in threads)))
+        seen = {one.id for one in audits if one.seen_since.get(self.model.name, served + 1) <= served}
+        return [thread for thread in threads if thread.id not in seen]
+
+    async def _still_recorded(self, api: Api, current: Round) -> bool:
+        trained = {*current.imitated, *current.own}
+        return len(await threads_of(api, trained, self.run, self.model.name)) == len(trained)
+
+    async def _trained(self, api: Api, current: Round) -> int:
+        """Train the candidate. Requests have the same ids after a kill, so none is applied twice. Returns its step."""
+        prefix = f"learn-{current.candidate}"
+        if current.imitated:
+            ids = current.imitated
+            examples = TrainingExamples(tuple(_example(name, current.candidate) for name in ids))
+            config = SFTConfig.parse(**current.sft)
+            training = SupervisedTraining(api, current.candidate, config, prefix, finished=set(ids))
+            with Bar("learn") as bar:
+                await training.run(examples, bar)
+        if len(current.own) > 1:
+            await self._train_own(api, current, f"{prefix}-own")
+        return (await api.model(current.candidate)).step
+
+    async def _train_own(self, api: Api, current: Round, request_id: str) -> None:
+        """One step on the model's own answers, whose importance weights correct for the steps that sampled them."""
+        request = TrainRequest(
+            id=request_id,
+            model=current.candidate,
+            groups=(GroupRecord(trajectory_ids=tuple(current.own)),),
+            config=TrainConfig.parse(**current.rl),
+            sampled_by=self.model.name,
+        )
+        known = await api.train_status(request.id)
+        if known is not None and known.result is not None:
+            return
+        told = f"{current.candidate}: {counted(len(current.own), 'own answer')}"
+        try:
+            result = await train(api, request)
+        except (TrainError, ServerError) as error:
+            if (error.reason if isinstance(error, TrainError) else error.code) not in UNTRAINABLE:
+                raise
+            echo(f"{told} train nothing: {error}")
+        else:
+            echo(f"{told}: {result.why or result.reason}")
+
+    async def _decide(self, api: Api, candidate: TrainableModel, state: LearningState) -> None:
+        """Compare the candidate with the served step on held-out threads, and promote it if it did better."""
+        current = state.open
+        assert current is not None
+        threads = await threads_of(api, current.held_out, self.run, self.model.name)
+        if len(threads) < LEAST_HELD_OUT:
+            self._end(state, f"not promoted: {len(threads)} held-out threads are left, too few to compare")
+            return
+        learned = f"step:{current.step}"
+        comparison = self.folder / "comparison"
+        report = await acompare(
+            bound_to(self.app, candidate),
+            [threads[name].scenario() for name in current.held_out if name in threads],
+            [f"step:{current.served}", learned],
+            output=comparison,
+            success_at=self.options.success_at,
+            run=f"learn-{current.candidate}",
+        )
+        current.difference = report.of(learned).difference
+        told = f"{report.measure or 'score'} {shown_interval(current.difference, sign='+')} on {counted(len(threads), 'held-out thread')}"
+        serving, new = name_at(self.model.name, current.served), name_at(current.candidate, current.step)
+        if current.difference is None or current.difference.low <= self.options.gain:
+            self._end(state, f"not promoted: {new} against {serving}: {told}, which is not above {self.options.gain:g}")
+        else:
+            request = AdoptRequest(model=current.candidate, step=current.step, after=current.served)
+            try:
+                current.promoted = (await api.adopt(self.model.name, request)).step
+            except ServerError as error:
+                if error.code != "model_conflict":
+                    raise
+                self._end(state, f"not promoted: {error}")
+            else:
+                serves = name_at(self.model.name, current.promoted)
+                self._end(state, f"promoted: {new} serves as {serves}; against {serving}: {told}")
+        shutil.rmtree(comparison, ignore_errors=True)  # it has texts of users
+
+    def _end(self, state: LearningState, decided: str) -> None:
+        assert state.open is not None
+        state.open.decided, state.open.ended_at = decided, clock.now()
+        state.rounds.append(state.open)
+        state.open = None
+        self._keep(state)
+
+    def _known(self) -> LearningState:
+        """What the state's file says. Raises ConfigError."""
+        file = self.folder / STATE
+        if not file.exists():
+            return LearningState(self.model.name)
+        try:
+            kept: dict[str, Json] = read_json(file)
+            state = LearningState(
+                kept["model"], [_round(one) for one in kept["rounds"]], kept["open"] and _round(kept["open"])
+            )
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise ConfigError(f"{file} cannot be read ({error!r}): move it away, or choose another --output") from error
+        if state.model != self.model.name:
+            raise ConfigError(f"{file} belongs to the model {state.model!r}: choose another --output")
+        return state
+
+    def _keep(self, state: LearningState) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_whole(self.folder / STATE, json.dumps(asdict(state), indent=1) + "\n")
+
+
+def _round(kept: dict[str, Json]) -> Round:
+    difference = kept.pop("difference")
+    return Round(**kept, difference=difference and Interval(**difference))
+
+
+def _example(name: str, model: str) -> TrainingExample:
+    """An example that stands for a recorded thread: the server has its text."""
+    return TrainingExample(TrajectoryRecord(id=name, model=model, started_at=0, ended_at=0), True, name)

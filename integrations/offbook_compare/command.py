@@ -1,0 +1,75 @@
+"""The command `offbook compare`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from offbook.base.errors import ConfigError
+from offbook.base.terminal import echo
+from offbook.commands.generated_options import options_of, with_options
+from offbook.commands.option_values import judge_option, model_option, sinks_option
+from offbook.commands.options import JudgeOptions, ModelOptions, Trace
+from offbook.scenarios.loading import load_scenarios
+
+from .comparison import compare
+from .loading import load_app, load_server
+from .options import CompareOptions
+from .report import result_lines
+from .targets import bound_to
+
+Target = Annotated[
+    str,
+    typer.Argument(
+        help="the object that `trainable` returned, as MODULE:NAME, such as my_app:agent; or an MCP server: mcp:COMMAND, "
+        "mcp:URL or mcp:FILE.json"
+    ),
+]
+Scenarios = Annotated[
+    Path | None,
+    typer.Option(
+        help="JSONL or CSV file, or FOLDER[:SPLIT] of a saved Hugging Face dataset  [default: a server's own, held out]"
+    ),
+]
+Candidates = Annotated[
+    list[str],
+    typer.Option(
+        "--with", help="candidate: step:0, step:newest, openai/gpt-4.1 or openai/NAME?api_base=URL; repeatable"
+    ),
+]
+TrainedOn = Annotated[Path | None, typer.Option(help="training scenarios; the report warns if one of them is compared")]
+
+
+@with_options(CompareOptions, JudgeOptions, ModelOptions, without=["app_file"])
+def compare_command(
+    target: Target,
+    candidates: Candidates,
+    scenarios: Scenarios = None,
+    trained_on: TrainedOn = None,
+    trace: Trace = None,
+    *,
+    options: dict[str, Any],
+) -> None:
+    """Run an app with several models and report the differences.
+
+    Each candidate answers in place of the app's own model. The report has charts.
+
+    \b
+    Example:
+      offbook compare my_app:agent --scenarios held_out.jsonl --with step:0 --with step:newest
+    """
+    chosen = options_of(CompareOptions, options) | judge_option(options) | sinks_option(trace)
+    if trained_on is not None:
+        chosen["trained_on"] = load_scenarios(trained_on)
+    compared: Any = load_server(target, scenarios=scenarios, **options_of(ModelOptions, options))
+    loaded = None
+    if compared is None:
+        if scenarios is None:
+            raise ConfigError("--scenarios: a file is needed, such as --scenarios held_out.jsonl")
+        own = model_option(options).get("model")
+        app, chosen["app_file"] = load_app(target)
+        compared, loaded = app if own is None else bound_to(app, own), load_scenarios(scenarios)
+    result = compare(compared, loaded, candidates, **chosen)
+    echo("\n".join(result_lines(result, chosen.get("output", CompareOptions.output))))

@@ -1,0 +1,193 @@
+"""Targets of a comparison: apps whose calls any model can answer."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from offbook.base.errors import ConfigError, RolloutError
+from offbook.base.types import Trajectory
+from offbook.client.model import Model, TrainableModel
+from offbook.client.rollouts.capture import capturing, logged_reward
+from offbook.contracts import Judge
+from offbook.rewards.reward_result import as_reward
+from offbook.trainer.options import RewardFunction
+
+
+@runtime_checkable
+class ComparableTarget(Protocol):
+    """An app that `compare` can run. Everything that `trainable` returns implements it."""
+
+    def own_models(self) -> tuple[TrainableModel, ...]:
+        """The trained models; empty if the app was wrapped without one."""
+        ...
+
+    def own_judge(self) -> Judge | None:
+        """The judge that the app was wrapped with."""
+        ...
+
+    def max_concurrency(self) -> int | None:
+        """How many rollouts may run at once; None means no limit."""
+        ...
+
+    async def rollout_by(
+        self, models: Sequence[Model[Any]], scenario: object, trajectory: Trajectory, *, judged: bool
+    ) -> Trajectory:
+        """Run one rollout with `models` in place of `own_models`, in the same order; one model if there are none.
+
+        Calls are recorded under `trajectory`. `judged` means that a judge scores later.
+        """
+        ...
+
+
+@runtime_checkable
+class SelfAnswering(Protocol):
+    """A ComparableTarget that can also run on the models that it calls by itself, for the candidate `as-is`."""
+
+    async def rollout_as_is(self, scenario: object, trajectory: Trajectory, *, judged: bool) -> Trajectory:
+        """Run one rollout on the app's own models. The result has their calls as `outside_calls`, with their tokens."""
+        ...
+
+
+CompareRollout = Callable[[Any, Any], Awaitable[Trajectory]]
+"""(model, scenario) -> the finished trajectory: the same rollout function as for a Trainer."""
+
+
+class SplitScenarios(Protocol):
+    """Scenarios with their split; `eval` are held out."""
+
+    @property
+    def scenarios(self) -> Sequence[object]: ...
+
+    @property
+    def train(self) -> Sequence[object]: ...
+
+    @property
+    def eval(self) -> Sequence[object]: ...
+
+
+@runtime_checkable
+class ServerTarget(Protocol):
+    """A server that is started for its rollouts, and has scenarios of its own: an `offbook_mcp.MCPTrainer`."""
+
+    @property
+    def model(self) -> TrainableModel: ...
+
+    @property
+    def judge(self) -> Judge | None: ...
+
+    @property
+    def concurrency(self) -> int: ...
+
+    @property
+    def completion_tokens(self) -> int: ...
+
+    def rollouts(
+        self, *, judged: bool | None = None, step_tokens: int | None = None
+    ) -> AbstractAsyncContextManager[tuple[CompareRollout, SplitScenarios]]:
+        """Start the server, and give the rollout function and the scenarios. `step_tokens`: limit of a message of a step of
+        `model`."""
+        ...
+
+
+@dataclass(frozen=True)
+class RolloutTarget:
+    """A rollout function as a ComparableTarget, with the model whose steps are candidates."""
+
+    rollout: CompareRollout
+    model: TrainableModel | None = None
+    reward: RewardFunction | None = None
+
+    def own_models(self) -> tuple[TrainableModel, ...]:
+        """The trained model, if there is one."""
+        return () if self.model is None else (self.model,)
+
+    def own_judge(self) -> Judge | None:
+        """None: a rollout function has no judge."""
+        return None
+
+    def max_concurrency(self) -> int | None:
+        """None: no limit."""
+        return None
+
+    async def rollout_by(
+        self, models: Sequence[Model[Any]], scenario: object, trajectory: Trajectory, *, judged: bool
+    ) -> Trajectory:
+        """Call the function and set the reward. Raises RolloutError for another result, or one without a reward."""
+        if models[0].trainable:
+            result_trajectory = await self.rollout(models[0], scenario)
+        else:
+            with capturing(trajectory):
+                result_trajectory = await self.rollout(models[0], scenario)
+        if not isinstance(result_trajectory, Trajectory):  # pyright: ignore[reportUnnecessaryIsInstance]  # user code
+            raise RolloutError(f"the rollout returned {result_trajectory!r:.200}; it must return a Trajectory")
+        if self.reward is not None and result_trajectory.exception is None:
+            value = self.reward(scenario, result_trajectory)
+            result = as_reward(await value if inspect.isawaitable(value) else value, "reward=")
+            result_trajectory.reward = result.reward + (logged_reward(result_trajectory) or 0.0)
+            result_trajectory.metrics.update(result.metrics)
+        if result_trajectory.reward is None and result_trajectory.exception is None and not judged:
+            raise RolloutError("the rollout has no reward: set trajectory.reward, pass reward=, or compare with judge=")
+        return result_trajectory if result_trajectory.ended_at is not None else result_trajectory.finish()
+
+
+@dataclass(frozen=True)
+class BoundTarget:
+    """A ComparableTarget that runs `app` with `model` as its trained model."""
+
+    app: ComparableTarget
+    model: TrainableModel
+
+    def own_models(self) -> tuple[TrainableModel, ...]:
+        """The bound model."""
+        return (self.model,)
+
+    def own_judge(self) -> Judge | None:
+        """The app's judge."""
+        return self.app.own_judge()
+
+    def max_concurrency(self) -> int | None:
+        """The app's limit of concurrent rollouts."""
+        return self.app.max_concurrency()
+
+    async def rollout_by(
+        self, models: Sequence[Model[Any]], scenario: object, trajectory: Trajectory, *, judged: bool
+    ) -> Trajectory:
+        """Run one rollout of the app; see ComparableTarget."""
+        return await self.app.rollout_by(models, scenario, trajectory, judged=judged)
+
+
+def answering_itself(target: ComparableTarget) -> SelfAnswering:
+    """The app that runs on its own models. Raises ConfigError for a target that has none."""
+    app = target.app if isinstance(target, BoundTarget) else target
+    if not isinstance(app, SelfAnswering):
+        raise ConfigError(
+            "candidates: as-is: only what offbook_langgraph.trainable(...) returned has models of its own"
+        )
+    return app
+
+
+def bound_to(app: ComparableTarget, model: TrainableModel) -> ComparableTarget:
+    """Bind the app to a model, which replaces its own. Raises ConfigError for an app with several models."""
+    if len(app.own_models()) > 1:
+        raise ConfigError("--model: the app has several models of its own, which one name cannot replace: leave it out")
+    return BoundTarget(app, model)
+
+
+def as_target(
+    target: ComparableTarget | CompareRollout, model: TrainableModel | None, reward: RewardFunction | None
+) -> ComparableTarget:
+    """Return a wrapped app unchanged, and a rollout function as a RolloutTarget. Raises ConfigError."""
+    if isinstance(target, ComparableTarget) and not isinstance(target, type):
+        if model is not None or reward is not None:
+            raise ConfigError("model, reward: they belong to a rollout function; a wrapped app has its own")
+        return target
+    if not callable(target) or isinstance(target, type):
+        raise ConfigError(
+            f"target: a wrapped app or `async def rollout(model, scenario)` is needed, got {type(target).__name__} "
+            f"{target!r:.100}"
+        )
+    return RolloutTarget(target, model, reward)

@@ -1,1 +1,0 @@
-"""Compares trained steps and other LLMs as the model of the same app on the same scenarios."""

@@ -247,7 +247,7 @@ def spending() -> Spending:
 
 
 @contextmanager
-def budget(max_cost: float | None = None, *, file: Path | SpendingFile | None = None) -> Generator[Spending]:
+def budget(max_cost: float | None = None, *, file: Path | None = None) -> Generator[Spending]:
     """Count the questions inside the block, also in tasks started there, and spend at most about `max_cost` USD.
 
     None means no limit. Questions beyond it raise BudgetExceeded. `file` keeps the totals: what earlier blocks wrote there
@@ -255,7 +255,7 @@ def budget(max_cost: float | None = None, *, file: Path | SpendingFile | None = 
     """
     if max_cost is not None:
         check_max_cost(max_cost)
-    block = Spending(max_cost, _CURRENT.get(), SpendingFile(file) if isinstance(file, Path) else file)
+    block = Spending(max_cost, _CURRENT.get(), None if file is None else SpendingFile(file))
     token = _CURRENT.set(block)
     try:
         yield block

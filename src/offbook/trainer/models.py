@@ -1,10 +1,11 @@
-"""Train requests for the models of a run: one model, or several that play different roles in the same rollouts."""
+"""The requests of a run for its models: one model, or several that play different roles in the same rollouts."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeGuard, cast
@@ -24,11 +25,13 @@ from offbook.base.types import (
     TrajectoryGroup,
     call_ref,
 )
+from offbook.base.wire import LogRequest
 from offbook.client.backend import train_groups
 from offbook.client.connection.http import Api
 from offbook.client.model import TrainableModel
 from offbook.client.rollouts.capture import recorded_calls
 from offbook.client.rollouts.records import rollout_records
+from offbook.llms.ledger import Spending, budget
 
 Models = tuple[TrainableModel, ...]
 UNDER_WAY_SECONDS = 0.2
@@ -255,6 +258,44 @@ async def log_to_each(
     for model in reversed(models):
         known = await _known_to(await model.api(), groups) if several else groups
         await model.log(known, metrics=metrics, split=split, step=steps[model.name])
+
+
+class CostLog:
+    """Logs with a model what other LLMs cost, by the rollouts that it was for."""
+
+    def __init__(self, model: TrainableModel, spending: Spending) -> None:
+        self.spending = spending
+        self._model = model
+        self._logged = spending.by_purpose()
+        self._place = LogRequest(split="train")
+
+    def belong_to(self, groups: Sequence[TrajectoryGroup], step: int) -> None:
+        """Name the rollouts that the next costs are for, and the model's step."""
+        ids = [trajectory.id for group in groups for trajectory in group][:1]  # the server reads the run from it
+        self._place = LogRequest(split="train", step=step, trajectory_ids=tuple(ids))
+
+    async def log(self) -> None:
+        """Log what was paid since the last log. Call it when the rollouts are stored and before they are trained."""
+        metrics, self._logged = self.spending.metrics(self._logged), self.spending.by_purpose()
+        if metrics:
+            await (await self._model.api()).log(self._model.name, self._place.model_copy(update={"metrics": metrics}))
+
+
+@asynccontextmanager
+async def logged_costs(model: TrainableModel, max_cost: float | None) -> AsyncGenerator[CostLog]:
+    """A budget for other LLMs. What is not logged yet is logged at the end of the block, also when it ends with an error or
+    Ctrl-C."""
+    with budget(max_cost) as spending:
+        costs = CostLog(model, spending)
+        try:
+            yield costs
+            await costs.log()
+        except BaseException as error:
+            try:
+                await costs.log()
+            except OffbookError as failure:
+                error.add_note(f"What other LLMs cost could not be logged: {type(failure).__name__}: {failure}")
+            raise
 
 
 def _choices(trajectory: Trajectory) -> Iterator[Choice]:

@@ -22,7 +22,6 @@ from offbook.client.rollouts.capture import at_temperature, completions_limited,
 from offbook.client.rollouts.dataset import unpadded
 from offbook.client.rollouts.gather import gather_trajectory_groups
 from offbook.contracts import Judge
-from offbook.llms.ledger import budget
 from offbook.rewards.reward_result import as_reward
 from offbook.scenarios.identity import scenario_id, scenario_label
 from offbook.scenarios.ordering import batch
@@ -47,9 +46,11 @@ from .messages import (
     watch_line,
 )
 from .models import (
+    CostLog,
     check_choices,
     checked_models,
     log_to_each,
+    logged_costs,
     save_rollouts,
     save_rollouts_after,
     settled_steps_of,
@@ -61,7 +62,6 @@ from .progress import make_progress
 from .report import ModelReport, Stopped, TrainReport, make_iteration
 from .run import RolloutBatch, Run, Steps, run_name
 from .sink_publisher import SinkPublisher
-from .unlogged_costs import UnloggedCosts, unlogged_costs
 from .update_queue import UpdateQueue, announced
 
 logger = logging.getLogger("offbook")
@@ -141,8 +141,9 @@ class Trainer:
         if run.stopped() is Stopped.FINISHED:
             return await self._ended(run, Stopped.NOTHING_LEFT)
         await self._publisher.started(run.id, started[self.model.name])
-        async with unlogged_costs(self.model) as costs:
-            with run.progress, budget(self.options.max_cost, file=costs) as run.spending:
+        async with logged_costs(self.model, self.options.max_cost) as costs:
+            run.spending = costs.spending
+            with run.progress:
                 run.progress.say(watch_line(self.models, run.id))
                 try:
                     stopped = await announced(
@@ -175,9 +176,8 @@ class Trainer:
         run = self.options.run or run_name("eval", self.model.name)
         await self._publisher.started(run, await self.model.get_step())
         try:
-            async with unlogged_costs(self.model) as costs:
-                with budget(self.options.max_cost, file=costs):
-                    evaluation = await self._evaluate(chosen, temperature, rollouts, run, costs)
+            async with logged_costs(self.model, self.options.max_cost) as costs:
+                evaluation = await self._evaluate(chosen, temperature, rollouts, run, costs)
             if evaluation.failed and not failures_printed():
                 logger.warning(evaluation_failures_line(evaluation))
             return evaluation
@@ -186,7 +186,7 @@ class Trainer:
                 logger.warning(line)
 
     async def _evaluate(
-        self, scenarios: Sequence[object], temperature: float | None, rollouts: int, run: str, costs: UnloggedCosts
+        self, scenarios: Sequence[object], temperature: float | None, rollouts: int, run: str, costs: CostLog
     ) -> Evaluation:
         """`aevaluate` as a part of run `run`. The server keeps the rollouts even if none is scored."""
         steps = await steps_of(self.models)
@@ -207,7 +207,7 @@ class Trainer:
             await save_rollouts_after(unscored, self.models, groups)
             raise unscored
         await self._publisher.groups(groups, evaluation.step, split)
-        await costs.log(self.model)
+        await costs.log()
         await log_to_each(self.models, groups, evaluation.as_metrics(), split, steps)
         self._publisher.evaluation(evaluation, groups, split)
         return evaluation
@@ -223,7 +223,7 @@ class Trainer:
         """Hook for subclasses: the scenarios of iteration `number`, counted from 0 at the model's step 0."""
         return batch(scenarios, self.options.scenarios_per_step, number, self.options.seed)
 
-    async def _iterate(self, run: Run, costs: UnloggedCosts) -> Stopped:
+    async def _iterate(self, run: Run, costs: CostLog) -> Stopped:
         """Repeat rollouts and their update until the run is over. With overlap, rollouts start while earlier updates
         run. On an error, it waits for started updates; no task is left running when it raises."""
         updates = UpdateQueue()
@@ -263,7 +263,7 @@ class Trainer:
         finally:
             await updates.cancel()
 
-    async def _rollouts(self, run: Run, costs: UnloggedCosts) -> RolloutBatch:
+    async def _rollouts(self, run: Run, costs: CostLog) -> RolloutBatch:
         """Run the rollouts of the next iteration and compute their rewards."""
         scenarios = await self.next_scenarios(self.scenarios, run.number)
         spent_before = run.spending.by_purpose()
@@ -296,7 +296,7 @@ class Trainer:
         seconds, spent = time.monotonic() - started, run.spending.metrics(spent_before)
         if run.under_way or spent:
             await save_rollouts(self.models, groups)
-        await costs.log(self.model)
+        await costs.log()
         return RolloutBatch(groups, first, began, seconds, run.waiting.taken(), spent)
 
     async def _update(self, run: Run, scored: RolloutBatch) -> None:
@@ -388,12 +388,12 @@ class Trainer:
             trajectory.metrics.update(result.metrics)
         return trajectory
 
-    async def _evaluate_due(self, run: Run, costs: UnloggedCosts) -> None:
+    async def _evaluate_due(self, run: Run, costs: CostLog) -> None:
         """Evaluate if an intermediate evaluation is due and no update is under way."""
         if not run.under_way and run.evaluation_due():
             await self._evaluate_new(run, costs)
 
-    async def _evaluate_new(self, run: Run, costs: UnloggedCosts) -> None:
+    async def _evaluate_new(self, run: Run, costs: CostLog) -> None:
         """Evaluate greedily, if there are `eval` scenarios and the current steps were not evaluated yet. No update may
         be under way, so that all rollouts use the same steps."""
         if self._eval and (not run.evaluations or run.evaluations[-1].steps != run.current):

@@ -23,8 +23,7 @@ from offbook.rewards.reward_result import RewardResult, as_reward
 from offbook.scenarios.identity import scenario_id, scenario_text
 from offbook.scenarios.ordering import batch, split
 from offbook.trainer.evaluate import summarise
-from offbook.trainer.held_out_advice import held_out_lines, solved_line
-from offbook.trainer.messages import table_row, watch_line
+from offbook.trainer.messages import held_out_lines, solved_line, table_row, watch_line
 from offbook.trainer.models import ModelStep, StepOutcome
 from offbook.trainer.progress import Doing, LiveProgress, PlainProgress, StepRow, sparkline
 from offbook.trainer.report import Iteration, Stopped, TrainReport

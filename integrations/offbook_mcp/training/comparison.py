@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from offbook.base.text import one_line
-from offbook.trainer.held_out_advice import SOLVED
+from offbook.trainer.messages import SOLVED
 
 from .training_state import Measured
 

@@ -28,7 +28,6 @@ from offbook.scenarios.ordering import batch
 from offbook.tracing.spans import keep_trace_context
 
 from .evaluate import Evaluation, failures_printed, steps_line, summarise
-from .held_out_advice import held_out_lines, solved_line
 from .imitation import Replay
 from .judging import judged
 from .messages import (
@@ -37,8 +36,10 @@ from .messages import (
     evaluation_failures_line,
     evaluation_line,
     failure_lines,
+    held_out_lines,
     interrupted_line,
     overlap_line,
+    solved_line,
     table_row,
     unscored_causes,
     untrained_line,
@@ -60,9 +61,8 @@ from .models import (
 from .options import TrainerOptions, check_evaluation, check_place, load_runner
 from .progress import make_progress
 from .report import ModelReport, Stopped, TrainReport, make_iteration
-from .run import RolloutBatch, Run, Steps, run_name
+from .run import RolloutBatch, Run, Steps, UpdateQueue, announced, run_name
 from .sink_publisher import SinkPublisher
-from .update_queue import UpdateQueue, announced
 
 logger = logging.getLogger("offbook")
 

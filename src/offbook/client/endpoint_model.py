@@ -1,4 +1,4 @@
-"""Models that replace the trained one in a comparison: another LLM behind our gateway, and a fixed step."""
+"""Models that answer in place of the trained one: another LLM behind an endpoint, and a fixed step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .rollouts.capture import capture_of_calls
 
 
 class EndpointModel(Model[Any]):
-    """A model behind an endpoint that labels its responses as an Offbook server does (the comparison's gateway).
+    """A model behind an endpoint that labels its responses as an Offbook server does.
 
     Calls made inside a capture belong to its trajectory.
     """

@@ -65,7 +65,7 @@ def write_conversations_of_run(
 ) -> None:
     """Write the longest conversation of each rollout of a run.
 
-    `offbook sft` and `offbook improve` read the file.
+    `offbook sft` reads the file.
 
     \b
     Example:

@@ -33,8 +33,6 @@ from offbook.rewards.judge_prompt import judge_prompt
 from offbook.rewards.reward_parts import exact_match, numeric_match
 from offbook.rewards.transcripts import Transcript
 from offbook.server.records.unnamed_choices import _answer
-from offbook.server.takeover.agreement import agreement
-from offbook.server.takeover.inputs import _failed
 from offbook.server.views.conversation import indented
 from offbook.tracing.spans import _parsed
 from offbook_mcp.connection.missing_variables import variable_hint
@@ -84,11 +82,6 @@ def scored(text: str) -> None:
         json.dumps(list(scalars_of(arguments)))
 
 
-def taken_over(text: str) -> None:
-    agreement(called(text), called(f"{text} "))
-    _failed(text)
-
-
 READERS: dict[str, Callable[[str], object]] = {
     "result of a tool": structure_of,
     "result that was cut": lambda text: structure_of(text, cut=True),
@@ -110,7 +103,6 @@ READERS: dict[str, Callable[[str], object]] = {
     "redaction": lambda text: (redact(text), keys_in(text), is_secret("A", text)),
     "personal data": mask_personal,
     "terminal": lambda text: (printable(text), encodable(text, "ascii"), one_line(text)),
-    "takeover": taken_over,
     "unnamed choice": lambda text: _answer(called(text)),
     "dashboard": indented,
     "span": lambda text: json.dumps(_parsed(text)),
@@ -266,7 +258,6 @@ SLOW_ONCE = [
     *(
         ("mistral", "calls"),
         ("arguments for other APIs", "900 lists"),
-        ("takeover", "500 lists"),
         ("span", f"{LENGTH} lists"),
     ),
     *(

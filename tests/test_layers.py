@@ -127,6 +127,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "offbook_compare": ADAPTERS | COMMAND_OPTIONS,
     "offbook_auto": ADAPTERS | COMMAND_OPTIONS | {"offbook_compare", "offbook_mcp", "scenarios.file_rows"},
     "offbook_langfuse": ADAPTERS,
+    "offbook_production": ADAPTERS | {"offbook_langgraph"},
 }
 """The public names (`offbook.__init__`) may name any part: they are loaded lazily."""
 

@@ -28,7 +28,7 @@ NAMES = [
     "Ruler",
     "SFTConfig",
     "Scenario",
-    "TakeoverPlan",
+    "TakeoverRule",
     "TeacherKL",
     "TraceSink",
     "TrainConfig",

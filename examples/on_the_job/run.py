@@ -1,4 +1,4 @@
-"""A small model takes the shop's paid one's place, and goes back three times: `python -m on_the_job.run`, in the folder `examples`."""
+"""A small model takes the shop's paid one's place, and goes back twice: `python -m on_the_job.run`, in the folder `examples`."""
 
 from __future__ import annotations
 
@@ -24,11 +24,9 @@ from offbook.commands.main import run
 from offbook.testing import scripted_llm
 
 HERE = Path(__file__).parent
-MARGIN = 0.15
-PATIENCE = ("--slow-seconds", "60", "--answer-seconds", "120")
-"""A processor with other work answers late; the defaults are 10 and 30."""
-AGAIN = ("--stages", "0,0.25,1")
-MOST = 12_000
+RULE = ("--share", "0.25", "--threads", "60", "--margin", "0.15", "--answer-seconds", "120")
+"""A processor with other work answers late; the default of the last is 30."""
+MOST = 3_000
 """Customers that a takeover may take."""
 
 
@@ -72,7 +70,7 @@ async def told(shop: Shop, recorded: int) -> None:
 
 
 async def story(shop: Shop, recorded: int) -> None:
-    """Training, the takeover, and three ways back from it."""
+    """Training, the takeover, and two ways back from it."""
     if not Path("all.jsonl").exists():  # else the command goes on where it was interrupted
         shop.mark("the paid model alone, recorded")
         await shop.serve(recorded)
@@ -88,18 +86,12 @@ async def story(shop: Shop, recorded: int) -> None:
     Path("bad.jsonl").write_text("\n".join(line for line in all_lines if line not in good_lines))
     await train("bad.jsonl")
     await offbook("takeover", "stop")
-    await start(*AGAIN)
+    await start()
     await reached(shop, "left")
-    await start(*AGAIN, "--model", good)
+    await start("--model", good)
     await reached(shop, "taken_over")
     shop.mark("a broken tool: the system with the carriers is down")
     DOWN.add("carrier")
-    await reached(shop, "left")
-    DOWN.clear()
-    await start(*AGAIN, "--model", good)
-    await reached(shop, "taken_over")
-    shop.mark("drifted inputs: two of five customers write long mails")
-    shop.mails = 0.4
     await reached(shop, "left")
 
 
@@ -112,7 +104,7 @@ async def reached(shop: Shop, status: str) -> TakeoverState:
 
 
 async def start(*words: str) -> None:
-    await offbook("takeover", "start", "--margin", str(MARGIN), *PATIENCE, *words)
+    await offbook("takeover", "start", *RULE, *words)
 
 
 async def train(data: str) -> None:

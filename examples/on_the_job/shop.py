@@ -18,18 +18,15 @@ from offbook.base.takeovers import TakeoverState
 
 AT_ONCE = 32
 """Customers who ask at a time. Then they score, and the next ones ask."""
-MAIL = "My first mail, which nobody has answered yet, was this one: " + "I have been waiting since Monday. " * 60
 
 
 @dataclass
 class Shop:
-    """The shop behind the address of its agent's model. `rows`: a row for each AT_ONCE customers. `mails`: the share of
-    customers who write a long mail."""
+    """The shop behind the address of its agent's model. `rows`: a row for each AT_ONCE customers."""
 
     url: str
     seed: int
     rows: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    mails: float = 0.0
     marks: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
     def __post_init__(self) -> None:
@@ -68,9 +65,9 @@ class Shop:
             self.rows.append({"threads": self.threads, "small": small / AT_ONCE, "right": right})
             state = await self.takeover()
             for decision in state.decisions[self._told :]:
-                stage, numbers = f"{decision.share:.0%}" if decision.share else "shadow", decision.numbers
-                seen = f" ({numbers.tested} at {numbers.score:.2f})" if numbers.score is not None else ""
-                print(f"{self.threads:>6,}  {stage:>6}  {decision.verdict}: {decision.reason}{seen}", flush=True)
+                numbers = decision.numbers
+                seen = f" ({numbers.small} at {numbers.small_score:.2f})" if numbers.small_score is not None else ""
+                print(f"{self.threads:>6,}  {decision.verdict}: {decision.reason}{seen}", flush=True)
             self._told = len(state.decisions)
             if until(state):
                 break
@@ -79,8 +76,6 @@ class Shop:
     async def _customer(self, number: int) -> tuple[float, str]:
         tool, order = self._draw.choice([*QUESTIONS]), self._draw.choice([*ORDERS])
         question = self._draw.choice(QUESTIONS[tool]).format(order)
-        if self._draw.random() < self.mails:
-            question = f"{MAIL}{question}"
         said, model = await answer(self._client, question, f"{self._name}-{number}")
         return float(ORDERS[order][tool.removeprefix("order_")] in said), model
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from offbook.base.types import CallTrace, Json
 from offbook.base.wire import RolloutTrace
-from offbook.contracts import GroupsFinished, RunStarted, TakeoverDecided
+from offbook.contracts import GroupsFinished, RunStarted
 from offbook.tracing.spans import Attribute, SpanKind, TraceSpan, as_text, json_text, span_id
 
 OWN_TAG: Final = "offbook"
@@ -162,24 +162,6 @@ def run_attributes(event: RunStarted, environment: str) -> dict[str, Attribute]:
         "langfuse.version": f"lora-step-{event.step}",
         "langfuse.trace.metadata.run": event.run,
         "langfuse.observation.input": json_text(dict(event.settings)),
-    }
-
-
-def takeover_attributes(event: TakeoverDecided, environment: str) -> dict[str, Attribute]:
-    """A takeover's decision as one span."""
-    told: dict[str, Json] = {"verdict": event.verdict, "reason": event.reason, "numbers": dict(event.metrics)}
-    return {
-        "langfuse.observation.type": "span",
-        "langfuse.internal.is_app_root": True,
-        "langfuse.trace.name": f"takeover {event.verdict}",
-        "langfuse.session.id": f"takeover/{event.run}"[:LONGEST_SESSION],
-        "langfuse.trace.tags": [OWN_TAG, "takeover", f"model:{event.model}"],
-        "langfuse.environment": environment,
-        "langfuse.trace.metadata.run": event.run,
-        "langfuse.observation.input": json_text({"model": event.model, "decision": event.number}),
-        "langfuse.observation.output": json_text(told),
-        "langfuse.observation.level": "WARNING" if event.went_back else "DEFAULT",
-        "langfuse.observation.status_message": event.reason,
     }
 
 

@@ -18,7 +18,6 @@ from offbook.contracts import (
     RejectedError,
     RunStarted,
     StepFinished,
-    TakeoverDecided,
     digest,
 )
 from offbook.tracing.otlp_sink import OtlpSender, OtlpSpan
@@ -39,7 +38,6 @@ from .attributes import (
     run_attributes,
     session_id,
     span_attributes,
-    takeover_attributes,
     trace_attributes,
 )
 from .connection import REQUEST_SECONDS, LangfuseConnection
@@ -55,8 +53,7 @@ RELEASE: Final = "LANGFUSE_RELEASE"
 SAMPLE_RATE: Final = "LANGFUSE_SAMPLE_RATE"
 STEP_SCORES: Final = ("reward", "success", "entropy", "kl/base")
 """Metrics of a step that are scores of its session. Each name of a score is a column of Langfuse's table of sessions."""
-TAKEOVER_SCORES: Final = ("share", "lower", "upper")
-"""Numbers of a takeover's decision that are scores of its trace. The others are its output."""
+
 EVALUATION_DETAILS: Final = ("reward_spread", "reward_error", "scenarios")
 """Metrics of an evaluation that are no scores."""
 EVALUATED: Final = ("val", "compare")
@@ -138,22 +135,6 @@ class LangfuseSink(TraceSink):
         score = LangfuseScore(digest(event.id), f"alert/{event.kind}", event.value, event.at, event.message, session=session,
                       environment=self._environment_of("train"))  # fmt: skip
         self._scores.send([score])
-
-    def takeover_decided(self, event: TakeoverDecided) -> None:
-        """A trace of its own, with the numbers as scores. The decisions of a route are a session."""
-        trace, at = int(digest(event.id) * 2, 16), int(event.at * 1e9)
-        environment = self._environment_of("production")
-        attributes = takeover_attributes(event, environment) | self._release
-        self._sender.send([[self._sender.span(trace, trace % 2**64 or 1, None, "takeover", (at, at), attributes)]])
-        scores = [
-            LangfuseScore(
-                digest(event.id, name), f"takeover/{name}", event.metrics[name], event.at, event.reason, f"{trace:032x}",
-                environment=environment,
-            )
-            for name in TAKEOVER_SCORES
-            if name in event.metrics
-        ]  # fmt: skip
-        self._scores.send(scores)
 
     def closed(self) -> None:
         self._scores.close()

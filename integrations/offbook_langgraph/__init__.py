@@ -6,6 +6,7 @@ try:
     from offbook.client.rollouts.capture import outside as uncaptured
 
     from .calls.capture_block import capture, observe
+    from .calls.fallback_calls import Choice, Chooser
     from .chat_model import ChatOffbook
     from .training.replayed_tools import replayed_tools
     from .training.trainable import trainable
@@ -14,4 +15,13 @@ except ModuleNotFoundError as error:
         raise
     raise MissingExtraError(error.name, "langgraph") from error
 
-__all__ = ["ChatOffbook", "capture", "observe", "replayed_tools", "trainable", "uncaptured"]
+__all__ = [
+    "ChatOffbook",
+    "Choice",
+    "Chooser",
+    "capture",
+    "observe",
+    "replayed_tools",
+    "trainable",
+    "uncaptured",
+]

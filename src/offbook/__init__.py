@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from .base.config import LoraOptions, SFTConfig, TeacherKL, TrainConfig
     from .base.errors import OffbookError
     from .base.server_options import EngineOptions
-    from .base.takeovers import TakeoverPlan
+    from .base.takeovers import TakeoverRule
     from .base.types import (
         History,
         Scenario,
@@ -53,7 +53,7 @@ __all__ = [
     "Ruler",
     "SFTConfig",
     "Scenario",
-    "TakeoverPlan",
+    "TakeoverRule",
     "TeacherKL",
     "TraceSink",
     "TrainConfig",
@@ -91,7 +91,7 @@ _MODULE_OF = {
     "Ruler": "rewards.ruler_judge",
     "SFTConfig": "base.config",
     "Scenario": "base.types",
-    "TakeoverPlan": "base.takeovers",
+    "TakeoverRule": "base.takeovers",
     "TeacherKL": "base.config",
     "TraceSink": "contracts",
     "TrainConfig": "base.config",

@@ -128,34 +128,7 @@ class Alert:
         return f"{self.run}/{self.model}/{self.step}/alert/{self.kind}"
 
 
-@dataclass(frozen=True)
-class TakeoverDecided:
-    """A decision of a small model's takeover of an app's calls. `number`: of all decisions of the route, from 0. `metrics`: the
-    share of threads that the small model answers, and the numbers that the decision rests on."""
-
-    method: ClassVar[str] = "takeover_decided"
-    run: str
-    model: str
-    number: int
-    at: float  # unix seconds
-    verdict: str
-    reason: str
-    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
-
-    @property
-    def id(self) -> str:
-        """One per decision."""
-        return f"{self.run}/takeover/{self.number}/{self.at}"
-
-    @property
-    def went_back(self) -> bool:
-        """Whether all calls go to the paid model again."""
-        return self.verdict in ("left", "stopped")
-
-
-TraceEvent: TypeAlias = (
-    RunStarted | GroupsFinished | EvaluationFinished | StepFinished | CheckpointSaved | Alert | TakeoverDecided
-)
+TraceEvent: TypeAlias = RunStarted | GroupsFinished | EvaluationFinished | StepFinished | CheckpointSaved | Alert
 """The events that a trace sink receives. `method`: the method of `TraceSink` that receives it."""
 
 EVENT_KINDS: tuple[type[TraceEvent], ...] = get_args(TraceEvent)
@@ -210,10 +183,6 @@ class TraceSink(Protocol):
 
     def alert(self, event: Alert) -> None:
         """A metric crossed its limit."""
-        del event
-
-    def takeover_decided(self, event: TakeoverDecided) -> None:
-        """A takeover of an app's calls was decided upon."""
         del event
 
     def closed(self) -> None:

@@ -132,11 +132,11 @@ def test_the_shop_goes_back_from_a_model_that_was_not_trained(tmp_path: Path) ->
 
     async def story(url: str) -> None:
         async with httpx.AsyncClient(base_url=url, trust_env=False) as http:
-            plan = {"stages": [0.5, 1], "margin": 0.2}
-            (await http.post("/api/takeover/start", json=plan)).raise_for_status()
+            rule = {"share": 0.5, "threads": 20, "margin": 0.2}
+            (await http.post("/api/takeover/start", json=rule)).raise_for_status()
         async with aclosing(Shop(url, seed=0)) as shop:
             state = await shop.serve(320, lambda state: state.status != "running")
-            assert state.status == "left" and state.decisions[-1].reason == "worse by more than 0.2"
+            assert state.status == "left" and state.decisions[-1].reason == "not shown to be worse by less than 0.2"
             assert 0.0 < shop.rows[0]["small"] < 1.0
             assert (await shop.serve(32)).share == shop.rows[-1]["small"] == 0.0
 

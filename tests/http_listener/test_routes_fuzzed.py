@@ -59,14 +59,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "/api/feedback": {"trajectory_id": "t", "score": 1.0, "comment": "a", "name": "thumbs"},
     "/api/audit": {"trajectory_ids": ["t"], "thread_ids": ["a"], "route": "desk"},
     "/api/audit/removal": {"trajectory_ids": ["t"]},
-    "/api/takeover/plan": {"margin": 0.1, "stages": [0, 0.5, 1]},
-    "/api/takeover/start": {"margin": 0.1, "stages": [0, 0.5, 1]},
-    "/api/takeover/approve": {},
+    "/api/takeover/start": {"margin": 0.1, "share": 0.5},
     "/api/takeover/stop": {},
-    "/api/routes/{route}/side": {"request": CHAT, "thread_id": "t", "plan": {"model": "default", "stages": [0.9, 1]}},
-    "/api/routes/{route}/calls": {
-        "calls": [{"request": CHAT, "answer": {"choices": []}, "model": "a/b", "started_at": 1.0, "ended_at": 2.0}]
-    },
     "/sign-in": {"key": "a"},
     "/sign-out": {},
     "/v1/chat/completions": CHAT,

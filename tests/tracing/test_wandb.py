@@ -11,12 +11,10 @@ from typing import Any
 import pytest
 
 from offbook.base.errors import ConfigError
-from offbook.base.takeovers import Decision, TakeoverState
 from offbook.contracts import StepFinished, TraceSink
 from offbook.testing.sinks import RUN, check_sink, sample_events
 from offbook.tracing.fanout import FanOut, show
 from offbook.tracing.sink_registry import resolve_sinks
-from offbook.tracing.takeover_events import TakeoverEvents
 from tests.fakes.trace_server import until
 
 wandb = pytest.importorskip("wandb", reason="pip install -r requirements/test.txt")
@@ -107,10 +105,7 @@ def test_every_metric_table_and_checkpoint_is_in_the_offline_files_and_a_restart
     shown(sink, path)
     rows = history(folder)
     by_step = {row["_step"]: row for row in rows}
-    assert sorted(by_step) == [0, 1, 2, 3]
-    decided = {name: value for name, value in by_step[3].items() if name.startswith("takeover/")}
-    assert decided["takeover/verdict"] == "left" and decided["takeover/share"] == 0.25
-    assert decided["takeover/reason"] == "worse by more than 0.05" and "train/reward" not in by_step[3]
+    assert sorted(by_step) == [0, 1, 2]
     assert (by_step[0]["val/reward"], by_step[2]["val/success"], by_step[1]["train/entropy"]) == (0.5, 0.25, 1.5)
     assert by_step[2]["train/reward"] == 1.25 and by_step[2]["alert/kl"] == 12.0 and by_step[2]["step"] == 2
     assert by_step[2]["samples/val"]["_type"] == "table-file" and by_step[2]["samples/val"]["nrows"] == 4
@@ -167,23 +162,3 @@ def test_the_wandb_sink_conforms(folder: Path) -> None:
         }
 
     check_sink(lambda: resolve_sinks(["wandb"])[0], merged)
-
-
-@pytest.mark.slow("W&B's own process")
-def test_a_takeovers_decisions_are_the_rows_of_a_run_and_going_back_is_an_alert(folder: Path) -> None:
-    decided = [
-        Decision(decided_at=1.0, stage=0, share=0.25, verdict="passed", reason="worse by less than 0.1, if at all"),
-        Decision(decided_at=2.0, stage=1, share=1.0, verdict="left", reason="worse by more than 0.1", model="desk@7"),
-    ]
-    events = TakeoverEvents(resolve_sinks(["wandb"]))
-    events.show(TakeoverState(route="order-desk", decisions=tuple(decided)))
-    events.close()
-    rows = [row for row in history(folder) if "takeover/share" in row]
-    assert [(row["step"], row["takeover/share"], row["takeover/verdict"]) for row in rows] == [
-        (0, 0.25, "passed"),
-        (1, 1.0, "left"),
-    ]
-    alerts = [record.alert for _, record in records(folder) if record.HasField("alert")]
-    assert [(alert.title, alert.text) for alert in alerts] == [
-        ("takeover of route/order-desk: left", "worse by more than 0.1")
-    ]

@@ -25,7 +25,7 @@ from offbook_langgraph.chat_model import ChatOffbook
 
 from . import leaks, shared_state
 from .active_capture import ActiveCapture, ActiveHandler, active
-from .deployed_calls import DeployedCall, DeployedChat
+from .fallback_calls import FallbackCall, FallbackChat
 from .own_code import GENERATION, OwnRun, answer, opens, own_run, run_inside, runs, stays, warn_replaced, without_cache
 from .provider_formats import check_text, to_openai
 
@@ -111,8 +111,8 @@ def wrapped(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         if (judge := capture.site(labels[2]).judge) is not None:
             capture.count_judge(judge, self, *labels)
             return run_inside(stays(), name, original, self, *args, **kwargs)
-        if capture.deployed:
-            return _deployed(capture, original, name, self, args, kwargs)
+        if capture.fallback:
+            return _with_fallback(capture, original, name, self, args, kwargs)
         with _faults_kept(capture, self):
             if opens(self, original):
                 stand_in, own = None, capture.own_run(self, *labels)
@@ -180,7 +180,7 @@ def wrapped_generation(name: str, original: Callable[..., Any]) -> Callable[...,
     return generation
 
 
-def _deployed(
+def _with_fallback(
     capture: ActiveCapture,
     original: Callable[..., Any],
     name: str,
@@ -200,9 +200,9 @@ def _deployed(
         return original(model, *args, **kwargs)
     if stand_in is None:  # calls of its own code have sides of their own, unless it is excluded
         return _on_its_own(own if own and own.answerer is None else None, name, original, model, args, kwargs)
-    if not isinstance(stand_in, DeployedChat):  # of a capture around this one
+    if not isinstance(stand_in, FallbackChat):  # of a capture around this one
         return getattr(stand_in, name)(*args, **to_openai(kwargs, type(model).__name__))
-    return DeployedCall(original, name, model, stand_in, capture.runs, args, kwargs, messages).answer()
+    return FallbackCall(original, name, model, stand_in, args, kwargs, messages).answer()
 
 
 def is_labelled(model: BaseChatModel) -> bool:

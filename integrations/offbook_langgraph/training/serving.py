@@ -7,12 +7,13 @@ import copy
 import functools
 import inspect
 import types
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from langchain_core.runnables import Runnable, RunnableBinding, RunnableSequence
+from pydantic import SecretStr
 
 from offbook import TrainableModel
 from offbook.base.errors import ConfigError
@@ -22,6 +23,7 @@ from offbook_langgraph.calls.active_capture import (
     activate,
     activated,
 )
+from offbook_langgraph.calls.fallback_calls import Chooser, FallbackChat
 from offbook_langgraph.calls.langchain_patches import install
 from offbook_langgraph.calls.origins import Predicate
 from offbook_langgraph.chat_model import (
@@ -90,6 +92,44 @@ class Serving:
         if self.url is not None:
             return chat_model_at(self.url, self.api_key, model, self.temperature, step)
         return await chat_model(model, self.temperature, step)
+
+
+@dataclass(frozen=True)
+class FallbackServing:
+    """An app on its own models, of which those of a server answer the calls that choosers give them."""
+
+    routes: tuple[CallRoute, ...]
+    exclude: Predicate | None
+
+    @classmethod
+    def at(
+        cls,
+        url: str,
+        api_key: str | None,
+        temperature: float | None,
+        targets: Sequence[tuple[TrainableModel, Predicate | None, Chooser]],
+        exclude: Predicate | None,
+    ) -> FallbackServing:
+        """Over the server at `url`: for each trained model the calls that it takes, and who chooses."""
+        routes: list[CallRoute] = []
+        for model, select, chooser in targets:
+            target = FallbackChat(
+                model=model.name,
+                base_url=f"{url}/v1",
+                api_key=SecretStr(api_key or "none"),
+                temperature=temperature,
+            )
+            routes.append(CallRoute(target.chosen_by(chooser), select))
+        return cls(tuple(routes), exclude)
+
+    async def capture(self) -> ActiveCapture:
+        """Create the capture that asks the choosers."""
+        return self.capture_now()
+
+    def capture_now(self) -> ActiveCapture:
+        """As `capture`, for sync code."""
+        install()
+        return ActiveCapture(routes=self.routes, exclude=self.exclude, fallback=True)
 
 
 class CaptureSource(Protocol):

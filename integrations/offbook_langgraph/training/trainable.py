@@ -34,11 +34,10 @@ from offbook_langgraph.calls.capture_block import (
     check_choice,
     check_length,
 )
-from offbook_langgraph.calls.deployed_calls import Prices
+from offbook_langgraph.calls.fallback_calls import Chooser
 from offbook_langgraph.calls.origins import OWN_MODEL, OriginCounts, as_predicate
 from offbook_langgraph.chat_model import Answering
 
-from .deployed import Deployment, Policy, server_of
 from .rollout import (
     Agent,
     FunctionAgent,
@@ -47,6 +46,8 @@ from .rollout import (
     TrainableOptions,
 )
 from .serving import (
+    CaptureSource,
+    FallbackServing,
     Serving,
     served_runnable,
     serving_function,
@@ -277,19 +278,24 @@ class TrainingMethods:
         models = by_model(options.models(), options.select)
         return Serving(models, as_predicate(options.exclude, "exclude"), step, temperature, url, api_key)
 
-    def _deployment(
+    def with_fallback(
         self,
-        policy: Policy | None,
-        url: str | None,
-        api_key: str | None,
-        temperature: float | None,
-        prices: Prices | None,
-        model: Models | None,
-    ) -> Deployment:
-        options = self._app_options if model is None else replace(self._app_options, model=model)
+        chooser: Callable[[TrainableModel], Chooser],
+        *,
+        url: str,
+        api_key: str | None = None,
+        temperature: float | None = None,
+    ) -> Any:
+        """Return the app on its own models; a model of the server at `url` answers a call if `chooser`, made once for each trained
+        model, chooses it and it does not fail. Nothing is recorded."""
+        options = self._app_options
         models = by_model(options.models(), options.select)
-        server, key = server_of(url, api_key, models)
-        return Deployment(models, server, key, policy, as_predicate(options.exclude, "exclude"), temperature, prices)
+        targets = [(model, select, chooser(model)) for model, select in models.items()]
+        exclude = as_predicate(options.exclude, "exclude")
+        return self._served(FallbackServing.at(url, api_key, temperature, targets, exclude))
+
+    def _served(self, serving: CaptureSource) -> Any:
+        raise NotImplementedError
 
 
 class TrainableFunction(TrainingMethods, Generic[P, R]):
@@ -330,29 +336,10 @@ class TrainableFunction(TrainingMethods, Generic[P, R]):
         step: a step, or one per model name; None: the newest. url, api_key: a server that has the model; None: the model's
         own. temperature: of all calls; None: the server's default.
         """
-        return serving_function(self._function, self._serving(step, url, api_key, temperature, model))
+        return self._served(self._serving(step, url, api_key, temperature, model))
 
-    @names_checked("deployed")
-    def deployed(
-        self,
-        policy: Policy | None = None,
-        *,
-        url: str | None = None,
-        api_key: str | None = None,
-        temperature: float | None = None,
-        prices: Prices | None = None,
-        model: Models | None = None,
-    ) -> Callable[P, R]:
-        """Return the function on the app's own models, of which the trained model takes over calls by evidence.
-
-        policy: the plan of the takeover that begins on a route that has had none, or one per model name. Each model has a route of
-        its name. url, api_key: the server that has the model, and decides; None: the model's own. temperature: of the trained
-        model; None: the server's default. prices: USD per million prompt and completion tokens of the app's own models, by
-        their names; None: the server's table.
-
-        While the server is down or late, the app's own models answer. Raises ConfigError for an invalid option.
-        """
-        return serving_function(self._function, self._deployment(policy, url, api_key, temperature, prices, model))
+    def _served(self, serving: CaptureSource) -> Callable[P, R]:
+        return serving_function(self._function, serving)
 
 
 class TrainableCoroutineFunction(TrainableFunction[P, R]):
@@ -379,22 +366,10 @@ class TrainableRunnable(TrainingMethods, Runnable[Any, Any]):
         model: Models | None = None,
     ) -> Any:
         """Return the graph with its chat models answered by the trained model. Options as `TrainableFunction.trained`."""
-        return served_runnable(self, self._serving(step, url, api_key, temperature, model))
+        return self._served(self._serving(step, url, api_key, temperature, model))
 
-    @names_checked("deployed")
-    def deployed(
-        self,
-        policy: Policy | None = None,
-        *,
-        url: str | None = None,
-        api_key: str | None = None,
-        temperature: float | None = None,
-        prices: Prices | None = None,
-        model: Models | None = None,
-    ) -> Any:
-        """Return the graph on the app's own models, of which the trained model takes over calls. Options as
-        `TrainableFunction.deployed`."""
-        return served_runnable(self, self._deployment(policy, url, api_key, temperature, prices, model))
+    def _served(self, serving: CaptureSource) -> Any:
+        return served_runnable(self, serving)
 
 
 @dataclass(frozen=True)

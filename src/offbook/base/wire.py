@@ -24,10 +24,9 @@
 | POST   /api/train | TrainRequest -> server-sent events, each a TrainEvent; the last is `result` or `error` |
 | GET    /api/train/{request id} | -> TrainStatus |
 | GET    /api/takeover?route= | -> TakeoverState |
-| POST   /api/takeover/plan, /start | TakeoverPlan -> TakeoverState |
-| POST   /api/takeover/approve, /stop | -> TakeoverState |
-| POST   /api/routes/{route}/side | SideRequest -> SideAnswer |
-| POST   /api/routes/{route}/calls | AppCalls -> their number |
+| POST   /api/takeover/start | TakeoverRule -> TakeoverState |
+| POST   /api/takeover/stop | -> TakeoverState |
+| GET    /api/takeover/side?route=&thread=&failed= | -> ThreadSide |
 
 Errors have OpenAI's shape: {"error": {"message", "type", "param", "code"}}.
 """
@@ -389,7 +388,7 @@ class RouteState(Wire):
     in USD. `uncounted`: calls without token counts, such as streams that do not say them; `unpriced`: with, and no known price."""
 
     name: str
-    upstream: str | None  # None: the app asks its paid models itself
+    upstream: str
     record_share: FiniteFloat = Field(ge=0, le=1)
     calls: int = 0
     failed: int = 0

@@ -26,7 +26,7 @@ from .training.queue import TrainQueue
 from .wing import ServerWing
 
 if TYPE_CHECKING:  # imports the routes' paths
-    from .upstream.app_routes import AppRoutes
+    from .takeover.takeover import Takeovers
     from .upstream.passing import UpstreamGateway
 
 TICK_SECONDS = 0.25
@@ -57,8 +57,7 @@ class LoopLag:
 
 @dataclass(frozen=True)
 class Services:
-    """All services of one server. `learner` is None with --inference-only, `upstream` without --upstream. `app_routes`: of apps that ask their paid models
-    themselves. `wings`: by name. `lag`: see LoopLag."""
+    """All services of one server. `learner` is None with --inference-only, `upstream` without --upstream. `wings`: by name. `lag`: see LoopLag."""
 
     options: ServerOptions
     engine: EngineChoice
@@ -71,7 +70,7 @@ class Services:
     training: TrainQueue
     train_history: TrainHistory
     archives: Archives
-    app_routes: AppRoutes
+    takeovers: Takeovers
     upstream: UpstreamGateway | None = None
     wings: dict[str, ServerWing] = field(default_factory=dict[str, ServerWing])
     lag: LoopLag = field(default_factory=LoopLag)

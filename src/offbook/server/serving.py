@@ -41,7 +41,7 @@ from .records.running_time import RunningTime
 from .records.store import Store
 from .sampler.engine_choice import EngineChoice, choose
 from .services import Services
-from .takeover.takeover import Takeover
+from .takeover.takeover import Takeovers
 from .training.archives import Archives
 from .training.history import TrainHistory
 from .training.jobs import JobFolders
@@ -49,7 +49,6 @@ from .training.learner_client import LearnerClient
 from .training.queue import TrainQueue
 from .training.runner import MemoryCheck, TrainRunner
 from .upstream.address import upstream_model
-from .upstream.app_routes import AppRoutes
 from .upstream.passing import UpstreamGateway
 from .upstream.traffic import RecordingPolicy, RouteTraffic
 from .wing import ServerWing, wing_classes
@@ -134,13 +133,12 @@ async def open_services(options: ServerOptions, engine: EngineChoice, base: Base
             )
         training = TrainQueue(history, jobs, runner, max_staleness=engine.max_staleness)
         await training.open()
-        policy = _recording(options)
-        upstream = await _upstream(options, policy, store, recorder)
-        app_routes = AppRoutes(policy, store, recorder.sampled)
-        await app_routes.open(options.route if upstream is not None else None)
+        takeovers = Takeovers(store)
+        await takeovers.open()
+        upstream = await _upstream(options, takeovers, store, recorder)
         archives = Archives(options.dir / "exports")
         services = Services(
-            options, engine, base, store, models, sampler, learner, recorder, training, history, archives, app_routes, upstream,
+            options, engine, base, store, models, sampler, learner, recorder, training, history, archives, takeovers, upstream,
             wings,
         )  # fmt: skip
         await _open_wings(services)
@@ -161,15 +159,8 @@ async def _open_wings(services: Services) -> None:
         await wing.open()
 
 
-def _recording(options: ServerOptions) -> RecordingPolicy:
-    """What is recorded of apps on paid models."""
-    return RecordingPolicy(
-        options.record_share, options.record_days, options.record_mb * 1e6, keep_personal=options.keep_personal
-    )
-
-
 async def _upstream(
-    options: ServerOptions, policy: RecordingPolicy, store: Store, recorder: Recorder
+    options: ServerOptions, takeovers: Takeovers, store: Store, recorder: Recorder
 ) -> UpstreamGateway | None:
     """The gateway before the paid model; None without one. Raises ConfigError, StoreError."""
     if options.upstream is None:
@@ -180,11 +171,12 @@ async def _upstream(
             f"--upstream {options.upstream}: clients send this server's key, so it needs the provider's: set "
             "OPENAI_API_KEY or the like, or name a variable with ?api_key_variable=NAME"
         )
+    policy = RecordingPolicy(
+        options.record_share, options.record_days, options.record_mb * 1e6, keep_personal=options.keep_personal
+    )
     traffic = RouteTraffic(options.route, model, policy, store, recorder.sampled)
     await traffic.open()
-    takeover = Takeover(options.route, store)
-    await takeover.open()
-    return UpstreamGateway(traffic, takeover)
+    return UpstreamGateway(traffic, await takeovers.opened(options.route))
 
 
 def _learner(options: ServerOptions, engine: EngineChoice, base: BaseModelPath) -> LearnerClient:
@@ -208,7 +200,7 @@ async def close_services(services: Services, deadline: float) -> None:
     await services.recorder.drain(deadline)
     if services.upstream is not None:
         await services.upstream.close()
-    await services.app_routes.close()
+    await services.takeovers.close()
     ending = [services.sampler.stop()]
     if services.learner is not None:
         ending.append(services.learner.stop())

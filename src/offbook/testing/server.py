@@ -24,12 +24,11 @@ from offbook.server.records.store import Store
 from offbook.server.sampler.engine_choice import EngineChoice
 from offbook.server.sampler.supervised import SupervisedSampler
 from offbook.server.services import Services
+from offbook.server.takeover.takeover import Takeovers
 from offbook.server.training.archives import Archives
 from offbook.server.training.history import TrainHistory
 from offbook.server.training.jobs import JobFolders
 from offbook.server.training.queue import TrainQueue
-from offbook.server.upstream.app_routes import AppRoutes
-from offbook.server.upstream.traffic import RecordingPolicy
 
 from .asgi import serving
 from .policy_sampler import PolicyFunction, PolicySampler
@@ -113,7 +112,7 @@ async def services_over(sampler_url: str, folder: Path) -> AsyncGenerator[Servic
     recorder = Recorder(store)
     jobs = JobFolders(folder / "jobs", store)
     history = TrainHistory(store, models.registry, jobs)
-    app_routes = AppRoutes(RecordingPolicy(), store, recorder.sampled)
+    takeovers = Takeovers(store)
     try:
         yield Services(
             options=ServerOptions(dir=folder),
@@ -127,11 +126,11 @@ async def services_over(sampler_url: str, folder: Path) -> AsyncGenerator[Servic
             training=TrainQueue(history, jobs, None),
             train_history=history,
             archives=Archives(folder / "exports"),
-            app_routes=app_routes,
+            takeovers=takeovers,
         )
     finally:
         await recorder.drain()
-        await app_routes.close()
+        await takeovers.close()
         await sampler.stop()
         await store.close()
 

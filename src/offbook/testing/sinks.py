@@ -29,7 +29,6 @@ from offbook.contracts import (
     GroupsFinished,
     RunStarted,
     StepFinished,
-    TakeoverDecided,
     TraceEvent,
     TraceSink,
 )
@@ -80,7 +79,7 @@ def sample_rollout(index: int, *, run: str = RUN, step: int = 0, split: str = "t
 
 
 def sample_events(run: str = RUN, checkpoint: str = "") -> list[TraceEvent]:
-    """A small run: an evaluation, two steps of two groups, an alert, another evaluation, and a takeover's decision.
+    """A small run: an evaluation, two steps of two groups, an alert, and another evaluation.
 
         for event in sample_events():
             if isinstance(event, StepFinished):
@@ -99,8 +98,7 @@ def sample_events(run: str = RUN, checkpoint: str = "") -> list[TraceEvent]:
         if checkpoint:
             events.append(CheckpointSaved(run, "agent", step + 1, checkpoint, {"reward/mean": 0.25}))
     events.append(Alert(run, "agent", 2, START + 20, "kl", "the policy is far from its base", 12.0, 10.0))
-    decided = TakeoverDecided(run, "agent@2", 3, START + 21, "left", "worse by more than 0.05", {"share": 0.25})
-    return [*events, *_evaluation(run, 2), decided]
+    return [*events, *_evaluation(run, 2)]
 
 
 def check_sink(make: Callable[[], TraceSink], read: Callable[[], Collection[str]], checkpoint: str = "") -> None:

@@ -1,4 +1,4 @@
-"""The JSON Lines sink: one line per rollout, step, evaluation, alert and takeover's decision, for jq and notebooks."""
+"""The JSON Lines sink: one line per rollout, step, evaluation and alert, for jq and notebooks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from offbook.contracts import (
     GroupsFinished,
     RunStarted,
     StepFinished,
-    TakeoverDecided,
     TraceSink,
 )
 
@@ -21,7 +20,7 @@ from .rollout_reader import conversations
 
 
 class JsonlSink(TraceSink):
-    """Appends to `rollouts.jsonl`, `steps.jsonl`, `evaluations.jsonl`, `alerts.jsonl`, `runs.jsonl` and `takeovers.jsonl` in a
+    """Appends to `rollouts.jsonl`, `steps.jsonl`, `evaluations.jsonl`, `alerts.jsonl` and `runs.jsonl` in a
     folder.
 
     Creates the folder. Does not write a line whose `id` is already in the file.
@@ -52,11 +51,6 @@ class JsonlSink(TraceSink):
     def alert(self, event: Alert) -> None:
         line = {"id": event.id, "run": event.run, "model": event.model, "step": event.step, "kind": event.kind}
         self._append("alerts.jsonl", [line | {"message": event.message, "value": event.value, "limit": event.limit}])
-
-    def takeover_decided(self, event: TakeoverDecided) -> None:
-        line = {"id": event.id, "run": event.run, "model": event.model, "number": event.number, "at": event.at}
-        line |= {"verdict": event.verdict, "reason": event.reason, "metrics": dict(event.metrics)}
-        self._append("takeovers.jsonl", [line])
 
     def _append(self, name: str, lines: Sequence[Mapping[str, object]]) -> None:
         file = self._folder / name

@@ -20,7 +20,6 @@ from offbook.contracts import (
     GroupsFinished,
     RunStarted,
     StepFinished,
-    TakeoverDecided,
     TraceSink,
 )
 
@@ -107,17 +106,6 @@ class WandbSink(TraceSink):
         run.alert(title=f"{event.kind} at step {event.step}", text=event.message, level="WARN")
         self._log(event.run, event.step, {f"alert/{event.kind}": event.value})
 
-    def takeover_decided(self, event: TakeoverDecided) -> None:
-        """A row of the run of the route; when traffic went back, an alert too, once."""
-        run = self._run(event.run)
-        if event.number < run.step:
-            return
-        if event.went_back:
-            run.alert(title=f"takeover of {event.run}: {event.verdict}", text=event.reason, level="WARN")
-        values = {f"takeover/{name}": value for name, value in event.metrics.items()}
-        told = {"takeover/verdict": event.verdict, "takeover/reason": event.reason, "takeover/model": event.model}
-        self._log(event.run, event.number, values | told)
-
     def closed(self) -> None:
         run, self._open = self._open, None
         if run is not None:
@@ -139,7 +127,7 @@ class WandbSink(TraceSink):
                 reinit="create_new",
                 settings=wandb.Settings(console="off", silent=True),
             )
-            for prefix in ("train", "val", "val-sampled", "compare", "samples", "alert", "takeover"):
+            for prefix in ("train", "val", "val-sampled", "compare", "samples", "alert"):
                 self._open.define_metric(f"{prefix}/*", step_metric="step")
             self._open.define_metric("step")
         return self._open

@@ -63,5 +63,5 @@ async def test_nothing_of_a_removed_thread_is_left_in_any_table(store: Store) ->
     assert await rows_with(store, MARK) == []
     assert await rows_with(store, "t-1") == ["trains"]  # for the audit
     taken = await store.read(lambda connection: read_threads(connection, "takeover-1"))
-    assert [row.id for row, _, _ in taken] == ["t-2"]
+    assert [row.id for row, _ in taken] == ["t-2"]
     assert await store.write(remove, ("t-1",)) == Removed(0, 0)

@@ -16,7 +16,6 @@ from offbook.http_listener.config import listener_config
 from offbook.server.http import app
 from offbook.server.http.auth import Guard
 from offbook.server.services import Services
-from offbook.server.takeover.takeover import Takeover
 from offbook.server.upstream.address import upstream_model
 from offbook.server.upstream.passing import UpstreamGateway
 from offbook.server.upstream.traffic import RecordingPolicy, RouteTraffic
@@ -84,9 +83,8 @@ def passing(tmp_path: Path) -> Opening:
                 "desk", address, RecordingPolicy(share, **policy), services.store, services.recorder.sampled
             )
             await traffic.open()
-            takeover = Takeover("desk", services.store)
-            await takeover.open()
-            gateway = UpstreamGateway(traffic, takeover)
+            await services.takeovers.open()
+            gateway = UpstreamGateway(traffic, await services.takeovers.opened("desk"))
             options = services.options.model_copy(update={"route": "desk"})
             own = replace(services, upstream=gateway, options=options)
             application = app.build(own, guard or Guard(None))

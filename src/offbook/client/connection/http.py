@@ -22,7 +22,7 @@ from offbook.base.audits import AuditRequest, Removal, StepAudit, TrajectoryAudi
 from offbook.base.backoff import Backoff
 from offbook.base.config import Name
 from offbook.base.errors import ConfigError, ServerError, UnreachableError
-from offbook.base.takeovers import TakeoverPlan, TakeoverState
+from offbook.base.takeovers import TakeoverRule, TakeoverState
 from offbook.base.types import Json
 from offbook.base.wire import (
     FINISHED_AT_ONCE,
@@ -305,17 +305,14 @@ class Api:
         return self._read(Removal.model_validate, answer)
 
     async def takeover_state(self, route: str | None = None) -> TakeoverState:
-        """The takeover of a route, with every decision. None: the gateway's, else the only one."""
+        """The takeover of a route, with every decision. None: that of the server's --route."""
         return self._read(TakeoverState.model_validate, await self._ask("GET", f"/api/takeover{_of_route(route)}"))
 
     async def takeover(
-        self,
-        action: Literal["plan", "start", "approve", "stop"],
-        plan: TakeoverPlan | None = None,
-        route: str | None = None,
+        self, action: Literal["start", "stop"], rule: TakeoverRule | None = None, route: str | None = None
     ) -> TakeoverState:
-        """Plan or start a takeover, let its next stage begin, or stop it. `route` as in `takeover_state`."""
-        answer = await self._ask("POST", f"/api/takeover/{action}{_of_route(route)}", plan, repeat=False)
+        """Start or stop a takeover. `route` as in `takeover_state`."""
+        answer = await self._ask("POST", f"/api/takeover/{action}{_of_route(route)}", rule, repeat=False)
         return self._read(TakeoverState.model_validate, answer)
 
     async def _ask(

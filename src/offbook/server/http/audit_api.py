@@ -16,7 +16,6 @@ from ..records.audit import audited, derived, is_recorded, trained_steps
 from ..records.removal import erase, remove
 from ..removed_files import remove_from_files
 from ..services import Services, ServicesDep
-from ..upstream.served_routes import default_route, traffics
 from ..upstream.threads import trajectory_id
 from .json_body import JsonRoute
 
@@ -53,8 +52,8 @@ async def removal(request: AuditRequest, services: ServicesDep) -> Removal:
     """Delete trajectories, those made from them, and what files have of them; name the steps that they trained. Steps stay.
 
     404 as for the audit, 409 while a train request that has one of them waits or runs."""
-    for traffic in traffics(services):
-        await traffic.settled()
+    if services.upstream is not None:
+        await services.upstream.traffic.settled()
     audits = await _audit(services, _ids(request, services))
     ids = tuple(dict.fromkeys(name for one in audits for name in (one.id, *one.derived)))
     removed = await services.store.write(remove, ids)
@@ -73,7 +72,7 @@ async def removal(request: AuditRequest, services: ServicesDep) -> Removal:
 
 
 def _ids(request: AuditRequest, services: Services) -> list[str]:
-    route = request.route or default_route(services)
+    route = request.route or services.options.route
     threads = (trajectory_id(route, thread) for thread in request.thread_ids)
     return list(dict.fromkeys((*request.trajectory_ids, *threads)))
 

@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import Annotated
 
-from fastapi import APIRouter, Path, Request
+from fastapi import APIRouter
 
 from offbook.base import clock
-from offbook.base.app_calls import AppCalls, SideAnswer, SideRequest
 from offbook.base.redaction import mask_personal
-from offbook.base.server_options import RouteName
 from offbook.base.wire import FeedbackRequest, FeedbackResult, RouteState
 
 from ..errors import ApiError
 from ..records.feedback import Feedback, add_feedback
 from ..services import Services, ServicesDep
-from ..upstream.served_routes import default_route, is_gateways, takeovers, traffics
 from ..upstream.threads import trajectory_id
-from ..upstream.traffic import RouteTraffic
 from .json_body import JsonRoute
-from .takeover_api import small_model
 
 router = APIRouter(route_class=JsonRoute)
-AppRouteName = Annotated[RouteName, Path()]
 SETTLE_SECONDS = 5.0
 """How long feedback on an unknown call waits for the calls that are still to be recorded."""
 
@@ -34,7 +27,7 @@ async def feedback(request: FeedbackRequest, services: ServicesDep) -> FeedbackR
     """Store a score for a finished trajectory, found by its id, by one of its calls, or by the app's name of its thread."""
     name = request.trajectory_id
     if request.thread_id is not None:
-        name = trajectory_id(request.route or default_route(services), request.thread_id)
+        name = trajectory_id(request.route or services.options.route, request.thread_id)
     if request.comment is not None and not services.options.keep_personal:
         request = request.model_copy(update={"comment": mask_personal(request.comment)})
     try:
@@ -46,7 +39,7 @@ async def feedback(request: FeedbackRequest, services: ServicesDep) -> FeedbackR
         if first is None:
             raise
         return FeedbackResult(trajectory_id=name, reward=request.score, changed=first)
-    with suppress(ApiError):  # a score beyond the plan's is feedback all the same
+    with suppress(ApiError):  # a score beyond the rule's is feedback all the same
         await _scored(request, result.trajectory_id, services)
     return result
 
@@ -63,13 +56,13 @@ async def _stored(feedback: Feedback, services: Services) -> FeedbackResult:
 
 async def _scored(request: FeedbackRequest, trajectory: str, services: Services) -> bool | None:
     """Take a score in as evidence of the takeover that has its thread, after the records have taken it: what they refuse is no
-    evidence. Returns whether it is the thread's first; None: no evidence. Raises ApiError 400 for one beyond the plan's."""
+    evidence. Returns whether it is the thread's first; None: no evidence. Raises ApiError 400 for one beyond the rule's."""
     answered_by = None
     if request.call_id is not None:
         record = (await services.store.finished([trajectory])).get(trajectory)
         calls = () if record is None else record.outside_calls
         answered_by = next((call.model for call in calls if call.id == request.call_id), None)
-    for takeover in takeovers(services):
+    for takeover in services.takeovers:
         first = await takeover.score(trajectory, request.name, request.score, answered_by)
         if first is not None:
             return first
@@ -77,48 +70,19 @@ async def _scored(request: FeedbackRequest, trajectory: str, services: Services)
 
 
 async def _read_what_waits(services: ServicesDep) -> None:
-    with suppress(TimeoutError):
-        async with asyncio.timeout(SETTLE_SECONDS):
-            for traffic in traffics(services):
-                await traffic.settled()
+    if services.upstream is not None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(services.upstream.traffic.settled(), SETTLE_SECONDS)
 
 
 @router.get("/api/routes")
 async def routes(services: ServicesDep) -> list[RouteState]:
-    """The app behind --route, and those that ask their paid models themselves, with what was counted of each."""
-    return [_state(traffic) for traffic in traffics(services)]
-
-
-def _state(traffic: RouteTraffic) -> RouteState:
+    """The app behind --route, with what was counted of it; nothing without --upstream."""
+    if services.upstream is None:
+        return []
+    traffic = services.upstream.traffic
     counts = traffic.counts
     fields = counts.model_dump(exclude={"seconds"})
     seconds = {"seconds_p50": counts.quantile(0.5), "seconds_p99": counts.quantile(0.99)}
-    upstream = None if traffic.upstream is None else traffic.upstream.text
-    shares = {"name": traffic.name, "upstream": upstream, "record_share": traffic.policy.share}
-    return RouteState.model_validate(shares | seconds | fields)
-
-
-@router.post("/api/routes/{route}/side")
-async def side(request: SideRequest, services: ServicesDep, route: AppRouteName) -> SideAnswer:
-    """Which side answers a call of an app that asks its paid model itself. 409 for the route of --upstream, 404 for a plan with an
-    unknown model."""
-    _not_the_gateways(services, route)
-    model = None if request.plan is None else small_model(services, request.plan, route)
-    return await services.app_routes.side(route, request, model)
-
-
-@router.post("/api/routes/{route}/calls")
-async def calls(told: AppCalls, services: ServicesDep, route: AppRouteName, request: Request) -> int:
-    """Take in calls that the app's own models have answered; returns their number. 409 for the route of --upstream."""
-    _not_the_gateways(services, route)
-    opened = await services.app_routes.opened(route)
-    for call in told.calls:
-        await opened.note(call, request.scope)
-    return len(told.calls)
-
-
-def _not_the_gateways(services: Services, route: str) -> None:
-    if is_gateways(services, route):
-        raise ApiError(
-            409, f"the calls of {route!r} pass through this server: send them below /r/{route}/", code="gateways_route"
-        )
+    shares = {"name": traffic.name, "upstream": traffic.upstream.text, "record_share": traffic.policy.share}
+    return [RouteState.model_validate(shares | seconds | fields)]

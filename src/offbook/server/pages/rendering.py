@@ -12,7 +12,6 @@ import jinja2
 from fastapi import Depends, Request
 from fastapi.responses import HTMLResponse
 
-from offbook.base.takeovers import share_text
 from offbook.base.types import Json
 from offbook.server.views import numbers, page_urls
 from offbook.server.views.dashboard_source import DashboardSource
@@ -38,7 +37,7 @@ THEME = "offbook_theme"
 
 FILTERS = (
     *(numbers.number, numbers.fixed, numbers.signed, numbers.percent, numbers.seconds),
-    *(numbers.moment, numbers.machine_moment, numbers.ago, share_text),
+    *(numbers.moment, numbers.machine_moment, numbers.ago),
 )
 """The filters of templates, by their names."""
 
@@ -70,7 +69,6 @@ FUNCTIONS = (
     page_urls.step_url,
     page_urls.group_url,
     page_urls.trajectory_url,
-    page_urls.takeover_url,
     static,
 )
 """The functions that templates can call, by their names."""

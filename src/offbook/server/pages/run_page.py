@@ -15,7 +15,6 @@ from offbook.server.views.page_urls import name_of, run_url
 from offbook.server.views.run_charts import chart_json
 from offbook.server.views.run_summary import facts_of, status_of, warnings_of
 from offbook.server.views.run_tables import STEPS_SHOWN, evaluation_lines, lines_of, run_name, step_table
-from offbook.server.views.takeover_view import small_models_part, takeover_status
 
 from ..wing import pages_of_wings
 from .rendering import SAFE, Crumb, SourceDep, UnknownPage, page
@@ -42,7 +41,6 @@ async def runs_page(
         "pages": max(1, -(-len(listed) // RUNS_SHOWN)),
         "engine": source.engine,
         "other_server": source.other_server,
-        "takeovers": [(state, takeover_status(state), small_models_part(state)) for state in await source.takeovers()],
         "links": [link for wing in pages_of_wings() for link in await wing.links(source)],
         "folder": "/".join(source.folder.parts[-2:]),
     }

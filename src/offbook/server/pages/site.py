@@ -11,10 +11,10 @@ from starlette.types import Scope
 from offbook.server.views.dashboard_source import DashboardSource
 
 from ..wing import pages_of_wings
-from . import group_page, rollout_page, run_page, step_page, takeover_page
+from . import group_page, rollout_page, run_page, step_page
 from .rendering import SAFE, STATIC, Crumb, UnknownPage, page
 
-ROUTERS = (run_page.router, step_page.router, group_page.router, rollout_page.router, takeover_page.router)
+ROUTERS = (run_page.router, step_page.router, group_page.router, rollout_page.router)
 
 
 class StaticFilesOfPages(StaticFiles):

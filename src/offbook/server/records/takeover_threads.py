@@ -1,4 +1,4 @@
-"""The threads of a takeover: in which stage each began, which side answers it, and its first score. No text, no name."""
+"""The threads of a takeover: when each began, which side answers it, and its first score. No text, no name."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ threads = Table(
     metadata,
     Column("id", String(200), primary_key=True),  # of the thread's trajectory, recorded or not
     Column("takeover", String(64), nullable=False),
-    Column("stage", Integer, nullable=False),
+    Column("stage", Integer, nullable=False),  # 1: began after the small model took over
     Column("small", Boolean, nullable=False),
     Column("began_at", Double, nullable=False),
     Column("score", Double),
@@ -43,7 +43,8 @@ threads = Table(
 
 
 class TakenThread(NamedTuple):
-    """A thread, its takeover, the stage in which it began, the side that answers it, and when it began (unix seconds)."""
+    """A thread, its takeover, whether it began after the small model took over (1), the side that answers it, and when it began
+    (unix seconds)."""
 
     id: str
     takeover: str
@@ -109,9 +110,9 @@ def score_threads(connection: Connection, batch: Sequence[ThreadScore]) -> list[
     return results
 
 
-def read_threads(connection: Connection, takeover: str) -> list[tuple[TakenThread, float | None, float]]:
-    """The threads of a takeover with their scores and when those came: first those with a score, in its order. A row whose
-    score is no number is left out."""
+def read_threads(connection: Connection, takeover: str) -> list[tuple[TakenThread, float | None]]:
+    """The threads of a takeover with their scores: first those with a score, in its order. A row whose score is no number is left
+    out."""
     query = select(threads).where(threads.c.takeover == takeover)
     rows = connection.execute(
         query.order_by(threads.c.scored_at.is_(None), threads.c.scored_at, threads.c.began_at)
@@ -119,20 +120,16 @@ def read_threads(connection: Connection, takeover: str) -> list[tuple[TakenThrea
     sound = [row for row in rows if all(map(_finite, (row.score or 0.0, row.scored_at or 0.0)))]
     if len(sound) < len(rows):
         logger.error("takeover %s: %d stored threads do not read back", takeover, len(rows) - len(sound))
-    return [
-        (TakenThread(row.id, row.takeover, row.stage, row.small, row.began_at), row.score, row.scored_at or 0.0)
-        for row in sound
-    ]
+    return [(TakenThread(row.id, row.takeover, row.stage, row.small, row.began_at), row.score) for row in sound]
 
 
 def _finite(value: object) -> bool:
     return isinstance(value, float) and math.isfinite(value)
 
 
-def threads_by_side(connection: Connection, takeover: str) -> dict[tuple[int, bool], int]:
-    """The number of threads of a takeover, by the stage in which they began and whether the small model answers them."""
+def threads_by_side(connection: Connection, takeover: str) -> dict[bool, int]:
+    """The number of threads of a takeover, by whether the small model answers them."""
     if not inspect(connection).has_table(threads.name):
         return {}
-    query = select(threads.c.stage, threads.c.small, func.count().label("number"))
-    rows = connection.execute(query.where(threads.c.takeover == takeover).group_by(threads.c.stage, threads.c.small))
-    return {(row.stage, row.small): row.number for row in rows}
+    query = select(threads.c.small, func.count().label("number")).where(threads.c.takeover == takeover)
+    return {row.small: row.number for row in connection.execute(query.group_by(threads.c.small))}

@@ -27,10 +27,9 @@ from ..calls.chat_exchange import until_disconnected
 from ..errors import ApiError
 from ..http.model_paths import counts_tokens, found_path, refusal_body
 from ..sampler.sampler import Sampler
-from ..takeover.small_answers import SamplerReadiness, SmallAnswer, SmallModel
+from ..takeover.small_answers import SmallAnswer, SmallModel
 from ..takeover.takeover import Takeover
 from .address import UpstreamModel
-from .app_routes import CHAT, AppRoute, AppRoutes
 from .relayed_answers import NO_PAGE, RelayedAnswer, ended_with_its_connection, failure_kind
 from .relayed_requests import relayed_headers, relayed_path, relayed_query, secret_of
 from .threads import thread_of
@@ -50,8 +49,7 @@ class UpstreamGateway:
     """The connections to a paid model, the traffic that went through them, and the takeover by a small model."""
 
     def __init__(self, traffic: RouteTraffic, takeover: Takeover) -> None:
-        """Needs a running event loop, and `traffic` with an upstream."""
-        assert traffic.upstream is not None
+        """Needs a running event loop."""
         self.upstream: UpstreamModel = traffic.upstream
         self.traffic = traffic
         self.takeover = takeover
@@ -67,17 +65,14 @@ class UpstreamGateway:
         """Close the connections, then finish reading and recording."""
         await self.session.close()
         await self.traffic.close()
-        await self.takeover.close()
 
 
 class RouteCalls:
-    """ASGI middleware: requests below /r/ROUTE/ go to the upstream, or on a route without one to the small model."""
+    """ASGI middleware: requests below /r/ROUTE/ go to the upstream, or to the small model."""
 
-    def __init__(self, app: ASGIApp, gateway: UpstreamGateway | None, app_routes: AppRoutes, sampler: Sampler) -> None:
+    def __init__(self, app: ASGIApp, gateway: UpstreamGateway | None, sampler: Sampler) -> None:
         self._app = app
-        self._gateway = None if gateway is None else UpstreamCalls(app, gateway, app_routes.readiness)
-        self._app_routes = app_routes
-        app_routes.connect(app, sampler)
+        self._gateway = None if gateway is None else UpstreamCalls(app, gateway, sampler)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         match = BELOW.fullmatch(scope["path"]) if scope["type"] == "http" else None
@@ -88,16 +83,11 @@ class RouteCalls:
     async def _answer(self, match: re.Match[str], scope: Scope, receive: Receive, send: Send) -> None:
         path, request = match["path"], Request(scope, receive)
         try:
-            if self._gateway is not None and self._gateway.name == match["route"]:
-                call = await self._gateway.opened(path, request)
-                answering = self._gateway.answer(call, path, scope, receive, send)
-            else:
-                route = self._route(match["route"])
-                call = await _opened_chat(route, path, request)
-                answering = _answer_chat(route, call, scope, receive, send)
+            gateway = self._gateway_of(match["route"])
+            call = await gateway.opened(path, request)
         except ApiError as error:
             return await JSONResponse(refusal_body(path, error), error.status)(scope, receive, send)
-        passing = asyncio.create_task(answering)
+        passing = asyncio.create_task(gateway.answer(call, path, scope, receive, send))
         leaving = asyncio.create_task(until_disconnected(receive))
         try:
             await asyncio.wait({passing, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -113,46 +103,17 @@ class RouteCalls:
                 close()
                 await until_disconnected(receive)
 
-    def _route(self, name: str) -> AppRoute:
-        if (route := self._app_routes.get(name)) is not None:
-            return route
-        known = ", ".join(repr(route) for route in route_names(self._gateway and self._gateway.name, self._app_routes))
-        raise ApiError(404, f"no route {name!r}: this server has {known or 'none'}", code="unknown_route")
+    def _gateway_of(self, route: str) -> UpstreamCalls:
+        if self._gateway is not None and self._gateway.name == route:
+            return self._gateway
+        known = "none" if self._gateway is None else repr(self._gateway.name)
+        raise ApiError(404, f"no route {route!r}: this server has {known}", code="unknown_route")
 
 
 async def _send_no_page(send: Send, message: Message) -> None:
     if message["type"] == "http.response.start":
         message["headers"] = [*message.get("headers", ()), *NO_PAGE]
     await send(message)
-
-
-async def _opened_chat(route: AppRoute, path: str, request: Request) -> PassedCall:
-    if request.method != "POST" or path != CHAT:
-        raise ApiError(
-            404,
-            f"{request.method} {path}: the app asks its own models; here are chat completions",
-            code="not_passed_on",
-        )
-    body = await request.body()
-    call = PassedCall(new_id("call"), None, {}, body)
-    _place(route.traffic, call, request)
-    return call
-
-
-def _place(traffic: RouteTraffic, call: PassedCall, request: Request) -> None:
-    """Find the call's thread, and choose whether and where it is recorded."""
-    with traffic.step("thread"):
-        call.thread = thread_of(request.headers, call.request)
-    with traffic.step("place"):
-        traffic.place(call)
-
-
-async def _answer_chat(route: AppRoute, call: PassedCall, scope: Scope, receive: Receive, send: Send) -> None:
-    try:
-        answer = await route.answer(call, scope)
-    except ApiError as error:
-        return await JSONResponse(error.body(), error.status)(scope, receive, send)
-    await send_small(route.traffic, call, answer, send)
 
 
 class IncompleteAnswer(Exception):
@@ -162,10 +123,10 @@ class IncompleteAnswer(Exception):
 class UpstreamCalls:
     """The calls of the gateway's route. They need neither the sampler nor the records."""
 
-    def __init__(self, app: ASGIApp, gateway: UpstreamGateway, readiness: SamplerReadiness) -> None:
+    def __init__(self, app: ASGIApp, gateway: UpstreamGateway, sampler: Sampler) -> None:
         self._gateway = gateway
         self._upstream = gateway.upstream
-        self._small = SmallModel(app, gateway.takeover, gateway.traffic, readiness)
+        self._small = SmallModel(app, gateway.takeover, sampler)
 
     @property
     def name(self) -> str:
@@ -187,7 +148,10 @@ class UpstreamCalls:
             call.counted = False
             return call
         call.path, call.dialect = found[0].groupdict(), found[1]
-        _place(traffic, call, request)
+        with traffic.step("thread"):
+            call.thread = thread_of(request.headers, call.request)
+        with traffic.step("place"):
+            traffic.place(call)
         return call
 
     async def answer(self, call: PassedCall, path: str, scope: Scope, receive: Receive, send: Send) -> None:
@@ -197,29 +161,29 @@ class UpstreamCalls:
             with traffic.step("takeover"):
                 answer = await self._small_answer(call, path, scope)
         if answer is not None:
-            return await send_small(traffic, call, answer, send)
+            return await self._send_small(call, answer, send)
         await self._pass(call, path, scope, receive, send)
-        if call.counted:
-            with traffic.step("shadow"):
-                self._small.shadow(call, path, scope)
 
     async def _small_answer(self, call: PassedCall, path: str, scope: Scope) -> SmallAnswer | None:
         """The small model's answer if the call is its own and it answers; None: the upstream answers."""
-        takeover = self._small.takeover
-        if not takeover.active:
+        if not self._small.chosen(call):
             return None
-        stage = takeover.stage
-        if not self._small.chosen(call, path):
-            call.on_cost = stage.add_paid_cost
-            return None
-        call.on_cost = stage.add_small_cost
         answer = await self._small.answer(call, path, scope)
-        stage.add_call(clock.end_of(call.started_at) - call.started_at, answer.failure)
-        takeover.decide()
+        self._small.takeover.add_call(answer.failure)
         if answer.failure is not None:
             return None
-        call.small = (takeover.state.model, self._small.price)
+        call.small = self._small.takeover.state.model
         return answer
+
+    async def _send_small(self, call: PassedCall, answer: SmallAnswer, send: Send) -> None:
+        call.status, call.answer, call.ended_at = answer.status, [answer.body], clock.end_of(call.started_at)
+        headers = [*answer.headers, *_call_headers(call)]
+        try:
+            await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+            await send({"type": "http.response.body", "body": answer.body, "more_body": False})
+        finally:
+            with self._gateway.traffic.step("note"):
+                self._gateway.traffic.note(call)
 
     async def _pass(self, call: PassedCall, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         started, refusal, headers = False, None, list[tuple[bytes, bytes]]()
@@ -281,23 +245,6 @@ class UpstreamCalls:
             elif call.answer is not None:
                 call.answer.append(piece)
             await send({"type": "http.response.body", "body": piece, "more_body": not whole})
-
-
-async def send_small(traffic: RouteTraffic, call: PassedCall, answer: SmallAnswer, send: Send) -> None:
-    """Send what the small model answered."""
-    call.status, call.answer, call.ended_at = answer.status, [answer.body], clock.end_of(call.started_at)
-    headers = [*answer.headers, *_call_headers(call)]
-    try:
-        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-        await send({"type": "http.response.body", "body": answer.body, "more_body": False})
-    finally:
-        with traffic.step("note"):
-            traffic.note(call)
-
-
-def route_names(gateway: str | None, app_routes: AppRoutes) -> list[str]:
-    """The names of a server's routes: first the gateway's."""
-    return [*([gateway] if gateway is not None else []), *sorted(route.traffic.name for route in app_routes)]
 
 
 def _call_headers(call: PassedCall) -> list[tuple[bytes, bytes]]:

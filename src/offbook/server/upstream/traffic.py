@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -15,7 +15,7 @@ from offbook.base import clock
 from offbook.base.redaction import mask_personal, redact
 from offbook.base.types import CallStatus, CallTrace, OutputTrace
 from offbook.llms.options import Price
-from offbook.llms.prices import UsedTokens, cost_of, used_tokens
+from offbook.llms.prices import UsedTokens, used_tokens
 from offbook.openai_dialect.chat_answer import Answer
 from offbook.supervised.masking import Masking
 
@@ -60,9 +60,8 @@ class RecordingPolicy:
 @dataclass
 class PassedCall:
     """A call whose answer has been sent. `trajectory_id=None`: it is not recorded. `answer=None`: too large to be read.
-    `counted=False`: no call of a model, such as a list of models. `small`: the model of this server that answered, with its
-    price; its calls are in the takeover's numbers, and not in the sums of what is paid. `paid`: the model that an app asked
-    itself, with its price; None: the upstream. `target`: the URL at the upstream."""
+    `counted=False`: no call of a model, such as a list of models. `small`: the model of this server that answered; its calls are
+    in the takeover's numbers, and not in the sums of what is paid. `target`: the URL at the upstream."""
 
     id: str
     dialect: Dialect | None
@@ -77,9 +76,7 @@ class PassedCall:
     cancelled: bool = False
     streamed: bool = False
     counted: bool = True
-    small: tuple[str, Price] | None = None
-    paid: tuple[str, Price | None] | None = None
-    on_cost: Callable[[float | None], None] | None = None
+    small: str | None = None
     answer: list[bytes] | None = field(default_factory=list[bytes])
     target: str = ""
 
@@ -90,19 +87,17 @@ class PassedCall:
 
 
 class RouteTraffic:
-    """Counts an app's calls, and records those of chosen threads. Needs a running event loop; `close` ends it.
-
-    `upstream=None`: the app asks its paid models itself."""
+    """Counts an app's calls, and records those of chosen threads. Needs a running event loop; `close` ends it."""
 
     def __init__(
-        self, name: str, upstream: UpstreamModel | None, policy: RecordingPolicy, store: Store, recorded: SampledCalls
+        self, name: str, upstream: UpstreamModel, policy: RecordingPolicy, store: Store, recorded: SampledCalls
     ) -> None:
         self.name = name
         self.upstream = upstream
         self.policy = policy
         self.counts = RouteCounts()
         self._store = store
-        self.recorded = recorded
+        self._recorded = recorded
         self._queue: asyncio.Queue[PassedCall] = asyncio.Queue()
         self._waiting = 0
         self._queued = self._settled = 0
@@ -236,13 +231,10 @@ class RouteTraffic:
         with self.step("price"):
             model, price = self._answering(call, body)
             cost = self._cost(call, used, price)
-        if call.on_cost is not None:
-            with self.step("takeover"):
-                call.on_cost(cost)
         if call.trajectory_id is None:
             return None
         try:
-            read = await read_call(call.dialect, body, call.path, answer, self.recorded)
+            read = await read_call(call.dialect, body, call.path, answer, self._recorded)
             return _trace(call, model, self._masked(read), used, cost)
         except Exception as error:  # noqa: BLE001  # a call of any shape
             return self._fail(call, error)
@@ -258,16 +250,14 @@ class RouteTraffic:
     def _cost(self, call: PassedCall, used: UsedTokens | None, price: Price | None) -> float | None:
         """The call's cost in USD, None if it is unknown. Counts what is paid."""
         if call.small is not None:
-            return None if used is None or price is None else cost_of(used, price)
+            return None
         self.counts.uncounted += used is None
         return None if used is None else self.counts.spend(used, price)
 
     def _answering(self, call: PassedCall, body: Answer) -> tuple[str, Price | None]:
         """The model that answered, and its price, None if it is unknown."""
         if call.small is not None:
-            return call.small
-        if call.paid is not None or self.upstream is None:
-            return call.paid or ("unknown", None)
+            return call.small, None
         asked = body.get("model") or call.path.get("named")
         provider = self.upstream.text.partition("/")[0]
         return f"{provider}/{asked}", self.upstream.price if asked == self.upstream.name else None

@@ -10,17 +10,15 @@ from typing import TYPE_CHECKING, TypeVar
 
 from sqlalchemy import Connection
 
-from offbook.base.takeovers import TakeoverState
 from offbook.base.wire import TrajectoryWithCalls
 from offbook.engine import checkpoint_files
 from offbook.server.directory_lock import address_of_server
 from offbook.server.models.checkpoints import ModelFacts, scan_models
 from offbook.server.records import overview
-from offbook.server.records.notes import ROUTE_NOTE, TAKEOVER_NOTE, ended_at, notes_under
+from offbook.server.records.notes import ended_at
 from offbook.server.records.overview import RolloutRow, RunRow, StepRollouts
 from offbook.server.records.read_only import Readable
 from offbook.server.records.store import recorded_trajectory
-from offbook.server.takeover.inputs import stored_takeover
 
 from .run_index import EvaluationIndex, ListedRun, LoggedEvaluation, TrainUpdate, UpdateIndex, under_trainings
 
@@ -32,8 +30,8 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class EngineState:
-    """The state of a running server. `training` is the id of the train request that is being applied; `takeovers`: one of each
-    route."""
+    """The state of a running server. `training` is the id of the train request that is being applied; `links`: texts and URLs of
+    its other pages."""
 
     version: str
     base_model: str
@@ -41,7 +39,7 @@ class EngineState:
     sampler: str
     learner: str
     training: str | None
-    takeovers: tuple[TakeoverState, ...] = ()
+    links: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -221,19 +219,6 @@ class DashboardSource:
     async def trajectory(self, trajectory_id: str) -> TrajectoryWithCalls | None:
         """A trajectory, finished or not, with its calls and their tokens; None if it is unknown."""
         return await self.read(lambda connection: recorded_trajectory(connection, trajectory_id))
-
-    async def takeovers(self) -> list[TakeoverState]:
-        """The takeover of each route, in order of their names. One that a running server goes on with has the numbers of now."""
-
-        def read(connection: Connection) -> list[TakeoverState]:
-            states = {name: TakeoverState(route=name) for name in notes_under(connection, ROUTE_NOTE)}
-            for name, text in notes_under(connection, TAKEOVER_NOTE).items():
-                stored = stored_takeover(text)
-                states[name] = TakeoverState(route=name) if stored is None else stored[0]
-            return [state for _, state in sorted(states.items())]
-
-        live = {state.route: state for state in (self.engine.takeovers if self.engine is not None else ())}
-        return [live.get(state.route, state) for state in await self.read(read)]
 
     def models(self) -> list[ModelFacts]:
         """All models of the directory."""

@@ -54,8 +54,3 @@ def group_url(run: str | None, step: int | None, group: str | None) -> str:
 def trajectory_url(trajectory_id: str) -> str:
     """The page of a rollout."""
     return f"/trajectories/{segment(trajectory_id)}"
-
-
-def takeover_url(route: str) -> str:
-    """The page of a route's takeover."""
-    return f"/takeovers/{segment(route)}"

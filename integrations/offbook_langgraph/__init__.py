@@ -6,7 +6,7 @@ try:
     from offbook.client.rollouts.capture import outside as uncaptured
 
     from .calls.capture_block import capture, observe
-    from .calls.fallback_calls import Choice, Chooser
+    from .calls.fallback_calls import Chooser, ChosenModel
     from .chat_model import ChatOffbook
     from .training.replayed_tools import replayed_tools
     from .training.trainable import trainable
@@ -17,8 +17,8 @@ except ModuleNotFoundError as error:
 
 __all__ = [
     "ChatOffbook",
-    "Choice",
     "Chooser",
+    "ChosenModel",
     "capture",
     "observe",
     "replayed_tools",

@@ -18,7 +18,7 @@ from offbook import RemoteBackend, TrainableModel
 from offbook.base.errors import ConfigError
 from offbook.base.takeovers import ThreadSide
 from offbook.client.connection.http import LoopTransport
-from offbook_langgraph import Choice
+from offbook_langgraph import ChosenModel
 
 logger = logging.getLogger("offbook")
 
@@ -75,7 +75,7 @@ class TakeoverSide:
         self._failed = 0
         self._warned: set[str] = set()
 
-    def choose(self, thread: str | None) -> Choice | None:
+    def choose(self, thread: str | None) -> ChosenModel | None:
         """Who answers. Never raises."""
         if time.monotonic() < self._asks_again_at:
             return None
@@ -84,7 +84,7 @@ class TakeoverSide:
         except Exception as error:  # noqa: BLE001  # whatever fails here, the app's own model answers
             return self._pause(error)
 
-    async def choose_async(self, thread: str | None) -> Choice | None:
+    async def choose_async(self, thread: str | None) -> ChosenModel | None:
         """As `choose`, from an event loop."""
         if time.monotonic() < self._asks_again_at:
             return None
@@ -106,12 +106,12 @@ class TakeoverSide:
         failed, self._failed = self._failed, 0
         return {"route": self._route, "failed": failed} | ({"thread": thread[:1000]} if thread else {})
 
-    def _read(self, answer: httpx.Response) -> Choice | None:
+    def _read(self, answer: httpx.Response) -> ChosenModel | None:
         if not answer.is_success:
             self._warn(f"the server answered {answer.status_code}: {answer.text[:500]}")
             return None
         side = ThreadSide.model_validate_json(answer.content)
-        return None if side.model is None else Choice(side.model, side.seconds)
+        return None if side.model is None else ChosenModel(side.model, side.seconds)
 
     def _pause(self, error: Exception) -> None:
         self._asks_again_at = time.monotonic() + PAUSE_SECONDS

@@ -17,7 +17,7 @@ LATE_SECONDS = 1.0
 """How long after the server's own limit an answer of the chosen model may still come."""
 
 
-class Choice(NamedTuple):
+class ChosenModel(NamedTuple):
     """The server's model that answers a call, and within how many seconds."""
 
     model: str
@@ -27,11 +27,11 @@ class Choice(NamedTuple):
 class Chooser(Protocol):
     """Chooses who answers the calls that one trained model would take. Used from any thread and event loop; raises nothing."""
 
-    def choose(self, thread: str | None) -> Choice | None:
+    def choose(self, thread: str | None) -> ChosenModel | None:
         """Who answers a call of this thread of the app; None: the app's own model."""
         ...
 
-    async def choose_async(self, thread: str | None) -> Choice | None:
+    async def choose_async(self, thread: str | None) -> ChosenModel | None:
         """As `choose`, from an event loop."""
         ...
 
@@ -108,7 +108,7 @@ class FallbackCall:
     def _thread(self) -> str | None:
         return self._stand_in.origin.thread if self._stand_in.origin is not None else None
 
-    def _by_choice(self, choice: Choice, arguments: dict[str, Any]) -> Any:
+    def _by_choice(self, choice: ChosenModel, arguments: dict[str, Any]) -> Any:
         fields = {"model_name": choice.model, "disable_streaming": True, "streaming": False}
         model = self._stand_in.model_copy(update=fields)
         return getattr(model, self._name)(*self._args, **arguments, timeout=choice.seconds + LATE_SECONDS)

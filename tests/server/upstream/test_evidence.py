@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from offbook.server.takeover.evidence import Evidence, Scores, interval
+from offbook.server.takeover.evidence import Evidence, ScoreSums, interval
 
 NUMBER = 2_000
 
 
-def drawn(rate: float, threads: int, seed: int) -> list[Scores]:
+def drawn(rate: float, threads: int, seed: int) -> list[ScoreSums]:
     right = np.random.default_rng(seed).binomial(threads, rate, NUMBER)
-    return [Scores(threads, float(total), float(total)) for total in right]
+    return [ScoreSums(threads, float(total), float(total)) for total in right]
 
 
 @pytest.mark.parametrize("rate", [0.5, 0.8, 0.92])
@@ -37,7 +37,7 @@ def test_a_policy_that_is_half_as_good_is_shown_to_be_worse() -> None:
 
 
 def test_the_bounds_are_those_computed_by_hand() -> None:
-    half, most = Scores(2, 1.0, 0.5), Scores(2, 2.0, 2.0)  # two scores of 0.5, and two of 1
+    half, most = ScoreSums(2, 1.0, 0.5), ScoreSums(2, 2.0, 2.0)  # two scores of 0.5, and two of 1
     # With a 0 and a 1 more: means 2/4 and 3/4, variances 1.5/4 - 1/4 and 3/4 - 9/16.
     room = 1.96 * ((0.125 + 0.1875) / 4) ** 0.5
     assert interval(half, most) == pytest.approx((-0.25 - room, -0.25 + room))
@@ -51,4 +51,4 @@ def test_scores_count_on_their_side_until_both_have_enough_and_then_by_as_many_a
     for score in (0.0, 1.0, 0.5):
         evidence.add(score, small=True, watched=True)
     evidence.add(1.0, small=False, watched=True)
-    assert evidence.watched == Scores(1, 0.5, 0.25)
+    assert evidence.watched == ScoreSums(1, 0.5, 0.25)

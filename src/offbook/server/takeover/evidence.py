@@ -15,16 +15,16 @@ Z = 1.96
 
 
 @dataclass(frozen=True)
-class Scores:
+class ScoreSums:
     """The number of scores in [0, 1], their sum, and that of their squares."""
 
     count: int = 0
     total: float = 0.0
     squares: float = 0.0
 
-    def plus(self, score: float) -> Scores:
+    def plus(self, score: float) -> ScoreSums:
         """With one more score."""
-        return Scores(self.count + 1, self.total + score, self.squares + score * score)
+        return ScoreSums(self.count + 1, self.total + score, self.squares + score * score)
 
     @property
     def mean(self) -> float | None:
@@ -32,12 +32,12 @@ class Scores:
         return self.total / self.count if self.count else None
 
 
-def interval(tested: Scores, reference: Scores) -> tuple[float, float]:
+def interval(tested: ScoreSums, reference: ScoreSums) -> tuple[float, float]:
     """The 95 % interval of the difference of the means, tested - reference.
 
-    >>> low, high = interval(Scores(100, 92, 92), Scores(900, 828, 828))
+    >>> low, high = interval(ScoreSums(100, 92, 92), ScoreSums(900, 828, 828))
     >>> round(low, 3), round(high, 3)
-    (-0.075, 0.047)
+    (-0.065, 0.051)
     """
     means, error = list[float](), 0.0
     for scores in (tested, reference):
@@ -55,9 +55,9 @@ class Evidence:
     model's, whose scores count by `threads` at a time, against the same scores of the paid model."""
 
     threads: int
-    small: Scores = field(default_factory=Scores)
-    paid: Scores = field(default_factory=Scores)
-    watched: Scores = field(default_factory=Scores)
+    small: ScoreSums = field(default_factory=ScoreSums)
+    paid: ScoreSums = field(default_factory=ScoreSums)
+    watched: ScoreSums = field(default_factory=ScoreSums)
 
     @property
     def complete(self) -> bool:
@@ -67,7 +67,7 @@ class Evidence:
     def add(self, score: float, *, small: bool, watched: bool) -> None:
         """Take in the first score of a thread, in [0, 1]. `watched`: the thread began after the small model took over."""
         if watched and small:
-            begun = self.watched if self.watched.count < self.threads else Scores()
+            begun = self.watched if self.watched.count < self.threads else ScoreSums()
             self.watched = begun.plus(score)
         elif not watched and not self.complete:
             self.small, self.paid = (

@@ -12,7 +12,7 @@ from openai import APIStatusError, OpenAI
 import offbook
 from offbook.openai_dialect.chat_answer import chunks_of
 from offbook.testing import LlmReply, LlmRequest, calls_tool, judges, says, scripted_llm
-from offbook.testing.replies import in_halves
+from offbook.testing.llm_endpoint import in_halves
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 

@@ -17,23 +17,26 @@ from typing import TYPE_CHECKING
 from offbook.base.errors import MissingExtraError
 
 if TYPE_CHECKING:
-    from .endpoint import ScriptedLlm, scripted_llm
-    from .judge_prompts import ShownConversation, attempts_shown, judges
-    from .policy_sampler import Action, PolicySampler
-    from .replies import (
+    from .llm_endpoint import (
         LlmReply,
         LlmRequest,
+        ScriptedLlm,
+        ShownConversation,
+        attempts_shown,
         calls_tool,
         chooses_nothing,
         cuts,
         fails,
         filters,
         hangs,
+        judges,
         refuses,
         resets,
         says,
+        scripted_llm,
         sends,
     )
+    from .policy_sampler import Action, PolicySampler
     from .sampler import ScriptedChoice, ScriptedCompletion, ScriptedSampler, scripted_sampler
     from .server import ScriptedServer, scripted_server, server_over
     from .sinks import check_sink, sample_events, sample_rollout
@@ -71,43 +74,19 @@ __all__ = [
 ]
 
 _MODULE_OF = {
-    "Action": ".policy_sampler",
-    "LlmReply": ".replies",
-    "LlmRequest": ".replies",
-    "PolicySampler": ".policy_sampler",
-    "ScriptedChoice": ".sampler",
-    "ScriptedCompletion": ".sampler",
-    "ScriptedLlm": ".endpoint",
-    "ScriptedSampler": ".sampler",
-    "ScriptedServer": ".server",
-    "ShownConversation": ".judge_prompts",
-    "attempts_shown": ".judge_prompts",
-    "calls_tool": ".replies",
-    "check_sink": ".sinks",
-    "chooses_nothing": ".replies",
-    "cuts": ".replies",
-    "fails": ".replies",
-    "filters": ".replies",
-    "hangs": ".replies",
-    "judges": ".judge_prompts",
-    "refuses": ".replies",
-    "resets": ".replies",
-    "sample_events": ".sinks",
-    "sample_rollout": ".sinks",
-    "says": ".replies",
-    "scripted_llm": ".endpoint",
-    "scripted_sampler": ".sampler",
-    "scripted_server": ".server",
-    "sends": ".replies",
-    "server_over": ".server",
+    **dict.fromkeys(("Action", "PolicySampler"), ".policy_sampler"),
+    **dict.fromkeys(("ScriptedChoice", "ScriptedCompletion", "ScriptedSampler", "scripted_sampler"), ".sampler"),
+    **dict.fromkeys(("ScriptedServer", "scripted_server", "server_over"), ".server"),
+    **dict.fromkeys(("check_sink", "sample_events", "sample_rollout"), ".sinks"),
 }
+"""Name -> its module, if that is not `.llm_endpoint`."""
 
 
 def __getattr__(name: str) -> object:
-    if name not in _MODULE_OF:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        module = import_module(_MODULE_OF[name], __name__)
+        module = import_module(_MODULE_OF.get(name, ".llm_endpoint"), __name__)
     except ModuleNotFoundError as error:
         raise MissingExtraError(str(error.name).partition(".")[0], "server") from error
     value: object = getattr(module, name)

@@ -19,8 +19,21 @@ from offbook.base.redaction import error_text
 from offbook.base.server_sent_events import EVENT_STREAM
 from offbook.openai_dialect.chat_answer import CHUNK, WHOLE, error_body, head, tool_call, usage, wants_usage
 
-from .asgi import Body, Receive, Scope, Send, end_stream, read_body, send_event, send_json, start
-from .prompts import CHAT, COMPLETION, as_chat, as_completions
+from .asgi import (
+    CHAT,
+    COMPLETION,
+    Body,
+    Receive,
+    Scope,
+    Send,
+    as_chat,
+    as_completions,
+    end_stream,
+    read_body,
+    send_event,
+    send_json,
+    start,
+)
 
 LOGPROB = -0.25
 """The logprob of every token."""

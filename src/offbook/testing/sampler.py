@@ -12,8 +12,22 @@ from typing import Any
 from offbook.base.server_sent_events import EVENT_STREAM
 from offbook.openai_dialect.chat_answer import CHUNK, WHOLE, head, tool_call, usage, wants_usage
 
-from .asgi import Body, Receive, Scope, Send, end_stream, read_body, send_event, send_json, serving, start
-from .prompts import CHAT, COMPLETION, as_chat, as_completions
+from .asgi import (
+    CHAT,
+    COMPLETION,
+    Body,
+    Receive,
+    Scope,
+    Send,
+    as_chat,
+    as_completions,
+    end_stream,
+    read_body,
+    send_event,
+    send_json,
+    serving,
+    start,
+)
 
 
 @dataclass

@@ -83,12 +83,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         ("train app:agent --scenarios data.jsonl --learning-rate -1", "TrainConfig.learning_rate"),
         ("train app:agent --scenarios data.jsonl --steps 0", "Invalid value for '--steps'"),
         ("train app:agent --scenarios data.jsonl --group-size 1", "Invalid value for '--group-size'"),
-        ("train app:agent --scenarios data.jsonl --retries -1", "--retries: Input should be "),
+        ("train app:agent --scenarios data.jsonl --retries -1", "Invalid value for '--retries'"),
         (
             "eval app:agent --scenarios data.jsonl --max-completion-tokens 0",
-            "--max-completion-tokens: Input should be ",
+            "Invalid value for '--max-completion-tokens'",
         ),
-        ("train app:agent --scenarios data.jsonl --patience 0", "--patience: Input should be "),
+        ("train app:agent --scenarios data.jsonl --patience 0", "Invalid value for '--patience'"),
         ("train app:agent --scenarios data.jsonl --model a", "--model needs --base-model too"),
         ("train app:agent --scenarios data.jsonl --base-model tiny", "--base-model needs --model too"),
         (

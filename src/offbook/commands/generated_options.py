@@ -6,8 +6,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-import tomllib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
@@ -18,21 +17,12 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from pydantic_core import PydanticUndefined
 
 from offbook.base.errors import ConfigError
-from offbook.base.option_names import check_options
 from offbook.base.options import HEADLINE
 
 from .help_pages import MORE_OPTIONS
 
 WORDS = (bool, int, float, str, Path)
-"""Types of which a word on the command line can be a value; also a Literal, and a union of one with None."""
-CONFIG, SET = "config", "set"
-"""The two options of each command that has options beside its headline options."""
-ConfigFile = Annotated[
-    Path | None, typer.Option("--config", help="TOML file of options, NAME = VALUE", rich_help_panel=MORE_OPTIONS)
-]
-Settings = Annotated[
-    list[str], typer.Option("--set", help="set an option, as NAME=VALUE; repeatable", rich_help_panel=MORE_OPTIONS)
-]
+"""Types of which a word on the command line can be a value; also a Literal, and a union of str or of one of them with None."""
 
 
 @dataclass(frozen=True)
@@ -59,24 +49,23 @@ class OptionField:
         """The parameter from which typer makes the option."""
         bounds: dict[str, Any] = {"min": self.least, "max": self.most} if self.word in (int, float) else {}
         shown = f"{self.help}  [default: {self.default}]" if self.default else self.help
-        described = typer.Option(help=shown, rich_help_panel=self.heading, **bounds)
+        heading = self.heading if self.headline else MORE_OPTIONS
+        described = typer.Option(help=shown, rich_help_panel=heading, **bounds)
         annotation = Annotated[(self.word or str) | None, described]
         return inspect.Parameter(self.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
-    def parsed(self, value: object, where: str) -> Any:
-        """The field's value from a text or from TOML; `none` is None. Raises ConfigError that begins with `where`."""
+    def parsed(self, value: str) -> Any:
+        """The field's value from a text; `none` is None. Raises ConfigError."""
         if value == "none" and _is_optional(self.annotation):
             return None
-        if isinstance(value, str) and self.word is None and value[:1] in ("[", "{"):
-            try:
-                value = json.loads(value)
-            except ValueError as error:
-                raise ConfigError(f"{where}: not JSON: {error} (got {value!r})") from error
         try:
-            return TypeAdapter(self.annotation, config={"allow_inf_nan": False}).validate_python(value)
+            read: object = json.loads(value) if value[:1] in ("[", "{") else value
+            return TypeAdapter(self.annotation, config={"allow_inf_nan": False}).validate_python(read)
         except ValidationError as error:
             faults = error.errors(include_url=False)
-            raise ConfigError(f"{where}: {faults[0]['msg']} (got {faults[0]['input']!r})") from error
+            raise ConfigError(f"{self.flag}: {faults[0]['msg']} (got {faults[0]['input']!r})") from error
+        except ValueError as error:
+            raise ConfigError(f"{self.flag}: not JSON: {error} (got {value!r})") from error
 
 
 def with_options(
@@ -93,9 +82,9 @@ def with_options(
     ... def show(name: str, options: dict[str, Any]) -> None:
     ...     print(name, options)
     >>> list(inspect.signature(show).parameters)
-    ['name', 'r', 'config', 'set']
-    >>> show(name="lora", r=8, set=["dropout=0.1"])
-    lora {'dropout': 0.1, 'r': 8}
+    ['name', 'r', 'alpha', 'dropout', 'target_modules', 'seed']
+    >>> show(name="lora", r=8)
+    lora {'r': 8}
     """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
@@ -107,25 +96,22 @@ def with_options(
         for item in (item for model in models for item in fields_of(model)):
             if item.name not in replaced:
                 options.setdefault(item.name, item)
-        headline = [item for item in options.values() if item.headline]
-        more = [] if len(headline) == len(options) else _more()
 
         @functools.wraps(function)
         def command(*args: Any, **words: Any) -> None:
-            chosen = _settings(words.pop(CONFIG, None), words.pop(SET, None) or (), options)
-            for item in headline:
+            chosen: dict[str, Any] = {}
+            for item in options.values():
                 if (value := words.pop(item.name, None)) is not None:
-                    chosen[item.name] = value if item.word else item.parsed(value, item.flag)
+                    chosen[item.name] = value if item.word else item.parsed(value)
             function(*args, **words, **{taken.name: chosen})
 
         ordered = sorted(
-            [*named, *(item.parameter() for item in headline), *more],
+            [*named, *(item.parameter() for item in options.values())],
             key=lambda parameter: parameter.default is not parameter.empty,
         )
         keywords = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in ordered]
         command.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]  # read by typer
         command.__annotations__ = {parameter.name: parameter.annotation for parameter in keywords} | {"return": None}
-        command.option_fields = tuple(options.values())  # type: ignore[attr-defined]  # read by HeadedCommand
         return command
 
     return decorate
@@ -158,7 +144,7 @@ def _of_dataclass(model: type[Any]) -> Iterator[OptionField]:
         yield OptionField(
             name=field.name,
             annotation=Annotated[plain, Field(ge=meaning.least, le=meaning.most)] if word in (int, float) else plain,
-            word=word,
+            word=None if _is_optional(hint) and field.default is not None else word,
             help=meaning.help,
             default=meaning.default or ("" if field.default is MISSING else _as_text(field.default)),
             least=meaning.least,
@@ -179,7 +165,7 @@ def _of_pydantic(model: type[BaseModel]) -> Iterator[OptionField]:
         yield OptionField(
             name=name,
             annotation=Annotated[(kind, *field.metadata)] if field.metadata else kind,
-            word=_word_type(kind),
+            word=None if _is_optional(kind) and default is not None else _word_type(kind),
             help=meaning,
             default=unset or ("" if default is PydanticUndefined else _as_text(default)),
             least=next((low for low, _ in bounds if low is not None), None),
@@ -187,37 +173,6 @@ def _of_pydantic(model: type[BaseModel]) -> Iterator[OptionField]:
             headline=HEADLINE in field.metadata,
             heading=_heading(model, name),
         )
-
-
-def _more() -> list[inspect.Parameter]:
-    kind = inspect.Parameter.KEYWORD_ONLY
-    return [
-        inspect.Parameter(CONFIG, kind, default=None, annotation=ConfigFile),
-        inspect.Parameter(SET, kind, default=[], annotation=Settings),
-    ]
-
-
-def _settings(file: Path | None, texts: Sequence[str], options: Mapping[str, OptionField]) -> dict[str, Any]:
-    """The values of `--config`, and of `--set`, which come first. Raises ConfigError."""
-    chosen: dict[str, Any] = {}
-    for name, value in ({} if file is None else _table(file)).items():
-        check_options(str(file), [name], options)
-        chosen[name] = options[name].parsed(value, f"{file}: {name}")
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise ConfigError(f"--set {text!r} is not of the form NAME=VALUE")
-        name = name.strip().replace("-", "_")
-        check_options("--set", [name], options)
-        chosen[name] = options[name].parsed(value, options[name].flag)
-    return chosen
-
-
-def _table(file: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(file.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--config: {file} cannot be read: {error}") from error
 
 
 def _is_headline(hint: Any) -> bool:
@@ -250,5 +205,5 @@ def _word_type(annotation: Any) -> Any:
         return _word_type(get_args(annotation)[0])
     if origin in (Union, UnionType):
         kinds = [kind for kind in get_args(annotation) if kind is not NoneType]
-        return _word_type(kinds[0]) if len(kinds) == 1 else None
+        return str if str in kinds else _word_type(kinds[0]) if len(kinds) == 1 else None
     return annotation if annotation in WORDS or origin is Literal else None

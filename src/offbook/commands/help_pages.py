@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, cast
 
+import typer
 from typer.core import TyperCommand, TyperGroup
 
 from offbook.base.errors import ConfigError
+from offbook.base.option_names import check_options
 
 MORE_OPTIONS = "More options"
-"""The heading of `--set` and `--config`, below which the options are named that are not listed."""
+"""The heading of `--set` and `--config`. An option of this heading is not listed: they set it, and `--NAME VALUE`."""
 
 
 class HeadedCommand(TyperCommand):
-    """A command whose help lists the options under their headings."""
+    """A command whose help lists the options under their headings, and names those of `MORE_OPTIONS` in a line."""
+
+    def __init__(self, name: str | None, *, params: list[Any] | None = None, **settings: Any) -> None:
+        panels = [(option, getattr(option, "rich_help_panel", None)) for option in params or ()]
+        self.more_options = {str(option.name): option for option, panel in panels if panel == MORE_OPTIONS}
+        listed = [option for option, panel in panels if panel != MORE_OPTIONS]
+        if self.more_options:
+            listed += _unread_options()
+        super().__init__(name, params=listed, **settings)
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """All options, for the parser."""
+        return [*super().get_params(ctx), *self.more_options.values()]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write a list per heading, and the names of the other options."""
         lists: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
+        for parameter in super().get_params(ctx):
             if record := parameter.get_help_record(ctx):
                 argument = parameter.param_type_name == "argument"
                 heading = "Arguments" if argument else getattr(parameter, "rich_help_panel", None) or "Options"
@@ -29,34 +46,82 @@ class HeadedCommand(TyperCommand):
                 formatter.write_dl(lists[heading])
                 if heading == MORE_OPTIONS:
                     formatter.write_paragraph()
-                    names = ", ".join(item.flag for item in self._more_options())
-                    formatter.write_text(f"They and docs/options.md also have: {names}")
+                    formatter.write_text(f"Other options (docs/options.md): {', '.join(self.more_options)}")
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse a command line, on which `--NAME VALUE` is short for `--set NAME=VALUE`."""
+        """Parse a command line, with the options of `--config` and then those of `--set` before its own."""
         end = args.index("--") if "--" in args else len(args)
-        return super().parse_args(ctx, [*self._settings(args[:end]), *args[end:]])
-
-    def _settings(self, args: Sequence[str]) -> Iterator[str]:
-        more = {item.flag: item for item in self._more_options()}
-        words = iter(args)
+        files, texts, others = list[str](), list[str](), list[str]()
+        words = iter(args[:end] if self.more_options else ())
         for word in words:
             flag, equals, value = word.partition("=")
-            off = flag.startswith("--no-") and flag not in more
-            item = more.get(flag.replace("--no-", "--", 1) if off else flag)
-            if item is None or (off and item.word is not bool):
-                yield word
-                continue
-            if item.word is bool and not equals:
-                value = "false" if off else "true"
-            elif not equals:
-                value = next(words, None)
-            if value is None:
+            if flag not in ("--config", "--set"):
+                others.append(word)
+            elif (text := value if equals else next(words, None)) is None:
                 raise ConfigError(f"{flag}: a value is needed")
-            yield from ("--set", f"{item.name}={value}")
+            else:
+                (files if flag == "--config" else texts).append(text)
+        if not self.more_options:
+            others = args[:end]
+        options = {str(option.name): option for option in self.get_params(ctx) if option.param_type_name == "option"}
+        settings = [word for file in files for word in _words_of_file(file, options)]
+        settings += [word for text in texts for word in _words_of_text(text, options)]
+        return super().parse_args(ctx, [*settings, *others, *args[end:]])
 
-    def _more_options(self) -> list[Any]:
-        return [item for item in getattr(self.callback, "option_fields", ()) if not item.headline]
+
+def _unread_options() -> list[Any]:
+    """`--config` and `--set` for the help: a command takes them off its words before they are parsed."""
+    reader = typer.Typer(add_completion=False)
+    reader.command()(_more_options)
+    options: list[Any] = typer.main.get_command(reader).params
+    for option in options:
+        option.expose_value = False
+    return options
+
+
+def _more_options(
+    config: Annotated[
+        str | None,
+        typer.Option(help="TOML file of options, NAME = VALUE", metavar="FILE", rich_help_panel=MORE_OPTIONS),
+    ] = None,
+    set: Annotated[
+        str | None, typer.Option(help="set an option; repeatable", metavar="NAME=VALUE", rich_help_panel=MORE_OPTIONS)
+    ] = None,
+) -> None:
+    """The options of each command that has others."""
+
+
+def _words_of_file(file: str, options: Mapping[str, Any]) -> Iterator[str]:
+    try:
+        table = tomllib.loads(Path(file).read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--config: {file} cannot be read: {error}") from error
+    for name, value in table.items():
+        check_options(file, [name], options)
+        values = cast("list[Any]", value) if isinstance(value, list) and options[name].multiple else [value]
+        for item in values:
+            yield from _words(options[name], item if isinstance(item, str | bool) else json.dumps(item, default=str))
+
+
+def _words_of_text(text: str, options: Mapping[str, Any]) -> Iterator[str]:
+    name, equals, value = text.partition("=")
+    name = name.strip().replace("-", "_")
+    if not equals:
+        raise ConfigError(f"--set {text!r} is not of the form NAME=VALUE")
+    check_options("--set", [name], options)
+    yield from _words(options[name], value)
+
+
+def _words(option: Any, value: str | bool) -> Iterator[str]:
+    """The words of an option on the command line."""
+    if not option.is_flag:
+        yield f"{option.opts[0]}={value}"
+    elif str(value).lower() not in ("true", "false"):
+        raise ConfigError(f"{option.opts[0]}: true or false is needed, got {value!r}")
+    elif str(value).lower() == "true":
+        yield option.opts[0]
+    else:
+        yield from option.secondary_opts[:1]
 
 
 class GroupedCommands(TyperGroup):

@@ -38,10 +38,10 @@ ADAPTERS = {
     "trainer",
 }
 """What the adapters in integrations/ may import: never the server or the engine."""
-COMMAND_OPTIONS = {"commands.generated_options", "commands.option_values", "commands.options"}
+COMMAND_OPTIONS = {f"commands.{name}" for name in ("generated_options", "help_pages", "option_values", "options")}
 INTEGRATIONS = {path.name for path in (ROOT / "integrations").iterdir() if path.name.startswith("offbook_")}
 
-SERVER_WING = ADAPTERS | {"commands", "commands.options", "server", "engine.checkpoint_files"}
+SERVER_WING = ADAPTERS | {"commands", "commands.help_pages", "commands.options", "server", "engine.checkpoint_files"}
 """What a wing with a part of the server may import: its door, `server.wing`, and what that hands out."""
 
 # For each part of the package: the other parts it may import.
@@ -69,7 +69,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "quickstart": USER | {*CLIENT, "rewards", "scenarios", "tracing", "trainer", "offbook_langgraph"},
     "compat": USER | {*CLIENT, "rewards", "offbook_langgraph"},
     "doctor": USER | {*CLIENT, "llms", "memory_plan"},
-    "commands.options": {"base"},
+    "commands.options": {"base", "commands.help_pages"},
     "commands.help_pages": {"base"},
     "commands.generated_options": {"base", "commands.help_pages"},
     "commands.option_values": USER | {*CLIENT, "commands.generated_options", "commands.options", "tracing", "trainer"},

@@ -25,7 +25,7 @@ class ImproveOptions(RunOptions):
 
     heading = "Improvement"
 
-    teacher: str | Llm = option(
+    teacher: Headline[str | Llm] = option(
         AS_IS, "model to imitate and to compare with: as-is (the app's own), or an LLM such as openai/gpt-4.1"
     )
     observe_rollouts: int = option(1, "runs of each training scenario on the teacher", least=1)

@@ -25,13 +25,13 @@ class AutoOptions(RunOptions):
 
     heading = "Training"
 
-    llm: str | Llm = option("", "LLM that writes the task, inputs, prompt and rubric, such as openai/gpt-4.1")
+    llm: Headline[str | Llm] = option("", "LLM that writes the task, inputs, prompt and rubric, such as openai/gpt-4.1")
     judge: str | Llm | Judge | None = option(None, "LLM, or a judge, that scores the answers; None: `llm`")
     examples: Sequence[str | Mapping[str, Json]] = option((), "inputs, or mappings of `input` and `output`")
     answer_schema: Mapping[str, Json] | None = option(None, "JSON schema; an answer that does not match it scores 0")
     tools: Sequence[Tool] = option((), "function tools in OpenAI's format; the calls are the answer and are not run")
-    train_inputs: Headline[int] = option(80, "inputs to train on", least=1)
-    held_out: Headline[int] = option(40, "inputs to compare on before and after training", least=2)
+    train_inputs: int = option(80, "inputs to train on", least=1)
+    held_out: int = option(40, "inputs to compare on before and after training", least=2)
     steps: Headline[int] = option(
         30, "total number of training steps; a second run continues where the first ended", least=1
     )

@@ -10,6 +10,7 @@ import typer
 from offbook.base.errors import ConfigError
 from offbook.base.terminal import echo
 from offbook.commands.generated_options import options_of, with_options
+from offbook.commands.help_pages import more_option
 from offbook.commands.option_values import judge_option, model_option, sinks_option
 from offbook.commands.options import JudgeOptions, ModelOptions, Trace
 from offbook.scenarios.loading import load_scenarios
@@ -39,7 +40,7 @@ Candidates = Annotated[
         "--with", help="candidate: step:0, step:newest, openai/gpt-4.1 or openai/NAME?api_base=URL; repeatable"
     ),
 ]
-TrainedOn = Annotated[Path | None, typer.Option(help="training scenarios; the report warns if one of them is compared")]
+TrainedOn = Annotated[Path | None, more_option(help="training scenarios; the report warns if one of them is compared")]
 
 
 @with_options(CompareOptions, JudgeOptions, ModelOptions, without=["app_file"])

@@ -33,9 +33,7 @@ class CompareOptions(RolloutOptions):
         "lowest reward that counts as a success",
         shown_default="the metric `success`; without it, rewards are compared",
     )
-    gpu_price: Headline[float | None] = option(
-        None, "price of the machine that serves trained steps, in USD per hour", least=0
-    )
+    gpu_price: float | None = option(None, "price of the machine that serves trained steps, in USD per hour", least=0)
     output: Headline[Path] = option(Path("comparison"), "folder for the report and the rollouts")
     fresh: bool = option(False, "repeat all rollouts, also those that an earlier run completed")
     trained_on: Iterable[object] | None = option(

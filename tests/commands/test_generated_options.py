@@ -107,7 +107,6 @@ def test_the_command_line_comes_before_set_and_set_before_the_file(tmp_path: Pat
 def test_the_name_of_an_option_is_short_for_set() -> None:
     for words in (
         "--retries 2 --no-curriculum",
-        "--retries=2 --curriculum=false",
         "--set retries=2 --set curriculum=false",
     ):
         assert called("a", *words.split()) == (0, "")

@@ -14,6 +14,7 @@ from offbook.base.terminal import echo
 from offbook.base.types import Json
 from offbook.client.model import TrainableModel
 from offbook.commands.generated_options import options_of, with_options
+from offbook.commands.help_pages import more_option
 from offbook.commands.option_values import train_config
 from offbook.scenarios.identity import scenario_fields
 from offbook.scenarios.loading import load_scenarios
@@ -25,23 +26,17 @@ from offbook_auto.trainer import AutoTrainer, Stage
 Description = Annotated[
     str, typer.Argument(help="what the model is to do, in words; not needed if --output has a task.yaml")
 ]
-LlmName = Annotated[
-    str, typer.Option(help="LLM that writes inputs, prompt and rubric: openai/gpt-4.1 or openai/NAME?api_base=URL")
-]
-JudgeName = Annotated[str | None, typer.Option(help="LLM that scores the answers  [default: the one of --llm]")]
 Examples = Annotated[Path | None, typer.Option(help="JSONL or CSV file of examples: input, and output if known")]
-Schema = Annotated[Path | None, typer.Option(help="file with a JSON schema; an answer that does not match it scores 0")]
-Tools = Annotated[Path | None, typer.Option(help="file with function tools in OpenAI's format, as a JSON list")]
+Schema = Annotated[Path | None, more_option(help="file with a JSON schema; an answer that does not match it scores 0")]
+Tools = Annotated[Path | None, more_option(help="file with function tools in OpenAI's format, as a JSON list")]
 Base = Annotated[str, typer.Option(help="base of the model: tiny, tiny-mcp, a folder, or a Hugging Face name")]
 
 
-@with_options(AutoOptions, TrainConfig, without=["llm", "judge"])
+@with_options(AutoOptions, TrainConfig, unlisted=["learning_rate"])
 def auto(
     description: Description = "",
-    llm: LlmName = "",
-    judge: JudgeName = None,
     base_model: Base = BASE_MODEL,
-    model: Annotated[str | None, typer.Option(help="name of the model  [default: from the description]")] = None,
+    model: Annotated[str | None, more_option(help="name of the model  [default: from the description]")] = None,
     examples: Examples = None,
     schema: Schema = None,
     tools: Tools = None,
@@ -62,8 +57,7 @@ def auto(
     Example:
       offbook auto 'Summarise a support e-mail in one sentence' --llm openai/gpt-4.1 --dry-run
     """
-    chosen: dict[str, Any] = {"llm": llm, "judge": judge, "config": train_config(options)}
-    chosen |= options_of(AutoOptions, options)
+    chosen: dict[str, Any] = {**options_of(AutoOptions, options), "config": train_config(options)}
     if examples is not None:
         chosen["examples"] = [scenario_fields(one) for one in load_scenarios(examples)]
     if schema is not None:

@@ -39,20 +39,23 @@ Scenarios = Annotated[
         "at first use]"
     ),
 ]
-Teacher = Annotated[
-    str, typer.Option(help="model to imitate: as-is (the app's own), openai/gpt-4.1 or openai/NAME?api_base=URL")
-]
 MaxCost = Annotated[float | None, typer.Option(help="limit for other LLMs in all runs with this --output, in USD")]
 HeldOut = Annotated[Path | None, typer.Option("--eval", help="held-out scenarios  [default: a quarter of --scenarios]")]
 
 
 @with_options(
-    ImproveOptions, TrainerOptions, TrainConfig, ImitationOptions, JudgeOptions, ModelOptions, without=ROUNDS_SET
+    ImproveOptions,
+    TrainerOptions,
+    TrainConfig,
+    ImitationOptions,
+    JudgeOptions,
+    ModelOptions,
+    without=ROUNDS_SET,
+    unlisted=("group_size", "scenarios_per_step", "learning_rate"),
 )
 def improve(
     target: Target,
     scenarios: Scenarios = None,
-    teacher: Teacher = "as-is",
     held_out: HeldOut = None,
     max_cost: MaxCost = None,
     trace: Trace = None,
@@ -71,7 +74,7 @@ def improve(
       offbook improve my_app:agent --scenarios tasks.jsonl
     """
     sft = ImitationOptions(**options_of(ImitationOptions, options)).config()
-    path: dict[str, Any] = {"teacher": teacher, "max_cost": max_cost, "sft": sft}
+    path: dict[str, Any] = {"max_cost": max_cost, "sft": sft}
     chosen = ImproveOptions(**path, **options_of(ImproveOptions, options))
     training = options_of(TrainerOptions, options) | judge_option(options) | sinks_option(trace)
     learner, named = options_of(TrainConfig, options), options_of(ModelOptions, options)

@@ -14,6 +14,7 @@ from rich.console import Console
 from offbook import TrainableModel
 from offbook.base.terminal import Terminal, echo
 from offbook.base.text import counted
+from offbook.commands.help_pages import more_option
 from offbook_mcp.connection.pool import ServerPool
 from offbook_mcp.connection.target import Target
 from offbook_mcp.rollouts.agent_loop import LoopOptions
@@ -34,7 +35,7 @@ from .permissions import typed_lines
 
 Ask = Annotated[list[str], typer.Option(help="question to ask; repeatable  [default: questions that you type]")]
 Step = Annotated[int | None, typer.Option(min=0, help="step of the model  [default: the newest]")]
-Temperature = Annotated[float, typer.Option(min=0, max=2, help="sampling temperature; 0 is greedy")]
+Temperature = Annotated[float, more_option(min=0, max=2, help="sampling temperature; 0 is greedy")]
 
 
 def talk(
@@ -47,7 +48,7 @@ def talk(
     ask: Ask = [],  # noqa: B006  # typer reads it
     step: Step = None,
     temperature: Temperature = 0.0,
-    max_turns: Annotated[int, typer.Option(min=1, help="model requests for one answer")] = MCPTrainerOptions.max_turns,
+    max_turns: Annotated[int, more_option(min=1, help="model requests for one answer")] = MCPTrainerOptions.max_turns,
     dir: ServerDir = None,
     url: ServerUrl = None,
 ) -> None:

@@ -11,6 +11,7 @@ import typer
 
 from offbook import LocalBackend, RemoteBackend, TrainableModel
 from offbook.base.errors import ConfigError
+from offbook.commands.help_pages import more_option
 from offbook_mcp.connection.target import Target
 
 ModelName = Annotated[str | None, typer.Option("--model", help="name of the model  [default: the server's name]")]
@@ -22,10 +23,10 @@ BaseModel = Annotated[
     ),
 ]
 ServerDir = Annotated[
-    Path | None, typer.Option("--dir", help="directory for checkpoints and records  [default: ./.offbook]")
+    Path | None, more_option("--dir", help="directory for checkpoints and records  [default: ./.offbook]")
 ]
 ServerUrl = Annotated[
-    str | None, typer.Option("--url", help="URL of a running Offbook server  [default: start one here]")
+    str | None, more_option("--url", help="URL of a running Offbook server  [default: start one here]")
 ]
 ScenarioFile = Annotated[
     Path | None,

@@ -11,6 +11,7 @@ import typer
 from offbook.base.errors import ConfigError
 from offbook.base.terminal import echo
 from offbook.base.text import one_line
+from offbook.commands.help_pages import more_option
 from offbook.llms.ledger import budget
 from offbook.llms.llm import Llm
 from offbook_mcp.connection.pool import ServerPool
@@ -22,7 +23,7 @@ from offbook_mcp.scenarios.generate import generate_scenarios
 
 from . import scenario_reports as reports
 
-Seed = Annotated[int, typer.Option(help="random seed for values and tasks")]
+Seed = Annotated[int, more_option(help="random seed for values and tasks")]
 
 
 def explore(target: Target, seed: Seed = 0) -> None:
@@ -49,11 +50,11 @@ def scenarios(
     ] = None,
     api_base: Annotated[
         str | None,
-        typer.Option("--llm-api-base", "--api-base", help="with --llm: URL of an OpenAI-compatible endpoint"),
+        more_option("--llm-api-base", "--api-base", help="with --llm: URL of an OpenAI-compatible endpoint"),
     ] = None,
-    max_cost: Annotated[float | None, typer.Option(help="with --llm: spending limit, in USD")] = None,
+    max_cost: Annotated[float | None, more_option(help="with --llm: spending limit, in USD")] = None,
     max_difficulty: Annotated[
-        int, typer.Option(min=1, max=5, help="hardest scenarios to generate: 1 (one value) to 5 (three calls)")
+        int, more_option(min=1, max=5, help="hardest scenarios to generate: 1 (one value) to 5 (three calls)")
     ] = 5,
     seed: Seed = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="connect and print the plan, call no tool")] = False,

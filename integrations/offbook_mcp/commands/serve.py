@@ -15,6 +15,7 @@ from offbook.base.errors import ConfigError
 from offbook.base.http_access import KEY_VARIABLE, key_for_host, key_option
 from offbook.base.terminal import echo
 from offbook.base.text import counted
+from offbook.commands.help_pages import more_option
 from offbook.http_listener.config import listener_config
 from offbook_mcp.connection.pool import ServerPool
 from offbook_mcp.connection.target import Target
@@ -38,7 +39,7 @@ Port = Annotated[int, typer.Option(min=0, max=65535, help="port; 0: any free one
 Key = Annotated[
     str | None, typer.Option("--api-key", help=f"key that requests must carry, or @FILE  [default: {KEY_VARIABLE}]")
 ]
-AtOnce = Annotated[int, typer.Option(min=1, help="requests answered at once; others wait")]
+AtOnce = Annotated[int, more_option(min=1, help="requests answered at once; others wait")]
 
 
 def serve(
@@ -51,9 +52,9 @@ def serve(
     step: Annotated[int | None, typer.Option(min=0, help="step of the model  [default: the newest]")] = None,
     concurrency: AtOnce = 16,
     temperature: Annotated[
-        float, typer.Option(min=0, max=2, help="temperature if the request sets none; 0 is greedy")
+        float, more_option(min=0, max=2, help="temperature if the request sets none; 0 is greedy")
     ] = 0.0,
-    max_turns: Annotated[int, typer.Option(min=1, help="model requests for one answer")] = MCPTrainerOptions.max_turns,
+    max_turns: Annotated[int, more_option(min=1, help="model requests for one answer")] = MCPTrainerOptions.max_turns,
     dir: ServerDir = None,
     url: ServerUrl = None,
 ) -> None:

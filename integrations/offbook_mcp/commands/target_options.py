@@ -8,6 +8,7 @@ from typing import Annotated, cast
 import typer
 
 from offbook.base.errors import ConfigError
+from offbook.commands.help_pages import more_option
 from offbook.trainer.trainable_target import load_object
 from offbook_mcp.connection.limits import Limits
 from offbook_mcp.connection.target import Decide, Target, TargetLike
@@ -15,29 +16,29 @@ from offbook_mcp.connection.target import Decide, Target, TargetLike
 TargetArgument = Annotated[
     str, typer.Argument(help="MCP server: a command in quotes, a URL, an mcp.json, or module:name of a server object")
 ]
-Only = Annotated[list[str], typer.Option(help="use only this tool; repeatable")]
+Only = Annotated[list[str], more_option(help="use only this tool; repeatable")]
 Allow = Annotated[list[str], typer.Option(help="call this tool although it may write (remembered); repeatable")]
-AllowAll = Annotated[bool, typer.Option("--allow-all", help="call all tools, except those that may show secrets")]
-Deny = Annotated[list[str], typer.Option(help="never call or show this tool (remembered); repeatable")]
-ReadOnly = Annotated[bool, typer.Option("--read-only", help="declare that all tools of the server only read")]
+AllowAll = Annotated[bool, more_option("--allow-all", help="call all tools, except those that may show secrets")]
+Deny = Annotated[list[str], more_option(help="never call or show this tool (remembered); repeatable")]
+ReadOnly = Annotated[bool, more_option("--read-only", help="declare that all tools of the server only read")]
 Bind = Annotated[
     list[str],
-    typer.Option(help="set a tool's argument (argument=value) and hide it from the model; may use {rollout_dir}"),
+    more_option(help="set a tool's argument (argument=value) and hide it from the model; may use {rollout_dir}"),
 ]
-Header = Annotated[list[str], typer.Option(help="HTTP header, 'Name: value'; may use ${env:TOKEN}")]
+Header = Annotated[list[str], more_option(help="HTTP header, 'Name: value'; may use ${env:TOKEN}")]
 Env = Annotated[list[str], typer.Option(help="environment variable for the command: NAME or NAME=value")]
-Fixture = Annotated[Path | None, typer.Option(help="folder to copy to {rollout_dir} for each rollout")]
+Fixture = Annotated[Path | None, more_option(help="folder to copy to {rollout_dir} for each rollout")]
 Stateless = Annotated[
     bool | None,
-    typer.Option(
+    more_option(
         "--stateless/--isolated",
         help="share one server between rollouts, or give each its own  [default: share if every tool is read-only]",
     ),
 ]
-StartTimeout = Annotated[float, typer.Option(min=0.1, help="seconds to wait for the server to start")]
-CallTimeout = Annotated[float, typer.Option(min=0.1, help="seconds to wait for the answer to a tool call")]
+StartTimeout = Annotated[float, more_option(min=0.1, help="seconds to wait for the server to start")]
+CallTimeout = Annotated[float, more_option(min=0.1, help="seconds to wait for the answer to a tool call")]
 ExploreTimeout = Annotated[
-    float, typer.Option(min=0.1, help="seconds to wait for a call while exploring; a slower tool is left out")
+    float, more_option(min=0.1, help="seconds to wait for a call while exploring; a slower tool is left out")
 ]
 
 

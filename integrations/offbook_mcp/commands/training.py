@@ -14,6 +14,7 @@ from offbook import Ruler
 from offbook.base.errors import ConfigError
 from offbook.base.terminal import echo
 from offbook.commands.generated_options import with_options
+from offbook.commands.help_pages import more_option
 from offbook.llms.llm import Llm
 from offbook.tracing.sink_registry import named_sinks, resolve_sinks
 from offbook.trainer.evaluate import printing_failures
@@ -43,13 +44,13 @@ Writer = Annotated[
 JudgeModel = Annotated[
     str | None, typer.Option("--judge", help="LLM that scores scenarios without a checkable answer (RULER)")
 ]
-JudgeBase = Annotated[str | None, typer.Option(help="URL of the judge's endpoint  [default: the provider's]")]
-LlmBase = Annotated[str | None, typer.Option(help="URL of the endpoint of --llm  [default: the provider's]")]
+JudgeBase = Annotated[str | None, more_option(help="URL of the judge's endpoint  [default: the provider's]")]
+LlmBase = Annotated[str | None, more_option(help="URL of the endpoint of --llm  [default: the provider's]")]
 MinReward = Annotated[
     float | None,
-    typer.Option(help="imitate rollouts with at least this reward, with the loss cross_entropy", show_default="off"),
+    more_option(help="imitate rollouts with at least this reward, with the loss cross_entropy", show_default="off"),
 ]
-Trace = Annotated[str | None, typer.Option(help="trace sinks, such as langfuse,wandb")]
+Trace = Annotated[str | None, more_option(help="trace sinks, such as langfuse,wandb")]
 Rate = Annotated[
     float | None,
     typer.Option(help="learning rate of AdamW  [default: 1e-5; falling: from 2e-3 for tiny-mcp, 3.3e-3 for tiny]"),
@@ -121,7 +122,7 @@ def evaluate(
     base: BaseModel = None,
     scenarios: ScenarioFile = None,
     step: Annotated[int | None, typer.Option(min=0, help="step of the model  [default: the newest]")] = None,
-    temperature: Annotated[float, typer.Option(min=0, max=2, help="sampling temperature; 0 is greedy")] = 0.0,
+    temperature: Annotated[float, more_option(min=0, max=2, help="sampling temperature; 0 is greedy")] = 0.0,
     rollouts: Annotated[int, typer.Option(min=1, help="rollouts per scenario")] = 1,
     judge: JudgeModel = None,
     judge_api_base: JudgeBase = None,

@@ -145,7 +145,7 @@ class TrainConfig(Options):
     heading = "Learner"
 
     learning_rate: Headline[float] = Field(default=1e-5, gt=0, le=1, description="learning rate of AdamW after warm-up")
-    loss: Headline[LossName] = Field(
+    loss: LossName = Field(
         default="grpo", description="policy-gradient loss; cross_entropy imitates; it compares no rewards"
     )
     epsilon: float = Field(default=0.2, ge=0, le=10, description="lower clip range of the ratio: 1 - epsilon")

@@ -169,7 +169,7 @@ class EngineOptions(Options):
     device: Device = Field(
         default="auto", description="torch device of sampler and learner; auto: cuda if there is one, else cpu"
     )
-    inference_gpus: Headline[Gpus] = Field(
+    inference_gpus: Gpus = Field(
         default=(), description="GPUs of the sampler, such as 0,1, with a replica on each; None: the learner's"
     )
     gpus: Headline[Literal["first", "auto"]] = Field(
@@ -177,11 +177,11 @@ class EngineOptions(Options):
         description="GPUs if no option names any: first (sampler and learner share it), or auto (the memory plan "
         "divides all)",
     )
-    tensor_parallel: Headline[int] = Field(default=1, ge=1, le=64, description="GPUs per replica of vLLM")
+    tensor_parallel: int = Field(default=1, ge=1, le=64, description="GPUs per replica of vLLM")
     replicas: int | None = Field(
         default=None, ge=1, le=64, description="number of sampler processes; None: one per inference GPU"
     )
-    train_gpus: Headline[Gpus] = Field(
+    train_gpus: Gpus = Field(
         default=(), description="GPUs of the learners, one per learner, such as 4,5; None: the sampler's"
     )
     learners: int | None = Field(

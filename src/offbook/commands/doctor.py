@@ -27,7 +27,7 @@ from offbook.memory_plan.plan import MemoryPlan, make_plan
 from offbook.memory_plan.plan_text import cards_json, cards_lines, headline, plan_json, plan_lines
 from offbook.memory_plan.published import find_shape
 
-from .options import Dir
+from .help_pages import more_option
 
 COMMON = ("16GB", "24GB", "48GB", "80GB")
 """Cards that are planned for on a machine without a GPU."""
@@ -184,8 +184,8 @@ def _verdict(report: Report) -> Text:
 
 def doctor_command(
     engine: Annotated[str, typer.Option(help="inference engine to check: auto, embedded or vllm")] = "auto",
-    loader: Annotated[str, typer.Option(help="loader to check: auto, peft or unsloth")] = "auto",
-    dir: Dir = None,
+    loader: Annotated[str, more_option(help="loader to check: auto, peft or unsloth")] = "auto",
+    dir: Annotated[Path | None, more_option(help="directory of the server  [default: ./.offbook]")] = None,
     as_data: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
     model: Annotated[
         str | None, typer.Option(help="base to plan GPU memory for: tiny, a folder, or a Hugging Face name")
@@ -197,15 +197,15 @@ def doctor_command(
         str | None, typer.Option(help="plan for several equal GPUs, such as 8x80GB: replicas and learners")
     ] = None,
     memory_layout: Annotated[
-        str, typer.Option(help="how sampler and learner share the GPU: auto, side_by_side, free_cache or offload")
+        str, more_option(help="how sampler and learner share the GPU: auto, side_by_side, free_cache or offload")
     ] = "auto",
     row_tokens: Annotated[
-        int | None, typer.Option(min=64, help="most tokens per row, `row_tokens` of the train config")
+        int | None, more_option(min=64, help="most tokens per row, `row_tokens` of the train config")
     ] = None,
-    max_batch: Annotated[int | None, typer.Option(help="most calls decoded in one batch")] = None,
-    max_model_len: Annotated[int | None, typer.Option(help="longest prompt plus completion, in tokens")] = None,
-    max_lora_rank: Annotated[int, typer.Option(help="largest rank of a LoRA adapter")] = 16,
-    load_in_4bit: Annotated[bool, typer.Option("--load-in-4bit", help="load the learner's base in 4 bits")] = False,
+    max_batch: Annotated[int | None, more_option(help="most calls decoded in one batch")] = None,
+    max_model_len: Annotated[int | None, more_option(help="longest prompt plus completion, in tokens")] = None,
+    max_lora_rank: Annotated[int, more_option(help="largest rank of a LoRA adapter")] = 16,
+    load_in_4bit: Annotated[bool, more_option("--load-in-4bit", help="load the learner's base in 4 bits")] = False,
 ) -> None:
     """Check this machine, and suggest a fix for each problem.
 

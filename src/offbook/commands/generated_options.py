@@ -7,7 +7,7 @@ import functools
 import inspect
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
@@ -69,13 +69,13 @@ class OptionField:
 
 
 def with_options(
-    *models: type[Any], without: Collection[str] = ()
+    *models: type[Any], without: Collection[str] = (), unlisted: Collection[str] = ()
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """A decorator for the function of a command: it adds the options of `models`.
 
     The function's last parameter, a dict, receives field -> value for the fields that the user set; `options_of` has those of
-    one class. A parameter of the function with a field's name stands in place of that option; `without` leaves fields out. A
-    field of two models is one option. Fields of a dataclass that no word can be are left out: functions, judges, sinks.
+    one class. A parameter of the function with a field's name stands in place of that option; `without` leaves fields out,
+    `unlisted` takes headline options off the list. A field of two models is one option. Fields of a dataclass that no word can be are left out: functions, judges, sinks.
 
     >>> from offbook.base.config import LoraOptions
     >>> @with_options(LoraOptions)
@@ -95,7 +95,8 @@ def with_options(
         options: dict[str, OptionField] = {}
         for item in (item for model in models for item in fields_of(model)):
             if item.name not in replaced:
-                options.setdefault(item.name, item)
+                listed = item.headline and item.name not in unlisted
+                options.setdefault(item.name, replace(item, headline=listed))
 
         @functools.wraps(function)
         def command(*args: Any, **words: Any) -> None:

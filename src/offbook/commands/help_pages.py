@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,8 @@ from offbook.base.option_names import check_options
 
 MORE_OPTIONS = "More options"
 """The heading of `--set` and `--config`. An option of this heading is not listed: they set it, and `--NAME VALUE`."""
+more_option = functools.partial(typer.Option, rich_help_panel=MORE_OPTIONS)
+"""A `typer.Option` of that heading."""
 
 
 class HeadedCommand(TyperCommand):
@@ -98,7 +101,8 @@ def _words_of_file(file: str, options: Mapping[str, Any]) -> Iterator[str]:
         raise ConfigError(f"--config: {file} cannot be read: {error}") from error
     for name, value in table.items():
         check_options(file, [name], options)
-        values = cast("list[Any]", value) if isinstance(value, list) and options[name].multiple else [value]
+        several = isinstance(value, list) and options[name].multiple
+        values: list[Any] = cast("list[Any]", value) if several else [value]
         for item in values:
             yield from _words(options[name], item if isinstance(item, str | bool) else json.dumps(item, default=str))
 

@@ -12,6 +12,8 @@ from offbook.base.config import SFTConfig
 from offbook.base.errors import ConfigError
 from offbook.base.options import Headline, RunOptions, option
 
+from .help_pages import more_option
+
 Target = Annotated[
     str, typer.Argument(help="the object that `trainable` returned, as MODULE:NAME, such as my_app:agent")
 ]
@@ -19,16 +21,14 @@ Target = Annotated[
 Scenarios = Annotated[Path, typer.Option(help="JSONL or CSV file, or FOLDER[:SPLIT] of a saved Hugging Face dataset")]
 Model = Annotated[str, typer.Argument(help="name of the model, such as email-agent")]
 
-Trace = Annotated[
-    str | None, typer.Option(help="trace sinks for the rollouts, comma-separated, such as langfuse,wandb")
-]
+Trace = Annotated[str | None, more_option(help="trace sinks for the rollouts, comma-separated, such as langfuse,wandb")]
 Results = Annotated[Path | None, typer.Option(help="file to write the results to, as JSON")]
 
 Server = Annotated[str | None, typer.Option(help="URL of a running server  [default: the one on this machine]")]
 Dir = Annotated[Path | None, typer.Option(help="directory of the server  [default: ./.offbook]")]
 Env = Annotated[
     list[str],
-    typer.Option(help="variable for the program, which gets none that looks like a secret: NAME or NAME=value"),
+    more_option(help="variable for the program, which gets none that looks like a secret: NAME or NAME=value"),
 ]
 StoreUrl = Annotated[str | None, typer.Option(help="SQLAlchemy URL of the records, if they are not in --dir")]
 

@@ -9,19 +9,20 @@ import typer
 
 from offbook.base.server_options import EngineOptions
 
+from .help_pages import more_option
 from .lazy_import import imported
 from .options import Results
 
 
 def quickstart(
-    seed: Annotated[int, typer.Option(min=0, help="random seed for the training requests and their order")] = 0,
+    seed: Annotated[int, more_option(min=0, help="random seed for the training requests and their order")] = 0,
     steps: Annotated[
         int | None, typer.Option(min=1, help="total number of training steps  [default: enough for the full gain]")
     ] = None,
     results: Results = None,
     output: Annotated[Path, typer.Option(help="folder for all output files")] = Path("offbook-quickstart"),
-    engine: Annotated[str, typer.Option(help="inference engine: auto, embedded or vllm")] = "auto",
-    loader: Annotated[str, typer.Option(help="loader of the base for training: auto, peft or unsloth")] = "auto",
+    engine: Annotated[str, more_option(help="inference engine: auto, embedded or vllm")] = "auto",
+    loader: Annotated[str, more_option(help="loader of the base for training: auto, peft or unsloth")] = "auto",
 ) -> None:
     """Train a LangGraph agent on this machine, in minutes.
 

@@ -21,6 +21,7 @@ from offbook.trainer.options import EvaluateOptions, TrainOptions
 from offbook.trainer.trainable_target import TrainableTarget, load_target
 
 from .generated_options import options_of, with_options
+from .help_pages import more_option
 from .option_values import judge_option, model_option, sinks_option, train_config
 from .options import Env, JudgeOptions, ModelOptions, Results, Scenarios, Trace
 
@@ -36,13 +37,13 @@ CommandLine = Annotated[
     typer.Option("--command", help="program to run for each rollout, such as 'node agent.js {prompt}'; needs --model"),
 ]
 Inside = Annotated[
-    str | None, typer.Option("--in", help="prefix that runs the program in a sandbox, such as 'docker run ...'")
+    str | None, more_option("--in", help="prefix that runs the program in a sandbox, such as 'docker run ...'")
 ]
 Runner = Annotated[
     str | None,
     typer.Option(help="run the rollouts elsewhere: ray, for the Ray cluster of RAY_ADDRESS or of this machine"),
 ]
-SuccessAt = Annotated[float | None, typer.Option(help="lowest reward that counts as a success")]
+SuccessAt = Annotated[float | None, more_option(help="lowest reward that counts as a success")]
 FailBelow = Annotated[
     float | None,
     typer.Option(

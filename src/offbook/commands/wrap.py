@@ -31,6 +31,7 @@ from offbook.processes.environment import (
 )
 from offbook.processes.program import Ending, run_program
 
+from .help_pages import more_option
 from .options import Dir, Env, Server
 
 Words = Annotated[list[str], typer.Argument(help="the program and its arguments, after --", metavar="-- PROGRAM ...")]
@@ -42,7 +43,7 @@ def wrap(
         str | None, typer.Option(help="model that answers, as MODEL or MODEL@STEP  [default: the only model]")
     ] = None,
     timeout: Annotated[
-        float | None, typer.Option(help="stop the program after this many seconds  [default: no limit]")
+        float | None, more_option(help="stop the program after this many seconds  [default: no limit]")
     ] = None,
     inside: Annotated[
         str | None, typer.Option("--in", help="prefix that runs the program in a sandbox, such as 'docker run ...'")

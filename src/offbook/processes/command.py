@@ -18,7 +18,7 @@ from typing import Any, Literal, cast
 from offbook.base.child_processes import last_line, last_lines
 from offbook.base.errors import ConfigError, RolloutError
 from offbook.base.json_files import parse_json
-from offbook.base.options import Headline, RunOptions, option, takes
+from offbook.base.options import RunOptions, option, takes
 from offbook.base.temporary_folders import TemporaryFolder
 from offbook.base.text import one_line
 from offbook.base.types import Trajectory, as_rollout_exception
@@ -59,12 +59,12 @@ class CommandOptions(RunOptions):
 
     heading = "Programs (with --command)"
 
-    reward: Headline[RewardSource] = option(
+    reward: RewardSource = option(
         "file",
         "where the program leaves its reward: file ($OFFBOOK_REWARD_FILE), line (`reward: x` on stdout), exit (its "
         "exit code) or none",
     )
-    grader: Headline[str | None] = option(
+    grader: str | None = option(
         None, "program that runs after each rollout and computes the reward; it does not get the agent's keys"
     )
     stdin: str = option(

@@ -43,9 +43,7 @@ class RolloutOptions(RunOptions):
     heading = "Rollouts"
 
     judge: Judge | None = option(None, "scores each group when its rollouts have ended")
-    concurrency: Headline[int] = option(
-        32, "rollouts that run at the same time", least=1, shown_default="32, or the app's limit"
-    )
+    concurrency: int = option(32, "rollouts that run at the same time", least=1, shown_default="32, or the app's limit")
     timeout: float = option(300.0, "time limit of each rollout, in seconds")
     max_completion_tokens: int = option(
         MAX_COMPLETION_TOKENS,
@@ -53,7 +51,7 @@ class RolloutOptions(RunOptions):
         least=1,
         shown_default=f"the app's own, or {MAX_COMPLETION_TOKENS:,}",
     )
-    max_cost: Headline[float | None] = option(
+    max_cost: float | None = option(
         None, "limit for other LLMs such as judges, in USD; the run ends when it is reached"
     )
     run: str | None = option(None, "name of the run in the server's lists", shown_default="a new one")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from statistics import pstdev
 from typing import Any
 
 import pytest
@@ -10,8 +9,8 @@ import pytest
 import offbook
 from offbook.base.errors import ConfigError, RolloutError
 from offbook.contracts import Judge
-from offbook.rewards import AverageJudge, GateJudge, TieJudge
-from offbook.testing import attempts_shown, fails, scripted_llm
+from offbook.rewards import GateJudge, TieJudge
+from offbook.testing import attempts_shown, scripted_llm
 from offbook.trainer.judging import judged
 from tests.rewards.scripted_judge import FAILED, group_of, honest, judge_at, rewards, said
 
@@ -36,41 +35,6 @@ def scores(*values: float | None) -> Judge:
 
 async def nothing(group: offbook.TrajectoryGroup) -> None:
     return None
-
-
-async def test_several_judges_are_averaged_and_their_disagreement_is_a_metric() -> None:
-    group = group_of(1, 2, logs=["begun"])
-    scored = await AverageJudge([scores(0.2, 1.0), scores(0.6, 1.0), scores(0.1, 0.7)])(group)
-    assert scored is not None and rewards(scored) == pytest.approx([0.3, 0.9]) and rewards(group) == [None, None]
-    first, second = scored
-    assert first.metrics == pytest.approx(
-        {
-            "judge/score_1": 0.2,
-            "judge/score_2": 0.6,
-            "judge/score_3": 0.1,
-            "judge/disagreement": pstdev([0.2, 0.6, 0.1]),
-        }
-    )
-    assert scored.metrics["judge/disagreement"] == pytest.approx(
-        (pstdev([0.2, 0.6, 0.1]) + pstdev([1.0, 1.0, 0.7])) / 2
-    )
-    assert scored.metrics["judge/tie"] == 0 and scored.logs == ["begun", "judged", "judged", "judged"]
-    assert second.logs == ["scored 1.0", "scored 1.0", "scored 0.7"]
-
-
-async def test_one_judge_without_scores_leaves_the_whole_group_unscored() -> None:
-    assert await AverageJudge([scores(0.2, 1.0), nothing])(group_of(1, 2)) is None
-    with scripted_llm(honest) as well, scripted_llm([fails(400, "no")]) as ill:
-        [kept] = await judged([group_of(1, 2)], AverageJudge([judge_at(well), judge_at(ill)]))
-    assert rewards(kept) == [None, None] and kept.metrics["judge/dropped"] == 1
-
-
-async def test_a_failed_rollout_stays_unscored_among_several_judges() -> None:
-    group = offbook.TrajectoryGroup([said("I count 10"), said("I count 90", exception=FAILED), said("I count 30")])
-    with scripted_llm(honest) as endpoint:
-        scored = await AverageJudge([judge_at(endpoint), judge_at(endpoint, seed=1)])(group)
-    assert rewards(scored) == [0.1, None, 0.3] and scored is not None
-    assert scored.metrics["judge/disagreement"] == 0 and scored.trajectories[0].metrics["ruler_score"] == 0.1
 
 
 async def test_the_judge_is_asked_for_ties_only_and_never_turns_the_order_of_rewards() -> None:
@@ -127,21 +91,14 @@ async def test_a_gate_keeps_what_does_not_pass_from_the_judge() -> None:
 
 async def test_chains_nest_and_are_judges_of_a_trainer() -> None:
     with scripted_llm(honest) as endpoint:
-        panel = AverageJudge([judge_at(endpoint), judge_at(endpoint, seed=1)])
-        chain = GateJudge(lambda each: number(each) > 5, TieJudge(panel, lambda each: number(each) > 50))
+        ties = TieJudge(judge_at(endpoint), lambda trajectory: number(trajectory) > 50)
+        chain = GateJudge(lambda trajectory: number(trajectory) > 5, ties)
         rollout: Any = lambda model, scenario: None  # noqa: E731
         offbook.Trainer(offbook.TrainableModel("agent", base_model="tiny"), rollout, ["one"], judge=chain)
         [kept] = await judged([group_of(1, 10, 20, 60)], chain)
     assert rewards(kept) == pytest.approx([0.0, 0.05, 0.1, 1.0])
 
 
-@pytest.mark.parametrize(
-    ("make", "says"),
-    [
-        (lambda: AverageJudge([nothing]), "at least two judges"),
-        (lambda: TieJudge(nothing, share=1.0), "between 0 and 1"),
-    ],
-)
-def test_chains_that_cannot_be_are_refused(make: object, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        make()  # type: ignore[operator]
+def test_a_share_that_would_turn_the_order_is_refused() -> None:
+    with pytest.raises(ConfigError, match="between 0 and 1"):
+        TieJudge(nothing, share=1.0)

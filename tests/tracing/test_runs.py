@@ -226,8 +226,6 @@ def test_the_alert_for_equal_rewards_says_in_which_direction_to_go(equal: float 
         ([{"kl/sampler_learner": 0.05, "kl/base": 11.0}], ["kl"]),
         ([{"calls/parse_failure_rate": 0.2}], ["parse_failures"]),
         ([{"calls/cut_off_rate": 0.2}], ["cut_off"]),
-        ([{"judge/disagreement": 0.3}], ["judge_disagreement"]),
-        ([{"judge/disagreement": float("nan")}], []),
         ([{}], []),
         ([], []),
     ],

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 from .errors import ConfigError
 
-AlertKind: TypeAlias = Literal["no_spread", "collapse", "kl", "parse_failures", "cut_off", "judge_disagreement"]
+AlertKind: TypeAlias = Literal["no_spread", "collapse", "kl", "parse_failures", "cut_off"]
 Metrics: TypeAlias = Mapping[str, float]
 """Name of a metric -> its value at one step."""
 
@@ -24,7 +24,6 @@ class AlertLimits:
     base_kl: float | None = 10.0  # between policy and base model, if it is measured
     parse_failure_share: float | None = 0.1  # of answers with a tool call that does not parse
     cut_off_share: float | None = 0.1  # of answers that ended at a limit of tokens
-    judge_disagreement: float | None = 0.25  # mean standard deviation of several judges' scores
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -57,8 +56,6 @@ def signs(history: Sequence[Metrics], limits: AlertLimits) -> list[Sign]:
         above(history[-1], "calls/cut_off_rate", limits.cut_off_share, "cut_off", "answers end at the limit of tokens: "
               "raise max_completion_tokens or, if the base never ends a free text, bound it (maxLength, enum); "
               "mask_truncated_completions leaves such rollouts out"),
-        above(history[-1], "judge/disagreement", limits.judge_disagreement, "judge_disagreement", "the judges "
-              "disagree: check them with `offbook judge-check`"),
     ]  # fmt: skip
     return [sign for sign in possible if sign is not None]
 

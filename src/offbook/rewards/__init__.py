@@ -5,7 +5,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .judge_chains import AverageJudge, GateJudge, TieJudge
+    from .judge_chains import GateJudge, TieJudge
     from .judge_prompt import DEFAULT_RUBRIC
     from .reward_parts import (
         clipped,
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEFAULT_RUBRIC",
-    "AverageJudge",
     "GateJudge",
     "RewardResult",
     "Ruler",
@@ -47,33 +46,19 @@ __all__ = [
 ]
 
 _MODULE_OF = {
-    "AverageJudge": "judge_chains",
+    **dict.fromkeys(("GateJudge", "TieJudge"), "judge_chains"),
+    **dict.fromkeys(("Ruler", "TrajectoryScore", "ruler", "ruler_score_group"), "ruler_judge"),
     "DEFAULT_RUBRIC": "judge_prompt",
-    "GateJudge": "judge_chains",
     "RewardResult": "reward_result",
-    "Ruler": "ruler_judge",
-    "TieJudge": "judge_chains",
-    "TrajectoryScore": "ruler_judge",
-    "clipped": "reward_parts",
-    "exact_match": "reward_parts",
-    "fuzzy_match": "reward_parts",
-    "gated": "reward_parts",
-    "json_valid": "reward_parts",
-    "length_penalty": "reward_parts",
-    "numeric_match": "reward_parts",
-    "ruler": "ruler_judge",
-    "ruler_score_group": "ruler_judge",
-    "tool_call_penalty": "reward_parts",
-    "tool_calls": "reward_parts",
-    "weighted": "reward_parts",
     "write_rubric": "rubric",
 }
+"""Name -> its module, if that is not `reward_parts`."""
 
 
 def __getattr__(name: str) -> object:
-    if name not in _MODULE_OF:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    value: object = getattr(import_module(f"{__name__}.{_MODULE_OF.get(name, 'reward_parts')}"), name)
     globals()[name] = value
     return value
 

@@ -7,7 +7,7 @@ import inspect
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import pairwise
-from statistics import fmean, pstdev
+from statistics import fmean
 from typing import TypeAlias, cast
 
 from offbook.base.errors import ConfigError, RolloutError
@@ -18,36 +18,11 @@ from offbook.contracts import Judge
 from .reward_result import as_reward
 from .ruler_judge import tie
 
-DISAGREEMENT = "judge/disagreement"
-"""Of a trajectory: the standard deviation of its judges' scores. Of a group: the mean over trajectories."""
 GATE = "judge/gate"
 """Of a trajectory: 1 if it passed the gate, 0 if not; then the judge does not see it."""
 
 TrajectoryReward: TypeAlias = Callable[[Trajectory], object]
 """A trajectory -> a number, a dict of numbers with the key `reward`, or a RewardResult; sync or async."""
-
-
-class AverageJudge:
-    """Calls several judges concurrently. A trajectory's reward is the mean of their scores, and the metric
-    `judge/disagreement` is the standard deviation. If one judge returns None, the group is not scored. Raises
-    ConfigError for fewer than two judges."""
-
-    def __init__(self, judges: Sequence[Judge]) -> None:
-        if len(judges) < 2:
-            raise ConfigError(f"AverageJudge: at least two judges are needed, got {len(judges)}")
-        self._judges = tuple(judges)
-
-    async def __call__(self, group: TrajectoryGroup) -> TrajectoryGroup | None:
-        answers = await asyncio.gather(*(judge(_copy(group)) for judge in self._judges))
-        judged = [answer for answer in answers if answer is not None]
-        if len(judged) < len(answers):
-            return None
-        averaged = [_averaged(own, opinions) for own, *opinions in zip(group, *judged, strict=True)]
-        joined = _joined(group, averaged, judged)
-        deviations = [float(own.metrics[DISAGREEMENT]) for own in averaged if DISAGREEMENT in own.metrics]
-        if deviations:
-            joined.metrics[DISAGREEMENT] = fmean(deviations)
-        return joined
 
 
 class TieJudge:
@@ -116,18 +91,6 @@ class GateJudge:
         return _joined(group, own, [part])
 
 
-def _averaged(own: Trajectory, opinions: Sequence[Trajectory]) -> Trajectory:
-    """The trajectory with the mean of its judges' scores, which are logged as `judge/score_{n}`. If one judge gave no
-    score, it is unscored."""
-    scores = [opinion.reward for opinion in opinions if opinion.reward is not None]
-    update: dict[str, object] = {"logs": _logs(own.logs, [opinion.logs for opinion in opinions]), "reward": None}
-    if len(scores) == len(opinions):
-        single = {f"judge/score_{number}": score for number, score in enumerate(scores, 1)}
-        metrics = merged([opinion.metrics for opinion in opinions])
-        update |= {"reward": fmean(scores), "metrics": {**metrics, **single, DISAGREEMENT: pstdev(scores)}}
-    return own.model_copy(update=update)
-
-
 async def _rewarded(trajectory: Trajectory, reward: TrajectoryReward | None) -> Trajectory:
     if reward is None or trajectory.exception is not None:
         return trajectory
@@ -145,11 +108,6 @@ def _from_0_to_1(judged: Trajectory) -> float:
     if not 0 <= score <= 1:
         raise ConfigError(f"TieJudge: its judge gave {score!r}; scores from 0 to 1 are needed")
     return score
-
-
-def _copy(group: TrajectoryGroup) -> TrajectoryGroup:
-    """A copy of the group that a judge may modify."""
-    return _part(group, group.trajectories)
 
 
 def _part(group: TrajectoryGroup, trajectories: Sequence[Trajectory]) -> TrajectoryGroup:

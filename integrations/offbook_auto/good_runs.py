@@ -13,7 +13,7 @@ from offbook.base.types import History, Json, RolloutPlace, Trajectory, Trajecto
 from offbook.contracts import Judge
 from offbook.trainer.judging import DROPPED, judged, nothing_scored
 from offbook_compare.journal import ComparedRollout
-from offbook_compare.judged_groups import blind
+from offbook_compare.judging import blind
 
 from .task import write_whole
 

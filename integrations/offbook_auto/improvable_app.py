@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from offbook.base.errors import ConfigError, ServerError
@@ -46,7 +45,6 @@ class AppWithScenarios:
     held_out: Sequence[object] = ()
     own_model: TrainableModel | None = None
     options: dict[str, Any] = field(default_factory=dict[str, Any])
-    app_file: Path | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.app, WrappedApp):  # pyright: ignore[reportUnnecessaryIsInstance]  # user input
@@ -101,7 +99,7 @@ class AppWithScenarios:
         if split == "held-out":
             shared["trained_on"] = self.scenarios
         chosen = self.scenarios if split == "train" else self.held_out
-        return await acompare(app, chosen[:first], candidates, app_file=self.app_file, **shared, **options)
+        return await acompare(app, chosen[:first], candidates, **shared, **options)
 
     async def trained(self, steps: int) -> TrainReport:
         """Train until the model has `steps` steps in total."""

@@ -112,7 +112,7 @@ class Improver:
         return run_sync(self.arun, until)
 
     async def arun(self, until: ImproveStage = "compare") -> ImproveReport:
-        """Run all stages up to `until` whose results are not there yet, and write report.md and report.html.
+        """Run all stages up to `until` whose results are not there yet, and write report.md.
 
         A spent `max_cost` ends the run well. Raises ConfigError, and the errors of `compare`, `train_sft` and `Trainer`."""
         if until not in STAGES:
@@ -312,7 +312,7 @@ class Improver:
     def _observed(self) -> list[ComparedRollout]:
         """The teacher's runs so far, as the journal of the observation has them."""
         file = self.folder / "observed" / ROWS
-        return Journal(file).rows() if file.exists() else []
+        return list(Journal(file).rows.values())
 
     def _known(self) -> Progress:
         """What stages.json says of earlier runs. Raises ConfigError."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +10,10 @@ from offbook.llms.ledger import SpendingTotals
 from offbook_compare.report import Table, shown_interval, tables_of
 from offbook_compare.results import CandidateResult, ComparisonReport
 
-from .pages import Page, spending_table, write_pages
+from .pages import spending_table, write_page
 
 SUPERVISED = "supervised"
 """The stage of the curve whose step the supervised training made."""
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 720, 300, 56, 40, 16, 96
 
 
 @dataclass(frozen=True)
@@ -114,18 +112,16 @@ class ImproveReport:
         spent = [totals.line(purpose) for purpose, totals in self.spending.items()]
         best = self.best
         use = [f"use it: {self.model}, step {best.step}"] if best is not None and best.step else []
-        pages = f"report: {self.folder / 'report.html'}, {self.folder / 'report.md'}"
+        pages = f"report: {self.folder / 'report.md'}"
         return ["", self.verdict(), *(f"note: {line}" for line in self.warnings()), *spent, *use, pages]
 
 
 def write_report(report: ImproveReport, folder: Path) -> None:
-    """Write report.md and report.html. Raises ConfigError."""
+    """Write report.md. Raises ConfigError."""
     tables = [curve_table(report)] if report.curve else []
     tables += [] if report.comparison is None else tables_of(report.comparison)
-    title = f"{report.model}, in place of {report.teacher}"
-    picture = curve_picture(report) if any(point.result.value is not None for point in report.curve) else ""
     tables.append(spending_table(report.spending, report.folder))
-    write_pages(folder, Page(title, report.verdict(), tables, report.warnings(), picture=picture))
+    write_page(folder, f"{report.model}, in place of {report.teacher}", report.verdict(), tables, report.warnings())
 
 
 def curve_table(report: ImproveReport) -> Table:
@@ -151,52 +147,6 @@ def curve_table(report: ImproveReport) -> Table:
     )
     told += [f"The rounds ended: {report.ended}."] if report.ended else []
     return Table("What did each stage give?", " ".join(told), head, rows)
-
-
-def curve_picture(report: ImproveReport) -> str:
-    """The curve as SVG, with intervals, and the teacher as a line across."""
-    teacher = report.compared
-    values = [point.result.value for point in report.curve] + [None if teacher is None else teacher.value]
-    shown = [value for value in values if value is not None]
-    low, high = min(0.0, *(value.low for value in shown)), max(1.0, *(value.high for value in shown))
-    count = len(report.curve)
-
-    def x(index: int) -> float:
-        return LEFT + (WIDTH - LEFT - RIGHT) * (index + 0.5) / count
-
-    def y(value: float) -> float:
-        return TOP + (HEIGHT - TOP - BOTTOM) * (high - value) / (high - low)
-
-    parts: list[str] = []
-    for tick in range(5):
-        value = low + (high - low) * tick / 4
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(value):.1f}" y2="{y(value):.1f}"/>')
-        parts.append(f'<text x="{LEFT - 8}" y="{y(value) + 4:.1f}" text-anchor="end">{value:.2f}</text>')
-    if teacher is not None and teacher.value is not None:
-        own = teacher.value
-        box = f'x="{LEFT}" width="{WIDTH - LEFT - RIGHT}" y="{y(own.high):.1f}" height="{y(own.low) - y(own.high):.1f}"'
-        parts.append(f'<rect class="band" {box}/>')
-        parts.append(
-            f'<line class="teacher" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(own.mean):.1f}" y2="{y(own.mean):.1f}"/>'
-        )
-        name = html.escape(teacher.name if len(teacher.name) < 14 else "teacher")
-        parts.append(f'<text x="{WIDTH - RIGHT + 8}" y="{y(own.mean) + 4:.1f}">{name}</text>')
-    dots = [(x(index), point) for index, point in enumerate(report.curve) if point.result.value is not None]
-    line = " ".join(f"{at:.1f},{y(point.mean):.1f}" for at, point in dots)
-    parts.append(f'<polyline class="curve" points="{line}"/>')
-    for at, point in dots:
-        own = point.result.value
-        assert own is not None, "points without a value were left out"
-        parts.append(f'<line class="curve" x1="{at:.1f}" x2="{at:.1f}" y1="{y(own.low):.1f}" y2="{y(own.high):.1f}"/>')
-        parts.append(f'<circle class="dot" cx="{at:.1f}" cy="{y(own.mean):.1f}" r="4"/>')
-    for index, point in enumerate(report.curve):
-        label = html.escape(f"{point.stage} ({point.step})")
-        parts.append(f'<text x="{x(index):.1f}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle">{label}</text>')
-    title = "Held-out result after each stage, with 95 % intervals"
-    return (
-        f'<figure><svg class="stages" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{title}">{"".join(parts)}</svg>'
-        f"<figcaption>{title}; in brackets the step.</figcaption></figure>"
-    )
 
 
 def _price(result: CandidateResult) -> str:

@@ -1,48 +1,28 @@
-"""A report as Markdown and as one self-contained HTML page."""
+"""A report as Markdown."""
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from offbook.base.text import counted
 from offbook.llms.ledger import SpendingTotals
-from offbook_compare.report import Table, html_document, html_table, markdown_section
+from offbook_compare.report import Table, markdown_section
 
 from .task import write_whole
 
 
-@dataclass(frozen=True)
-class Page:
-    """A report: its title, what came of it in a line, tables, and texts with their titles. `picture`: SVG for the HTML;
-    Markdown has the table that it shows."""
-
-    title: str
-    verdict: str
-    tables: Sequence[Table]
-    warnings: Sequence[str] = ()
-    texts: Sequence[tuple[str, str]] = ()
-    picture: str = ""
-
-
-def write_pages(folder: Path, page: Page) -> None:
-    """Write report.md and report.html. Raises ConfigError."""
-    title = " ".join(page.title.split())
-    markdown = [f"# {title}", page.verdict]
-    markdown += ["\n".join(f"- {warning}" for warning in page.warnings)] if page.warnings else []
-    markdown += map(markdown_section, page.tables)
-    markdown += [f"## {name}\n\n{_indented(text)}" for name, text in page.texts]
-    write_whole(folder / "report.md", "\n\n".join(markdown) + "\n")
-    parts = [f"<h1>{html.escape(title)}</h1>", f"<p>{html.escape(page.verdict)}</p>"]
-    if page.warnings:
-        items = "".join(f"<li>{html.escape(warning)}</li>" for warning in page.warnings)
-        parts.append(f'<ul class="warnings">{items}</ul>')
-    parts += [page.picture] if page.picture else []
-    parts += map(html_table, page.tables)
-    parts += [f"<h2>{name}</h2>\n<pre>{html.escape(text)}</pre>" for name, text in page.texts]
-    write_whole(folder / "report.html", html_document(title, parts))
+def write_page(
+    folder: Path, title: str, verdict: str, tables: Sequence[Table], warnings: Sequence[str] = (), **texts: str
+) -> None:
+    """Write report.md: what came of it, tables, and texts under their names. Raises ConfigError."""
+    parts = [f"# {' '.join(title.split())}", verdict]
+    parts += ["\n".join(f"- {warning}" for warning in warnings)] if warnings else []
+    parts += map(markdown_section, tables)
+    for name, text in texts.items():
+        if text:
+            parts.append(f"## {name.capitalize()}\n\n" + "\n".join(f"    {line}" for line in text.splitlines()))
+    write_whole(folder / "report.md", "\n\n".join(parts) + "\n")
 
 
 def spending_table(spending: Mapping[str, SpendingTotals], folder: Path) -> Table:
@@ -59,7 +39,3 @@ def _spent(purpose: str, totals: SpendingTotals) -> tuple[str, ...]:
     unpriced = f"{counted(totals.unpriced, 'request')} of unknown price" if totals.unpriced else ""
     tokens = f"{totals.prompt_tokens:,} + {totals.completion_tokens:,}"
     return purpose, str(totals.questions), str(totals.cached), tokens, " and ".join(filter(None, (cost, unpriced)))
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"    {line}" for line in text.splitlines())

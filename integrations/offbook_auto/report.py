@@ -14,7 +14,7 @@ from offbook_compare.report import Table, shown_interval, tables_of
 from offbook_compare.results import CandidateResult, ComparisonReport
 
 from .inputs import TaskInput
-from .pages import Page, spending_table, write_pages
+from .pages import spending_table, write_page
 
 
 @dataclass(frozen=True)
@@ -63,16 +63,15 @@ class AutoReport:
         return [
             f"{self.model or 'model'}: {self.verdict()}",
             *spent,
-            f"report: {self.folder / 'report.html'}, {self.folder / 'report.md'}",
+            f"report: {self.folder / 'report.md'}",
         ]
 
 
 def write_report(report: AutoReport, folder: Path) -> None:
-    """Write report.md and report.html. Raises ConfigError."""
-    texts = [(title, text) for title, text in (("System prompt", report.prompt), ("Rubric", report.rubric)) if text]
-    write_pages(
-        folder, Page(report.description, report.verdict(), [facts_table(report), *_tables(report)], texts=texts)
-    )
+    """Write report.md. Raises ConfigError."""
+    tables = [facts_table(report), *([] if report.comparison is None else tables_of(report.comparison))]
+    tables.append(spending_table(report.spending, report.folder))
+    write_page(folder, report.description, report.verdict(), tables, prompt=report.prompt, rubric=report.rubric)
 
 
 def facts_table(report: AutoReport) -> Table:
@@ -94,8 +93,3 @@ def _rewards(rewards: Sequence[float]) -> list[tuple[str, str]]:
         return []
     shown = f"{rewards[0]:.3f} in the first step of this run, {rewards[-1]:.3f} in the last"
     return [("mean score in training", f"{shown}; the judge compares answers to one input, so it need not rise")]
-
-
-def _tables(report: AutoReport) -> list[Table]:
-    tables = [] if report.comparison is None else tables_of(report.comparison)
-    return [*tables, spending_table(report.spending, report.folder)]

@@ -74,7 +74,7 @@ class AutoTrainer:
         return run_sync(self.arun, until)
 
     async def arun(self, until: Stage = "compare") -> AutoReport:
-        """Run the stages up to `until` that have no result yet, and write report.md and report.html.
+        """Run the stages up to `until` that have no result yet, and write report.md.
 
         If `max_cost` is spent, the run ends without an error. Raises ConfigError for a file that cannot be used,
         LlmError for an LLM whose answers are invalid, and the errors of `Trainer` and `compare`."""

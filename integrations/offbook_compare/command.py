@@ -43,7 +43,7 @@ Candidates = Annotated[
 TrainedOn = Annotated[Path | None, more_option(help="training scenarios; the report warns if one of them is compared")]
 
 
-@with_options(CompareOptions, JudgeOptions, ModelOptions, without=["app_file"])
+@with_options(CompareOptions, JudgeOptions, ModelOptions)
 def compare_command(
     target: Target,
     candidates: Candidates,
@@ -55,7 +55,7 @@ def compare_command(
 ) -> None:
     """Run an app with several models and report the differences.
 
-    Each candidate answers in place of the app's own model. The report has charts.
+    Each candidate answers in place of the app's own model.
 
     \b
     Example:
@@ -70,7 +70,7 @@ def compare_command(
         if scenarios is None:
             raise ConfigError("--scenarios: a file is needed, such as --scenarios held_out.jsonl")
         own = model_option(options).get("model")
-        app, chosen["app_file"] = load_app(target)
+        app = load_app(target)
         compared, loaded = app if own is None else bound_to(app, own), load_scenarios(scenarios)
     result = compare(compared, loaded, candidates, **chosen)
     echo("\n".join(result_lines(result, chosen.get("output", CompareOptions.output))))

@@ -8,7 +8,6 @@ import logging
 import platform
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from offbook import __version__
@@ -33,7 +32,7 @@ from .candidates import Candidate, CandidateLike, as_candidates
 from .contamination import contamination_warnings, text_of, trained_ids
 from .gateway import Gateway
 from .journal import Journal, content_hash
-from .judged_groups import judge_side_by_side
+from .judging import JudgedGroup, WinRate, judge_side_by_side, win_rate
 from .options import CompareOptions
 from .own_calls import OwnCalls
 from .report import write_report
@@ -46,9 +45,8 @@ from .results import (
     judged_values,
     scenario_values,
 )
-from .rollouts import SPLIT, RolloutStage, grouped, log_rows
+from .rollouts import SPLIT, RolloutStage, grouped
 from .targets import ComparableTarget, CompareRollout, ServerTarget, answering_itself, as_target
-from .winrates import JudgedGroup, WinRate, win_rate
 
 logger = logging.getLogger("offbook")
 
@@ -102,9 +100,13 @@ async def _compared(options: CompareArguments) -> ComparisonReport:
             f"{', '.join(candidate.name for candidate in named)}"
         )
     options.output.mkdir(parents=True, exist_ok=True)
-    rows = options.output / ROWS
-    if options.fresh:
-        rows.unlink(missing_ok=True)
+    journal = Journal(options.output / ROWS)
+    if journal.rows:
+        logger.info(
+            "%s of earlier runs are there; those that fit are used again: delete %s to run all anew",
+            counted(len(journal.rows), "rollout"),
+            options.output / ROWS,
+        )
     judge = options.judge or app.own_judge()
     if options.judge is not None and len(named) < 2:
         raise ConfigError("candidates: a judge compares rollouts of at least two, got one")
@@ -116,10 +118,9 @@ async def _compared(options: CompareArguments) -> ComparisonReport:
             target=app,
             scenarios=chosen,
             options=options,
-            journal=Journal(rows),
+            journal=journal,
             gateway=gateway,
             run=options.run or _run_id(chosen, app),
-            app=app_hash(options.app_file),
             judged=judge is not None,
             own_calls=OwnCalls(next((item.prices for item in named if item.as_is), None)),
         )
@@ -163,7 +164,7 @@ async def _judged_groups(
     scored: Sequence[Scored], judge: Judge, seed: int, warnings: list[str]
 ) -> list[tuple[str, JudgedGroup]]:
     """The candidates' rollouts, judged side by side. Groups that the judge dropped add a warning."""
-    groups, dropped = await judge_side_by_side(scored, judge, seed)
+    groups, dropped = await judge_side_by_side({item.candidate.name: item.rows for item in scored}, judge, seed)
     if dropped:
         warnings.append(f"the judge scored no rollout in {counted(dropped, 'group')}")
     return groups
@@ -224,8 +225,8 @@ async def _scored(stage: RolloutStage, candidate: Candidate) -> Scored:
         if not candidate.trained:
             logged_model = Model(candidate.record_name, own[0].project)
             await logged_model.register(own[0].backend)
-        await log_rows(logged_model, candidate.step, groups, scored.as_metrics())
-    for line in failure_lines(scored.failures):
+        await logged_model.log(groups, split=SPLIT, metrics=scored.as_metrics(), step=candidate.step)
+    for line in failure_lines([kind for kind in evaluation.failures if kind.type]):
         logger.warning("%s: %s", candidate.name, line)
     return scored
 
@@ -238,11 +239,6 @@ async def _warnings(stage: RolloutStage, scored: Sequence[Scored]) -> list[str]:
     if own and any(item.candidate.trained and item.candidate.step for item in scored):
         recorded = await trained_ids(await own[0].api(), [model.name for model in own])
     warnings += contamination_warnings(stage.scenarios, options.trained_on, recorded)
-    older = sum(row.app != stage.app for item in scored for row in item.rows)
-    if older:
-        warnings.append(
-            f"{counted(older, 'rollout')} of another version of the app's file: --fresh runs everything again"
-        )
     for item in scored:
         if item.failed:
             warnings.append(
@@ -310,7 +306,6 @@ def _settings(stage: RolloutStage, scored: Sequence[Scored]) -> dict[str, Json]:
     return {
         "scenarios": len(stage.scenarios),
         "scenarios_hash": _scenarios_hash(stage.scenarios),
-        "app_hash": stage.app,
         "rollouts": options.rollouts,
         "temperature": options.temperature,
         "max_completion_tokens": options.max_completion_tokens,
@@ -336,14 +331,6 @@ def _run_id(scenarios: Sequence[object], app: ComparableTarget) -> str:
 def _scenarios_hash(scenarios: Sequence[object]) -> str:
     parts = [f"{scenario_id(scenario)} {content_hash(scenario)}" for scenario in scenarios]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-
-
-def app_hash(file: Path | None) -> str:
-    """Hash of the app's file; empty without a file. Raises ConfigError if it cannot be read."""
-    try:
-        return "" if file is None else hashlib.sha256(file.read_bytes()).hexdigest()[:16]
-    except OSError as error:
-        raise ConfigError(f"app_file: {file} cannot be read: {error}") from error
 
 
 async def show_to_sinks(stage: RolloutStage, scored: Sequence[Scored], comparison: ComparisonReport) -> None:
@@ -374,7 +361,7 @@ async def show_to_sinks(stage: RolloutStage, scored: Sequence[Scored], compariso
 
 def _measured(comparison: ComparisonReport, name: str) -> dict[str, float]:
     result = comparison.of(name)
-    values = {"cost": result.cost, "tokens_per_second": result.tokens_per_second}
+    values = {"cost": result.cost}
     if result.latency is not None:
         values |= {"latency_p50": result.latency[0], "latency_p95": result.latency[1]}
     return {key: value for key, value in values.items() if value is not None}

@@ -31,7 +31,6 @@ from offbook.base.types import (
     CallTrace,
     Json,
     Message,
-    Sampling,
     new_id,
 )
 from offbook.base.wire import CALL_HEADER, OPEN, TRAJECTORY_HEADER
@@ -40,10 +39,8 @@ from offbook.client.endpoint_model import EndpointModel
 from offbook.client.rollouts.capture import leave_captures, trace_of
 from offbook.http_listener.access_checks import AccessChecks, Application, Receive, Scope, Send, respond, single_key
 from offbook.llms.llm import Llm
-from offbook.llms.provider import ChatAnswer
+from offbook.llms.provider import ChatAnswer, Tokens
 from offbook.openai_dialect.chat_answer import WHOLE, chunks_of, error_body, events, head, usage, wants_usage
-
-from .journal import MeasuredCall
 
 if TYPE_CHECKING:
     import uvicorn
@@ -59,22 +56,6 @@ LASTING = (BudgetExceeded, ConfigError, MissingExtraError)
 """Errors that every further call would have too."""
 
 
-class RecordedCall:
-    """A call that the gateway answered, with its time, tokens and cost. `llm_name`: the LLM's name in litellm."""
-
-    def __init__(self, call: Call, measured: MeasuredCall, llm_name: str) -> None:
-        self.call = call
-        self.measured = measured
-        self._llm_name = llm_name
-
-    def trace(self) -> CallTrace:
-        """The call for trace sinks. Tokens of further choices are counted with the first: providers report only sums."""
-        measured = self.measured
-        return trace_of(
-            self.call, self._llm_name, measured.prompt_tokens or 0, measured.completion_tokens or 0, measured.cost
-        )
-
-
 class Gateway:
     """Lets other LLMs answer an app: `with Gateway({"name": Llm(...)}) as gateway`, then `gateway.model("name")`.
 
@@ -87,7 +68,7 @@ class Gateway:
         self._llms = dict(llms)
         self._key = secrets.token_urlsafe(24)
         self._lock = threading.Lock()
-        self._calls: dict[str, list[RecordedCall]] = {}
+        self._calls: dict[str, list[CallTrace]] = {}
 
     def __enter__(self) -> Gateway:
         if not self._llms:
@@ -116,11 +97,11 @@ class Gateway:
         """The model that the LLM of this name answers."""
         return EndpointModel(name, self._api)
 
-    def take_calls(self, trajectories: Iterable[str]) -> list[RecordedCall]:
+    def take_calls(self, trajectories: Iterable[str]) -> list[CallTrace]:
         """Remove and return the calls of these trajectories, in order of their start."""
         with self._lock:
             calls = [call for name in trajectories for call in self._calls.pop(name, [])]
-        return sorted(calls, key=lambda recorded: recorded.call.started_at)
+        return sorted(calls, key=lambda call: call.started_at)
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request that has the key."""
@@ -179,20 +160,14 @@ class Gateway:
     def _record(self, begun: Call, answer: ChatAnswer, llm_name: str) -> Json:
         """Store the call, and return the completion, whose choices name the call."""
         ended, outputs = clock.end_of(begun.started_at), tuple(_output(choice) for choice in answer.choices)
-        call = begun.model_copy(update={"status": outputs[0].status, "outputs": outputs, "ended_at": ended})
-        measured = MeasuredCall(
-            seconds=answer.seconds,
-            prompt_tokens=None if answer.tokens is None else answer.tokens.prompt,
-            completion_tokens=None if answer.tokens is None else answer.tokens.completion,
-            cost=answer.cost,
-            started_at=ended - answer.seconds,
-            cut=call.status == CallStatus.TRUNCATED,
-        )
+        timed = {"started_at": ended - answer.seconds, "ended_at": ended}
+        call = begun.model_copy(update={"status": outputs[0].status, "outputs": outputs, **timed})
+        tokens = answer.tokens or Tokens(0, 0)  # a provider that reports none
         with self._lock:
-            self._calls.setdefault(call.trajectory_id, []).append(RecordedCall(call, measured, llm_name))
+            self._calls.setdefault(call.trajectory_id, []).append(trace_of(call, llm_name, *tokens, answer.cost))
         mark = {"trajectory_id": call.trajectory_id, "call_id": call.id, "step": 0}
         choices = [{**choice, "offbook": mark | {"index": choice["index"]}} for choice in answer.choices]
-        completion = head(WHOLE, call.id, int(call.started_at), call.model) | {"choices": choices}
+        completion = head(WHOLE, call.id, int(begun.started_at), call.model) | {"choices": choices}
         return completion if answer.tokens is None else completion | {"usage": usage(*answer.tokens)}
 
 
@@ -205,7 +180,9 @@ def _begun(request: dict[str, Json], trajectory: str) -> Call:
             "model": str(request["model"]),
             "step": 0,
             "status": CallStatus.COMPLETE,
-            "sampling": _sampling(request),
+            "sampling": {
+                name: request[name] for name in ("temperature", "top_p") if isinstance(request.get(name), int | float)
+            },
             "messages": request["messages"],
             "tools": request.get("tools") or None,
             "prompt_ids": (),
@@ -214,12 +191,6 @@ def _begun(request: dict[str, Json], trajectory: str) -> Call:
             "ended_at": clock.now(),
         }
     )
-
-
-def _sampling(request: dict[str, Json]) -> Sampling:
-    """The sampling settings of a request, as far as OpenAI's API has them."""
-    given = {name: request[name] for name in ("temperature", "top_p") if isinstance(request.get(name), int | float)}
-    return Sampling.model_validate(given)
 
 
 def _output(choice: Json) -> CallOutput:

@@ -1,4 +1,4 @@
-"""The stored rollouts of a comparison: a JSON Lines file with one line per rollout, written when it ends."""
+"""The stored rollouts of a comparison: a JSON Lines file with one line per rollout, from which an interrupted one goes on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from offbook.base.errors import ConfigError
-from offbook.base.types import Frozen, Metric, Trajectory
+from offbook.base.types import Call, CallStatus, CallTrace, Frozen, Metric, Trajectory
 from offbook.scenarios.identity import scenario_fields
 
 
@@ -27,12 +27,28 @@ class MeasuredCall(Frozen):
     started_at: float
     cut: bool = False  # truncated by the token limit
 
+    @classmethod
+    def of(cls, call: Call | CallTrace) -> MeasuredCall:
+        """Measure a call: one of a trained model with its tokens, or one of another LLM, which may not report them."""
+        if isinstance(call, Call):
+            prompt, written, cost = len(call.prompt_ids), sum(len(output.token_ids) for output in call.outputs), None
+        else:
+            prompt, written, cost = call.prompt_tokens, sum(output.tokens for output in call.outputs), call.cost
+        known = prompt > 0
+        return cls(
+            seconds=max(call.ended_at - call.started_at, 0.0),
+            prompt_tokens=prompt if known else None,
+            completion_tokens=written if known else None,
+            cost=cost,
+            started_at=call.started_at,
+            cut=call.status == CallStatus.TRUNCATED,
+        )
+
 
 class ComparedRollout(Frozen):
-    """One rollout of one candidate. `key` is a hash of everything it depends on; `app` is the hash of the app's file."""
+    """One rollout of one candidate. `key` is a hash of everything it depends on."""
 
     key: str
-    app: str = ""
     candidate: str
     step: int | None = None
     scenario: str
@@ -57,51 +73,28 @@ def content_hash(scenario: object) -> str:
 
 
 class Journal:
-    """The file of stored rollouts, written line by line, so that an interrupted comparison can resume.
+    """The file, written line by line. `rows`: the successful rollouts by key. A last line that a kill cut off is removed.
 
-    Raises ConfigError for a file with invalid lines.
-    """
+    Raises ConfigError for a file with invalid lines."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._rows = _read(file)
-
-    def known(self, key: str) -> ComparedRollout | None:
-        """The successful rollout with this key; None if there is none."""
-        return self._rows.get(key)
-
-    def rows(self) -> list[ComparedRollout]:
-        """All successful rollouts, in the order of the file."""
-        return list(self._rows.values())
+        self.rows: dict[str, ComparedRollout] = {}
+        lines = file.read_bytes().removesuffix(b"\n").split(b"\n") if file.exists() else []
+        for number, line in enumerate(lines, 1):
+            try:
+                row = ComparedRollout.model_validate_json(line)
+            except ValidationError as error:
+                if number < len(lines):
+                    raise ConfigError(
+                        f"{file}, line {number} is not a rollout of a comparison: delete the file, or name another folder"
+                    ) from error
+                file.write_bytes(b"".join(line + b"\n" for line in lines[:-1]))
+            else:
+                self.rows |= {} if row.failed else {row.key: row}
 
     def add(self, row: ComparedRollout) -> None:
         """Append a rollout to the file."""
-        if not row.failed:
-            self._rows[row.key] = row
+        self.rows |= {} if row.failed else {row.key: row}
         with self._file.open("a", encoding="utf-8") as lines:
             lines.write(row.model_dump_json() + "\n")
-
-
-def _read(file: Path) -> dict[str, ComparedRollout]:
-    """The successful rollouts by key. An incomplete last line is removed from the file."""
-    if not file.exists():
-        return {}
-    rows: dict[str, ComparedRollout] = {}
-    lines = file.read_bytes().removesuffix(b"\n").split(b"\n")
-    for number, line in enumerate(lines, 1):
-        try:
-            row = ComparedRollout.model_validate_json(line)
-        except ValidationError as error:
-            if number == len(lines):
-                _drop_last(file, lines)
-                continue
-            raise ConfigError(
-                f"{file}, line {number} is not a rollout of a comparison; name another folder, or start over with --fresh"
-            ) from error
-        if not row.failed:
-            rows[row.key] = row
-    return rows
-
-
-def _drop_last(file: Path, lines: list[bytes]) -> None:
-    file.write_bytes(b"".join(line + b"\n" for line in lines[:-1]))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
-from pathlib import Path
 from typing import Any
 
 from offbook.base.errors import ConfigError
@@ -16,16 +14,15 @@ MCP = "mcp:"
 """Before a server's command, URL or mcp.json."""
 
 
-def load_app(text: str) -> tuple[ComparableTarget, Path | None]:
-    """The app `module:name` with its source file. Raises ConfigError for another object."""
+def load_app(text: str) -> ComparableTarget:
+    """The app `module:name`. Raises ConfigError for another object."""
     app: object = load_target(text)
     if not isinstance(app, ComparableTarget):
         raise ConfigError(
             f"target: {text} is of type {type(app).__name__}, whose calls other models cannot answer: name the "
             "object that offbook_langgraph.trainable(...) returned"
         )
-    file = getattr(sys.modules[text.partition(":")[0]], "__file__", None)
-    return app, None if file is None else Path(file)
+    return app
 
 
 def load_server(text: str, **options: Any) -> ServerTarget | None:

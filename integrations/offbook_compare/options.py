@@ -35,12 +35,8 @@ class CompareOptions(RolloutOptions):
     )
     gpu_price: float | None = option(None, "price of the machine that serves trained steps, in USD per hour", least=0)
     output: Headline[Path] = option(Path("comparison"), "folder for the report and the rollouts")
-    fresh: bool = option(False, "repeat all rollouts, also those that an earlier run completed")
     trained_on: Iterable[object] | None = option(
         None, "scenarios that the model was trained on; the report warns if one of them is compared"
-    )
-    app_file: Path | None = option(
-        None, "source file of the app; the report warns if its rollouts come from several versions"
     )
     seed: int = option(0, "random seed for shuffling and resampling")
     run: str | None = option(

@@ -69,19 +69,14 @@ class OwnCalls:
         return calls
 
     def _measured(self, call: CallTrace, table: Mapping[str, Mapping[str, Any]]) -> MeasuredCall:
-        written = sum(output.tokens for output in call.outputs)
-        known = call.prompt_tokens > 0  # else the provider did not say them
+        """The call with its cost: none if it failed, unknown if the provider reports no tokens or has no price."""
+        measured, cost = MeasuredCall.of(call), None
         price = price_of(LlmOptions(model=call.model, prices=self._prices), table)
-        failed = call.status in (CallStatus.FAILED, CallStatus.CANCELLED)
-        cost = cost_of(UsedTokens(call.prompt_tokens, written), price) if known and price is not None else None
-        return MeasuredCall(
-            seconds=max(call.ended_at - call.started_at, 0.0),
-            prompt_tokens=call.prompt_tokens if known else None,
-            completion_tokens=written if known else None,
-            cost=0.0 if failed else cost,
-            started_at=call.started_at,
-            cut=call.status == CallStatus.TRUNCATED,
-        )
+        if call.status in (CallStatus.FAILED, CallStatus.CANCELLED):
+            cost = 0.0
+        elif price is not None and measured.prompt_tokens is not None and measured.completion_tokens is not None:
+            cost = cost_of(UsedTokens(measured.prompt_tokens, measured.completion_tokens), price)
+        return measured.model_copy(update={"cost": cost})
 
 
 @functools.cache

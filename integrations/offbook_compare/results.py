@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from offbook.base.types import Json, Message
-from offbook.client.rollouts.failures import FailureKind
 from offbook.trainer.evaluate import Evaluation, mean, measured
 from offbook.trainer.statistics import Interval, mean_reward, paired_difference
 
 from .candidates import Candidate
 from .journal import ComparedRollout, MeasuredCall
-from .winrates import JudgedGroup, WinRate
+from .judging import JudgedGroup, WinRate
 
 HOUR = 3600.0
 JUDGED = "judge's score"
@@ -26,7 +25,7 @@ class CandidateResult:
     """The numbers of one candidate; None means unknown.
 
     Tokens, calls and cost (USD) are means over all rollouts, including failed ones, which were paid for too. `latency` is the
-    50th and 95th percentile of a call's seconds, `rollout_seconds` that of a whole rollout. `difference` is the difference to
+    50th and 95th percentile of a call's seconds. `difference` is the difference to
     the baseline on the scenarios that both have.
     """
 
@@ -44,14 +43,8 @@ class CandidateResult:
     prompt_tokens: float | None
     completion_tokens: float | None
     latency: tuple[float, float] | None
-    rollout_seconds: tuple[float, float] | None
-    tokens_per_second: float | None
     cost: float | None
     total_cost: float | None
-    unpriced: int  # calls whose price is unknown
-    cut: int  # answers that reached the limit of tokens
-    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
-    failures: tuple[FailureKind, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -103,11 +96,6 @@ class Scored:
         """Number of rollouts that ended with an exception. A rollout without a reward yet has not failed."""
         return sum(row.failed for row in self.rows)
 
-    @property
-    def failures(self) -> tuple[FailureKind, ...]:
-        """The failures by kind."""
-        return tuple(kind for kind in self.evaluation.failures if kind.type)
-
     def as_metrics(self) -> dict[str, float]:
         """The evaluation's metrics for trace sinks and `model.log`."""
         return self.evaluation.as_metrics() | {"failed": float(self.failed)}
@@ -131,8 +119,6 @@ def candidate_result(
     calls = [call for row in rows for call in row.calls]
     shared = baseline is not None and values.keys() & baseline.keys()
     costs = _costs(calls, candidate.trained, gpu_price)
-    busy = busy_seconds(calls)
-    completed = _total(calls, "completion_tokens")
     return CandidateResult(
         name=candidate.name,
         trained=candidate.trained,
@@ -146,16 +132,10 @@ def candidate_result(
         reward=evaluation.reward,
         calls=len(calls) / len(rows),
         prompt_tokens=_per_rollout(_total(calls, "prompt_tokens"), rows),
-        completion_tokens=_per_rollout(completed, rows),
+        completion_tokens=_per_rollout(_total(calls, "completion_tokens"), rows),
         latency=percentiles([call.seconds for call in calls]),
-        rollout_seconds=percentiles([row.seconds for row in rows if not row.failed]),
-        tokens_per_second=None if completed is None or not busy else completed / busy,
         cost=_per_rollout(costs, rows),
         total_cost=costs,
-        unpriced=sum(call.cost is None for call in calls) if not candidate.trained else 0,
-        cut=sum(call.cut for call in calls),
-        metrics=evaluation.metrics,
-        failures=scored.failures,
     )
 
 

@@ -16,26 +16,23 @@ from offbook.base.errors import RolloutError
 from offbook.base.redaction import redacted_record
 from offbook.base.text import counted
 from offbook.base.types import (
-    Call,
-    CallStatus,
+    CallTrace,
     History,
-    MessageOrChoice,
     RolloutPlace,
     Trajectory,
     TrajectoryGroup,
     as_rollout_exception,
 )
-from offbook.client.connection.http import Api
 from offbook.client.connection.progress import RolloutBar
 from offbook.client.endpoint_model import FixedStepModel
-from offbook.client.model import Model, TrainableModel
+from offbook.client.model import Model
 from offbook.client.rollouts.capture import at_temperature, completions_limited, histories_of, recorded_calls
 from offbook.client.rollouts.gather import raise_common_fault
 from offbook.client.rollouts.records import make_recordable, rollout_records
 from offbook.scenarios.identity import scenario_id
 
 from .candidates import Candidate
-from .gateway import Gateway, RecordedCall
+from .gateway import Gateway
 from .journal import (
     ComparedRollout,
     Journal,
@@ -60,7 +57,6 @@ class RolloutStage:
     journal: Journal
     gateway: Gateway
     run: str
-    app: str  # fingerprint of the app's file
     judged: bool
     own_calls: OwnCalls
 
@@ -75,7 +71,7 @@ class RolloutStage:
 
         async def one(scenario: object, index: int) -> ComparedRollout:
             fingerprint = self._fingerprint(candidate, scenario)
-            known = self.journal.known(f"{fingerprint}-{index}")
+            known = self.journal.rows.get(f"{fingerprint}-{index}")
             if known is not None:
                 bar.succeeded([known.trajectory])
                 return known
@@ -144,7 +140,7 @@ class RolloutStage:
                 raise self.gateway.fault
             if candidate.llm is not None:
                 calls = self.gateway.take_calls(dict.fromkeys((own.id, trajectory.id)))
-                measured, trajectory = [call.measured for call in calls], unmarked(trajectory, calls)
+                measured, trajectory = [MeasuredCall.of(call) for call in calls], unmarked(trajectory, calls)
             else:
                 measured = await self._recorded(trajectory)
         name = scenario_id(scenario)
@@ -162,7 +158,6 @@ class RolloutStage:
         failure = trajectory.exception
         return ComparedRollout(
             key=f"{fingerprint}-{index}",
-            app=self.app,
             candidate=candidate.name,
             step=candidate.step,
             scenario=name,
@@ -203,7 +198,7 @@ class RolloutStage:
         calls = [
             call for api in apis.values() for trajectory_id in ids for call in await recorded_calls(api, trajectory_id)
         ]
-        return [_measured(call) for call in sorted(calls, key=lambda call: call.started_at)]
+        return [MeasuredCall.of(call) for call in sorted(calls, key=lambda call: call.started_at)]
 
     async def _save(self, candidate: Candidate, row: ComparedRollout) -> None:
         """Store the rollout on the server at once, so that its records also have an interrupted comparison."""
@@ -224,17 +219,7 @@ def _metrics(calls: Sequence[MeasuredCall]) -> dict[str, float]:
     return metrics | ({"call_seconds": sum(call.seconds for call in calls)} if calls else {})
 
 
-def _measured(call: Call) -> MeasuredCall:
-    return MeasuredCall(
-        seconds=max(call.ended_at - call.started_at, 0.0),
-        prompt_tokens=len(call.prompt_ids),
-        completion_tokens=sum(len(output.token_ids) for output in call.outputs),
-        started_at=call.started_at,
-        cut=call.status == CallStatus.TRUNCATED,
-    )
-
-
-def unmarked(trajectory: Trajectory, calls: Sequence[RecordedCall]) -> Trajectory:
+def unmarked(trajectory: Trajectory, calls: Sequence[CallTrace]) -> Trajectory:
     """The trajectory as that of another endpoint: its choices name no recorded calls, and it has the calls itself.
 
     If it has no choices, its conversations are built from the calls.
@@ -242,9 +227,18 @@ def unmarked(trajectory: Trajectory, calls: Sequence[RecordedCall]) -> Trajector
     histories = [trajectory, *trajectory.additional_histories]
     shown: list[History]
     if any(isinstance(item, Choice) for history in histories for item in history.entries()):
-        shown = [History(messages_and_choices=_plain(history), tools=history.tools) for history in histories]
+        shown = [
+            History(
+                messages_and_choices=[
+                    Choice.model_validate(item.model_dump(exclude={MARK})) if isinstance(item, Choice) else item
+                    for item in history.entries()
+                ],
+                tools=history.tools,
+            )
+            for history in histories
+        ]
     else:
-        shown = histories_of([recorded.call for recorded in calls], marked=False) or [trajectory]
+        shown = histories_of([call.without_tokens() for call in calls], marked=False) or [trajectory]
     update: dict[str, object] = {
         "messages_and_choices": shown[0].messages_and_choices,
         "tools": shown[0].tools,
@@ -253,17 +247,9 @@ def unmarked(trajectory: Trajectory, calls: Sequence[RecordedCall]) -> Trajector
         "weights": {},
         "call_rewards": {},
         "unused": [],
-        "outside_calls": [recorded.trace() for recorded in calls],
+        "outside_calls": list(calls),
     }
     return trajectory.model_copy(update=update)
-
-
-def _plain(history: History) -> list[MessageOrChoice]:
-    items = history.entries()
-    return [
-        Choice.model_validate({**item.model_dump(exclude={MARK})}) if isinstance(item, Choice) else item
-        for item in items
-    ]
 
 
 def _choices(trajectory: Trajectory) -> list[Choice]:
@@ -280,11 +266,3 @@ def grouped(rows: Sequence[ComparedRollout], scenarios: Sequence[object]) -> lis
         TrajectoryGroup(trajectories, place=RolloutPlace(scenario=name, group=trajectories[0].place.group))
         for name, trajectories in by_scenario.items()
     ]
-
-
-async def log_rows(
-    model: Model[Any] | TrainableModel, step: int | None, groups: Sequence[TrajectoryGroup], metrics: dict[str, float]
-) -> Api:
-    """Log the rollouts and their means with the model."""
-    await model.log(groups, split=SPLIT, metrics=metrics, step=step)
-    return await model.api()

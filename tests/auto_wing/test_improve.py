@@ -85,12 +85,12 @@ def test_a_run_becomes_a_conversation_in_which_only_the_models_answers_have_weig
 def result(name: str, mean: float, trained: bool = True) -> CandidateResult:
     value = Interval(mean, mean - 0.1, mean + 0.1)
     return CandidateResult(
-        name, trained, None, 40, 40, 0, value, value if trained else None, {}, mean, 2.0, 500.0, 20.0, (0.2, 0.4), (1.0, 2.0),
-        50.0, 0.001, 0.04, 0, 0,
+        name, trained, None, 40, 40, 0, value, value if trained else None, {}, mean, 2.0, 500.0, 20.0, (0.2, 0.4),
+        0.001, 0.04,
     )  # fmt: skip
 
 
-def test_the_report_says_which_step_is_best_and_shows_the_curve(tmp_path: Path) -> None:
+def test_the_report_says_which_step_is_best(tmp_path: Path) -> None:
     curve = [CurvePoint("base", 0, result("step:0", 0.3)), CurvePoint("supervised", 9, result("step:9", 0.7))]
     curve += [CurvePoint("round 1", 19, result("step:19", 0.6))]
     teacher = result("as-is", 0.65, trained=False)
@@ -107,9 +107,8 @@ def test_the_report_says_which_step_is_best_and_shows_the_curve(tmp_path: Path) 
         "the teacher as-is 0.650" in report.verdict() and "1,000 runs cost 1 USD, the teacher 1 USD" in report.verdict()
     )
     write_report(report, tmp_path)
-    markdown, page = ((tmp_path / f"report.{kind}").read_text() for kind in ("md", "html"))
+    markdown = (tmp_path / "report.md").read_text()
     assert "| supervised | 9 | 0.700 (0.600 to 0.800) |" in markdown and "the step was chosen among 3" in markdown
-    assert page.count('class="dot"') == 3 and 'class="teacher"' in page
     early = replace(report, curve=(), comparison=None, reached="observe", stopped="budget")
     assert early.verdict() == "nothing was measured yet: max_cost is spent; the last whole stage is observe"
 

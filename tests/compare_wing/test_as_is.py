@@ -55,7 +55,7 @@ def test_the_apps_own_calls_are_measured_priced_and_resumed(app_folder: Path, mo
     assert result.latency is not None and result.latency[0] > 0
     totals = spent.by_purpose()["app"]
     assert (totals.requests, totals.prompt_tokens, totals.cost) == (3, 300, pytest.approx(600e-6))
-    row = Journal(app_folder / "comparison" / ROWS).rows()[0]
+    [row, *_] = Journal(app_folder / "comparison" / ROWS).rows.values()
     assert row.trajectory.outside_calls[0].model == "house" and not row.trajectory.captured
     assert [message["role"] for message in row.trajectory.messages()] == ["user", "assistant"]
 
@@ -68,9 +68,9 @@ def test_a_budget_ends_the_apps_own_calls_and_keeps_what_was_paid(
         with pytest.raises(BudgetExceeded):
             offbook_compare.compare(agent, SCENARIOS, ["as-is?prompt_price=1&completion_price=1"], max_cost=1.5)
         assert len(endpoint.requests) == 2
-        assert len(Journal(app_folder / "comparison" / ROWS).rows()) == 2
+        assert len(Journal(app_folder / "comparison" / ROWS).rows) == 2
         with pytest.raises(ConfigError, match="max_cost needs the cost of the app's own calls"):
-            offbook_compare.compare(agent, SCENARIOS, ["as-is"], max_cost=1.5, fresh=True)
+            offbook_compare.compare(agent, SCENARIOS, ["as-is"], max_cost=1.5, output=app_folder / "unpriced")
 
 
 def test_a_rollout_function_has_no_model_of_its_own(app_folder: Path) -> None:

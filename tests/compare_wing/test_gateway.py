@@ -14,6 +14,7 @@ from offbook.client.rollouts.capture import capturing
 from offbook.llms import Llm, budget
 from offbook.testing import LlmReply, LlmRequest, cuts, fails, refuses, says, scripted_llm
 from offbook_compare.gateway import Gateway
+from offbook_compare.journal import MeasuredCall
 
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
 CALL = {"id": "call-1", "type": "function", "function": {"name": "look", "arguments": '{"at": "x"}'}}
@@ -42,10 +43,10 @@ async def test_text_tool_calls_usage_and_cost_reach_the_app_and_the_record() -> 
     assert call.type == "function"
     assert (call.function.name, call.function.arguments) == ("look", '{"at": "x"}')
     assert second.choices[0].message.content == "done"
-    assert [each.call.outputs[0].message.get("content") for each in calls] == [None, "done"]
-    assert [(each.measured.prompt_tokens, each.measured.completion_tokens) for each in calls] == [(10, 5), (20, 2)]
-    assert [each.measured.cost for each in calls] == pytest.approx([60e-6, 56e-6])
-    assert all(each.measured.seconds > 0 for each in calls)
+    assert [each.outputs[0].message.get("content") for each in calls] == [None, "done"]
+    assert [(each.prompt_tokens, each.outputs[0].tokens) for each in calls] == [(10, 5), (20, 2)]
+    assert [each.cost for each in calls] == pytest.approx([60e-6, 56e-6])
+    assert all(each.ended_at > each.started_at for each in calls)
     assert again == []
     assert api.requests[0].body["tools"] == TOOLS
     assert api.requests[0].body["temperature"] == 0.0
@@ -90,7 +91,7 @@ async def test_a_cut_answer_and_a_refusal_are_answers() -> None:
         calls = gateway.take_calls([trajectory.id])
     assert (cut.choices[0].message.content, cut.choices[0].finish_reason) == ("half of", "length")
     assert refused.choices[0].message.refusal == "not this"
-    assert [each.measured.cut for each in calls] == [True, False]
+    assert [MeasuredCall.of(each).cut for each in calls] == [True, False]
 
 
 async def test_a_model_that_takes_no_temperature_is_asked_without_one() -> None:

@@ -112,5 +112,5 @@ def test_one_line_compares_on_a_real_server_by_its_checks_and_by_a_judge(
     assert "big: success 1.000 (0.025 to 1.000), difference to step:0 +1.000" in printed
     assert "big: preferred to step:0 1.000" in printed
     assert "training scenarios" not in printed  # other zones, other words enough
-    assert (tmp_path / "comparison" / "report.html").exists()
+    assert (tmp_path / "comparison" / "report.md").exists()
     assert len((tmp_path / "shown" / "rollouts.jsonl").read_text().splitlines()) == 2

@@ -101,18 +101,6 @@ def test_a_judge_that_prefers_the_first_position_finds_equal_candidates_equal(
     assert len(prompts) == SCENARIOS and not any("able" in each or "brisk" in each for each in prompts)
 
 
-def test_a_judge_that_prefers_long_answers_is_told_by_the_rate_at_equal_length(folder: Path) -> None:
-    with (
-        scripted_llm(answers({"able": 20, "brisk": 50})) as candidates,
-        scripted_llm(judge(lambda place, length: min(1.0, length / 400))) as judged,
-    ):
-        assert compared(candidates, judged) == 0
-    found = win_rate(folder)
-    assert found["rate"]["low"] > 0.5 and found["longer"] > 0.5
-    assert found["at_equal_length"]["low"] <= 0.5 <= found["at_equal_length"]["high"]
-    assert "wins at equal length" in (folder / "comparison" / "report.md").read_text()
-
-
 def test_a_judge_that_answers_nothing_usable_is_said_and_one_without_an_account_ends_it(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -106,5 +106,5 @@ def _app(
     if scenarios is None:
         raise ConfigError("--scenarios: a file is needed, such as --scenarios tasks.jsonl")
     held = () if held_out is None else load_scenarios(held_out)
-    app, file = load_app(target)
-    return AppWithScenarios(cast(WrappedApp, app), load_scenarios(scenarios), held, model, training, file)
+    app = load_app(target)
+    return AppWithScenarios(cast(WrappedApp, app), load_scenarios(scenarios), held, model, training)

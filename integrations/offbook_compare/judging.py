@@ -1,9 +1,11 @@
-"""Shows a judge the rollouts of all candidates of a scenario as one group, without names and in random order."""
+"""Shows a judge the rollouts of all candidates of a scenario as one group, without names and in random order, and counts who
+wins."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from offbook.base.choices import as_message
 from offbook.base.types import (
@@ -15,29 +17,82 @@ from offbook.base.types import (
     new_id,
 )
 from offbook.contracts import Judge
+from offbook.trainer.evaluate import mean
 from offbook.trainer.judging import DROPPED, judged, nothing_scored
+from offbook.trainer.statistics import Interval, bootstrap_mean
 
-from .results import Scored
-from .winrates import JudgedGroup, JudgedRollout
+from .journal import ComparedRollout
+
+
+@dataclass(frozen=True)
+class JudgedRollout:
+    """One candidate's rollout in a judged group: its score, and the length of its messages in characters."""
+
+    score: float
+    length: int
+
+
+JudgedGroup = Mapping[str, JudgedRollout]
+"""The judged rollouts of one scenario, by candidate."""
+
+
+@dataclass(frozen=True)
+class WinRate:
+    """How often a candidate beat the baseline; a tie counts half. `longer`: share of pairs in which the candidate wrote more."""
+
+    candidate: str
+    against: str
+    scenarios: int
+    rate: Interval
+    ties: float
+    longer: float
+
+
+def win_rate(
+    groups: Sequence[tuple[str, JudgedGroup]], candidate: str, against: str, *, seed: int = 0
+) -> WinRate | None:
+    """The win rate over the groups (scenario, rollouts) that have both candidates; None if there is none.
+
+    The interval is over scenarios, since the groups of one scenario are not independent.
+    """
+    pairs = [(name, group[candidate], group[against]) for name, group in groups if {candidate, against} <= group.keys()]
+    if not pairs:
+        return None
+    wins: dict[str, list[float]] = {}
+    for name, own, other in pairs:
+        wins.setdefault(name, []).append(_share(own.score, other.score))
+    means = [mean(values) for values in wins.values()]
+    return WinRate(
+        candidate=candidate,
+        against=against,
+        scenarios=len(means),
+        rate=bootstrap_mean(means, seed=seed),
+        ties=mean([float(own.score == other.score) for _, own, other in pairs]),
+        longer=mean([_share(own.length, other.length) for _, own, other in pairs]),
+    )
+
+
+def _share(own: float, other: float) -> float:
+    return 0.5 if own == other else float(own > other)
 
 
 async def judge_side_by_side(
-    scored: Sequence[Scored], judge: Judge, seed: int
+    rollouts: Mapping[str, Sequence[ComparedRollout]], judge: Judge, seed: int
 ) -> tuple[list[tuple[str, JudgedGroup]], int]:
-    """Judge one group per scenario and rollout index. Failed rollouts are left out.
+    """Judge one group per scenario and rollout index of the candidates' `rollouts`. Failed ones are left out.
 
     Returns the judged groups with their scenarios, and the number of groups that the judge dropped. Raises the errors of
     `judged`, and RolloutError if no group was scored.
     """
     generator = random.Random(seed)
-    keys = dict.fromkeys((row.scenario, row.index) for item in scored for row in item.rows)
+    keys = dict.fromkeys((row.scenario, row.index) for rows in rollouts.values() for row in rows)
     shown_groups: list[tuple[str, dict[str, str], TrajectoryGroup]] = []
     for scenario, index in keys:
         shown: list[tuple[str, Trajectory]] = []
-        for item in scored:
-            row = next((row for row in item.rows if (row.scenario, row.index) == (scenario, index)), None)
+        for name, rows in rollouts.items():
+            row = next((row for row in rows if (row.scenario, row.index) == (scenario, index)), None)
             if row is not None and not row.failed:
-                shown.append((item.candidate.name, blind(row.trajectory)))
+                shown.append((name, blind(row.trajectory)))
         if len(shown) < 2:
             continue
         generator.shuffle(shown)

@@ -23,7 +23,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from offbook.base.config import LoraOptions
 from offbook.engine.learner.model.layer_kernels import compute_in_sixteen_bits
-from offbook.memory_plan.published import published
+from offbook.memory_plan.parts import published
 
 BASE = "Qwen/Qwen2.5-7B-Instruct"
 TOKENS = 4096

@@ -7,13 +7,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from offbook.base.errors import ConfigError
-from offbook.memory_plan.base_shape import BaseShape
-from offbook.memory_plan.card import GIB, parse_card
-from offbook.memory_plan.cards_plan import cards_remedy, plan_cards
-from offbook.memory_plan.host import PROCESSES, host_bytes, learner_tensors
-from offbook.memory_plan.parts import CALL_TOKENS, CUDA_GRAPHS, LEAST_CALLS, Workload
-from offbook.memory_plan.plan import make_plan, remedy
-from offbook.memory_plan.published import find_shape, published
+from offbook.memory_plan.parts import (
+    CALL_TOKENS,
+    CUDA_GRAPHS,
+    GIB,
+    LEAST_CALLS,
+    PROCESSES,
+    BaseShape,
+    Workload,
+    find_shape,
+    host_bytes,
+    learner_tensors,
+    parse_card,
+    published,
+)
+from offbook.memory_plan.plan import cards_remedy, make_plan, plan_cards, remedy
 
 CARDS = ("16GB", "24GB", "48GB", "80GB")
 TEAM_CARDS, COUNTS = ("24GB", "80GB"), (1, 2, 4, 8)

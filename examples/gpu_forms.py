@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
-from offbook.memory_plan.published import find_shape
+from offbook.memory_plan.parts import find_shape
 
 PEAK, BANDWIDTH = 989e12, 3.35e12
 """Operations and bytes a second of an H100 (its data sheet: dense bfloat16, HBM3)."""

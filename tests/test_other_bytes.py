@@ -15,7 +15,7 @@ from offbook.base.http_access import key_option
 from offbook.client.local import running_server
 from offbook.contracts import Alert
 from offbook.llms.cache import AnswerCache
-from offbook.memory_plan.published import shape_in
+from offbook.memory_plan.parts import shape_in
 from offbook.rewards.rubric import write_rubric
 from offbook.scenarios.loading import load_scenarios
 from offbook.server.http.auth import KeyFile, SignedOut, key_for

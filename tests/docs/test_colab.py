@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from offbook.memory_plan.card import GIB, parse_card
-from offbook.memory_plan.parts import Workload
+from offbook.memory_plan.parts import GIB, Workload, find_shape, parse_card
 from offbook.memory_plan.plan import make_plan
-from offbook.memory_plan.published import find_shape
 from tests.paths import ROOT
 
 

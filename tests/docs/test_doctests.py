@@ -11,7 +11,7 @@ CONVERSIONS = [
     "offbook.base.choices",  # a choice -> a message
     "offbook.commands.generated_options",  # the fields of a class -> options
     "offbook.base.devices",  # compute capabilities -> a precision
-    "offbook.doctor.examine",  # bytes -> GiB
+    "offbook.doctor",  # bytes -> GiB
     "offbook.engine.inference.chat.thoughts",  # text -> thought and answer
     "offbook.engine.inference.chat.tool_calls",  # text -> tool calls
     "offbook.engine.inference.decoding.kv_cache",  # tokens -> common prefix
@@ -24,8 +24,7 @@ CONVERSIONS = [
     "offbook.engine.learner.rows.layouts",  # targets -> rows
     "offbook.engine.learner.update.loss",  # trajectories -> divisors
     "offbook.base.extras",  # where the package came from -> a pip command
-    "offbook.memory_plan.base_shape",  # config.json -> numbers of weights
-    "offbook.memory_plan.card",  # a size -> bytes
+    "offbook.memory_plan.parts",  # config.json -> numbers of weights; a size -> bytes
     "offbook.base.user_values",  # an object -> text
     "offbook.base.text",  # a count and a noun -> text
     "offbook.quickstart.run",  # a tool call -> its arguments

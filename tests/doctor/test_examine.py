@@ -15,19 +15,23 @@ import pytest
 
 from offbook.base.extras import install_command
 from offbook.base.server_options import EngineOptions
-from offbook.doctor.examine import (
+from offbook.doctor import (
+    KNOWN,
     Broken,
+    Check,
     Device,
+    Installed,
     Report,
     TorchFacts,
     choose,
     device_checks,
     disk_check,
     examine,
+    minor_version,
+    package_checks,
     query_facts,
     torch_checks,
 )
-from offbook.doctor.packages import KNOWN, Check, Installed, minor_version, package_checks
 from tests.paths import ROOT
 
 AUTO = EngineOptions()

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import offbook
-from offbook.doctor.examine import judge_checks, langfuse_checks, server_checks
+from offbook.doctor import judge_checks, langfuse_checks, server_checks
 
 Answers = dict[str, tuple[int, Any]]
 KEYS = {"LANGFUSE_PUBLIC_KEY": "pk", "LANGFUSE_SECRET_KEY": "sk"}

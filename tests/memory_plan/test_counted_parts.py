@@ -9,18 +9,20 @@ from transformers import DynamicCache
 
 from offbook.engine.learner.model.target_logprobs import target_logprobs
 from offbook.engine.sampling import TargetSettings
-from offbook.memory_plan.base_shape import BaseShape
-from offbook.memory_plan.card import parse_card
 from offbook.memory_plan.parts import (
     LOGIT_BYTES,
+    BaseShape,
+    PublishedBase,
     Workload,
     cache_per_token,
+    find_shape,
     layer_bytes,
     learner_activations,
     learner_weights,
+    parse_card,
     parts,
+    published,
 )
-from offbook.memory_plan.published import PublishedBase, find_shape, published
 from tests.memory_plan.meta_model import LiveBytes, MetaBase
 
 RANK, TOKENS = 16, 512

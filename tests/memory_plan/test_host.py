@@ -15,10 +15,19 @@ from offbook.base import devices
 from offbook.base.devices import learner_settings, sampler_settings
 from offbook.base.server_options import EngineOptions
 from offbook.engine.inference.vllm.command import Place, environment
-from offbook.memory_plan.card import GIB, parse_card
-from offbook.memory_plan.host import PROCESSES, host_bytes, learner_tensors, pinned_block, sampler_segments
-from offbook.memory_plan.parts import Workload, parts
-from offbook.memory_plan.published import find_shape, published
+from offbook.memory_plan.parts import (
+    GIB,
+    PROCESSES,
+    Workload,
+    find_shape,
+    host_bytes,
+    learner_tensors,
+    parse_card,
+    parts,
+    pinned_block,
+    published,
+    sampler_segments,
+)
 from offbook.server.models.base_model import find
 from offbook.server.training.learner_client import LearnerClient
 

@@ -14,14 +14,34 @@ from benchmarks.memory_plan import main as write_table
 from offbook.base.errors import ConfigError
 from offbook.base.server_options import EngineOptions, MemoryLayout
 from offbook.commands.main import app
-from offbook.memory_plan.base_shape import BaseShape, read_shape
-from offbook.memory_plan.card import Card, parse_card
-from offbook.memory_plan.cards_plan import CardsPlan, cards_remedy, parse_cards, plan_cards, splits
-from offbook.memory_plan.layout import LAYOUTS, sampling_parts, step_parts
-from offbook.memory_plan.parts import Workload, cache_per_token, parts
-from offbook.memory_plan.plan import CARDS, LEAST_ROW, make_plan, remedy
-from offbook.memory_plan.plan_text import LABELS, cards_lines, plan_lines
-from offbook.memory_plan.published import find_shape, published
+from offbook.memory_plan.parts import (
+    LAYOUTS,
+    BaseShape,
+    Card,
+    Workload,
+    cache_per_token,
+    find_shape,
+    parse_card,
+    parts,
+    published,
+    read_shape,
+    sampling_parts,
+    step_parts,
+)
+from offbook.memory_plan.plan import (
+    CARDS,
+    LABELS,
+    LEAST_ROW,
+    CardsPlan,
+    cards_lines,
+    cards_remedy,
+    make_plan,
+    parse_cards,
+    plan_cards,
+    plan_lines,
+    remedy,
+    splits,
+)
 from offbook.tiny import path as tiny_policy
 from tests.paths import ROOT
 

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from offbook.base.errors import EngineError
 from offbook.base.server_options import EngineOptions
-from offbook.doctor.examine import server_checks
+from offbook.doctor import server_checks
 from offbook.engine.protocol import CompletionScored, ScoreCommand
 from offbook.server import logprob_check
 from offbook.server.logprob_check import (

@@ -70,6 +70,11 @@ _PR_SET_PDEATHSIG = 1
 """The option of prctl(2)."""
 
 
+def ending(code: int) -> str:
+    """How a process ended, by its return code, for a message: `exit code 1` or `signal 9 (SIGKILL)`."""
+    return f"exit code {code}" if code >= 0 else f"signal {-code} ({signal.Signals(-code).name})"
+
+
 def die_with_parent() -> Callable[[], None] | None:
     """A function for the child to call before exec, so that the kernel kills it when this process dies. Linux only.
 

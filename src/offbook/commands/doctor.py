@@ -17,15 +17,20 @@ from offbook.base.errors import ConfigError
 from offbook.base.server_options import EngineOptions, MemoryLayout, server_folder
 from offbook.base.terminal import Terminal, echo
 from offbook.base.types import Json
-from offbook.doctor.examine import Report, examine
-from offbook.doctor.packages import Check, Status
-from offbook.memory_plan.card import Card, parse_card
-from offbook.memory_plan.cards_plan import CardsPlan, parse_cards, plan_cards
-from offbook.memory_plan.layout import LAYOUTS
-from offbook.memory_plan.parts import Workload
-from offbook.memory_plan.plan import MemoryPlan, make_plan
-from offbook.memory_plan.plan_text import cards_json, cards_lines, headline, plan_json, plan_lines
-from offbook.memory_plan.published import find_shape
+from offbook.doctor import Check, Report, Status, examine
+from offbook.memory_plan.parts import LAYOUTS, Card, Workload, find_shape, parse_card
+from offbook.memory_plan.plan import (
+    CardsPlan,
+    MemoryPlan,
+    cards_json,
+    cards_lines,
+    headline,
+    make_plan,
+    parse_cards,
+    plan_cards,
+    plan_json,
+    plan_lines,
+)
 
 from .help_pages import more_option
 

@@ -44,7 +44,8 @@ def check_weights(folder: Path, *, any_quantization: bool = False) -> None:
     if transformers does not know the architecture."""
     shapes = _read_headers(folder)
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    quantization = _quantization(config)
+    stored: dict[str, Any] | None = getattr(config, "quantization_config", None)
+    quantization = None if stored is None else str(stored.get("quant_method", "by an unknown method"))
     if quantization not in (None, *_LOADABLE) and not any_quantization:
         raise ConfigError(
             f"--model {folder}: the base is quantized ({quantization}), and neither the learner nor the embedded "
@@ -91,12 +92,6 @@ def architecture_of(config: PreTrainedConfig) -> Any:
         if type(config) in mapping:
             return mapping[type(config)]
     raise ValueError(f"transformers has no language model of type {config.model_type!r}")
-
-
-def _quantization(config: PreTrainedConfig) -> str | None:
-    """The method by which the base's files are quantized, such as `gptq`; None if they are not."""
-    stored: dict[str, Any] | None = getattr(config, "quantization_config", None)
-    return None if stored is None else str(stored.get("quant_method", "by an unknown method"))
 
 
 def _read_headers(folder: Path) -> dict[str, Tensor]:

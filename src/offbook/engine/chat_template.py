@@ -287,7 +287,6 @@ class ChatTemplate:
         )
 
     def _check(self, messages: Sequence[Message], style: _Style, text: str, tools: Sequence[Tool] | None) -> None:
-        """Raise PromptError for the first text that is not in the prompt."""
         prompt = _Prompt(text)
         for index, message in enumerate(messages):
             for what, part in _texts(message):
@@ -344,7 +343,6 @@ def _texts(message: Message) -> Iterator[tuple[str, str]]:
 
 
 def _mapped(messages: Sequence[Message], style: _Style) -> list[Message]:
-    """The messages as this template takes them."""
     mapped: list[Message] = list(messages)
     if not style.developer:
         mapped = [message | {"role": "system"} if message["role"] == "developer" else message for message in mapped]
@@ -388,7 +386,6 @@ def _one_system(messages: Sequence[Message]) -> list[Message]:
 
 
 def _split(message: Message) -> tuple[Message, Message]:
-    """An assistant's text and its tool calls as two messages."""
     text = {name: value for name, value in message.items() if name != "tool_calls"}
     return text, message | {"content": ""}
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import secrets
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -187,6 +188,21 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace a file atomically and durably. Of several writers at once, the last one's content stays. Raises OSError, after it
+    removed the partial file."""
+    scratch = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+    try:
+        with scratch.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
+    sync(path.parent)
 
 
 def make_folder(path: Path) -> None:

@@ -35,7 +35,6 @@ def device_name(wanted: str) -> str:
 
 
 def _unusable() -> str:
-    """Why torch cannot use a GPU, and what to do."""
     cuda = torch.version.cuda
     if cuda is None:
         return f"torch {torch.__version__} is built without CUDA: install the CUDA build"

@@ -14,7 +14,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,8 @@ from safetensors.numpy import load_file, save  # pyright: ignore[reportUnknownVa
 from offbook.base.config import LoraOptions, TrainConfig
 from offbook.base.server_options import EngineName
 from offbook.base.types import RenderedHistory, Sampling, TrainResult
+
+Number = TypeVar("Number", bound=np.generic)
 
 SAMPLER_MODULES: dict[EngineName, str] = {
     "embedded": "offbook.engine.inference.embedded",
@@ -39,7 +41,7 @@ UNKNOWN_LOGPROB = -9999.0
 """vLLM's word for a logprob that JSON cannot hold, also the embedded engine's; none that is known is so small."""
 LEARNER_MODULE = "offbook.engine.learner"
 """python -m LEARNER_MODULE --base DIR --loader auto|peft|unsloth [--load-in-4bit] --device D --dtype T [--threads N] [--deterministic]
-[--offload] [--row-limit N] [--unrecomputed-tokens N] [--planner-file FILE] [--prompt-date DATE] [--control-tokens]
+[--offload] [--row-limit N] [--unrecomputed-tokens N] [--prompt-date DATE] [--control-tokens]
 [--learners N] [--shard] [--elsewhere HOST:PORT,...]"""
 TEAM_KEY_VARIABLE = "OFFBOOK_TEAM_KEY"
 """Environment variable with what learners on several machines must have to be of one team."""
@@ -335,9 +337,9 @@ def write_job(folder: Path, job: TrainJob) -> None:
     folder.mkdir(parents=True)
     samples = [sample for group in job.groups for trajectory in group for sample in trajectory.samples]
     tokens = {
-        "prompt_ids": _ids([sample.prompt_ids for sample in samples]),
-        "completion_ids": _ids([sample.completion_ids for sample in samples]),
-        "logprobs": _floats([sample.logprobs for sample in samples]),
+        "prompt_ids": _joined([sample.prompt_ids for sample in samples], np.int32),
+        "completion_ids": _joined([sample.completion_ids for sample in samples], np.int32),
+        "logprobs": _joined([sample.logprobs for sample in samples], np.float32),
     }
     (folder / "tokens.safetensors").write_bytes(save(tokens))  # save_file hides a full disk in an error of its own
     scratch = folder / "job.json.part"
@@ -352,9 +354,5 @@ def read_job(folder: Path) -> TrainJob:
     return _JobFile.model_validate(head, context=arrays).job
 
 
-def _ids(arrays: Sequence[NDArray[np.int32]]) -> NDArray[np.int32]:
-    return np.concatenate([np.zeros(0, np.int32), *arrays]).astype(np.int32)
-
-
-def _floats(arrays: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
-    return np.concatenate([np.zeros(0, np.float32), *arrays]).astype(np.float32)
+def _joined(arrays: Sequence[NDArray[Number]], dtype: type[Number]) -> NDArray[Number]:
+    return np.concatenate([np.zeros(0, dtype), *arrays]).astype(dtype)

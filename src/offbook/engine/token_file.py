@@ -8,12 +8,10 @@ everything per call is JSON in the header. No torch.
 from __future__ import annotations
 
 import json
-import os
 import stat
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +21,7 @@ from safetensors.numpy import load, save  # pyright: ignore[reportUnknownVariabl
 
 from offbook.base.errors import EngineError
 
-from .checkpoint_files import sync
+from .checkpoint_files import write_bytes
 
 FORMAT = 1
 NOT_APPLIED = ".not-applied"
@@ -150,21 +148,12 @@ def path_of(folder: Path, step: int, *, applied: bool = True) -> Path:
 def write(folder: Path, tokens: TokenFile) -> Path:
     """Write a token file atomically, and sync it to disk. Raises OSError, after it removed the partial file."""
     path = path_of(folder, tokens.head.step, applied=tokens.head.applied)
-    scratch = path.with_name(f".{path.name}.part")
     arrays = {name: np.ascontiguousarray(getattr(tokens, name)) for name in _ARRAYS}
     if tokens.last_logprobs is not None:
         arrays["last_logprobs"] = np.ascontiguousarray(tokens.last_logprobs)
     content = save(arrays, {_HEAD: tokens.head.model_dump_json()})
     folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with scratch.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)
-    sync(folder)
+    write_bytes(path, content)
     return path
 
 
@@ -207,15 +196,10 @@ def read(path: Path) -> TokenFile:
     except (SafetensorError, KeyError, ValueError) as error:
         raise EngineError(f"token file {path} cannot be read: {error}") from error
     count = sum(call.tokens for call in head.calls)
-    if any(len(array) != count for array in _per_target(tokens)):
+    per_target = [tokens.token_ids, tokens.recorded, tokens.logprobs, tokens.entropy, tokens.coefficients, tokens.flags]
+    if any(len(array) != count for array in (*per_target, tokens.last_logprobs) if array is not None):
         raise EngineError(f"token file {path} is damaged: its calls have {count} tokens and its arrays another number")
     return tokens
-
-
-def _per_target(tokens: TokenFile) -> Iterator[NDArray[Any]]:
-    yield from (tokens.token_ids, tokens.recorded, tokens.logprobs, tokens.entropy, tokens.coefficients, tokens.flags)
-    if tokens.last_logprobs is not None:
-        yield tokens.last_logprobs
 
 
 def _head(text: str) -> TokenHead:

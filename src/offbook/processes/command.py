@@ -205,7 +205,6 @@ class Command:
     async def _run(
         self, trajectory: Trajectory, gateway: ProgramGateway, fields: Mapping[str, str], folder: Path, files: Path
     ) -> RewardResult | None:
-        """Run the program, then its grader. Returns the reward; None if something else gives it. Raises RolloutError."""
         own = scenario_variables(fields["scenario"], files)
         reward_file = files / "reward"
         added = {
@@ -335,7 +334,6 @@ def _reward(source: RewardSource, ending: Ending, file: Path, who: str) -> Rewar
 
 
 def _number(text: str, where: str) -> object:
-    """A number, or an object with the key `reward`. Raises RolloutError."""
     try:
         return parse_json(text) if text.lstrip().startswith("{") else float(text)
     except ValueError as error:
@@ -351,7 +349,6 @@ def _keep_output(trajectory: Trajectory, ending: Ending, who: str) -> None:
 
 
 def _last_words(ending: Ending) -> str:
-    """The end of its stderr, or of its stdout, for a message."""
     text = ending.stderr.text().strip() or ending.stdout.text().strip()
     end, exception = "\n".join(last_lines(text, 15))[-200:], last_line(text)[:200]
     return f": {one_line(end if exception in end else exception)}" if end else ""

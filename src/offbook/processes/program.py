@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from offbook.base.child_processes import ending
 from offbook.base.errors import RolloutError
 
 GRACE_SECONDS = 2.0
@@ -80,9 +81,7 @@ class Ending:
     stderr: ProgramOutput
 
     def __str__(self) -> str:
-        if self.code >= 0:
-            return f"exit code {self.code}"
-        return f"signal {-self.code} ({signal.Signals(-self.code).name})"
+        return ending(self.code)
 
 
 Stream = int | IO[bytes] | None
@@ -162,7 +161,6 @@ class _Run:
         return Ending(code, timed_out, self._stdout, self._stderr)
 
     async def _report(self) -> int:
-        """Wait for the end. Returns the exit code. Raises RolloutError."""
         loop, text = asyncio.get_running_loop(), b""
         while chunk := await loop.sock_recv(self._control, 4096):
             text += chunk

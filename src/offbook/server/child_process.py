@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from offbook.base.child_processes import die_with_parent, last_lines
+from offbook.base.child_processes import die_with_parent, ending, last_lines
 
 LOG_LIMIT = 8 * 2**20
 """Size in bytes at which a log is renamed to `.old` when the child starts."""
@@ -102,12 +102,7 @@ class Child:
 
     def ending(self) -> str:
         """How the child ended, for a message: `exit code 1` or `signal 9 (SIGKILL)`."""
-        code = self.returncode
-        if code is None:
-            return "still running"
-        if code < 0:
-            return f"signal {-code} ({signal.Signals(-code).name})"
-        return f"exit code {code}"
+        return "still running" if self.returncode is None else ending(self.returncode)
 
     def kill(self) -> None:
         """Send SIGKILL to the process group."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from offbook.base.errors import EngineError
 from offbook.engine import token_file
 
-from .models.checkpoints import write_bytes
+from ..engine.checkpoint_files import write_bytes
 
 logger = logging.getLogger(__name__)
 

@@ -91,7 +91,6 @@ def read_conversations(
 
 
 def _rows(what: str | Path | Rows) -> Iterator[tuple[FileRow, str]]:
-    """The rows with their sources."""
     if isinstance(what, str | Path):
         file = Path(what)
         reader, word = READERS.get(file.suffix.lower(), (None, ""))
@@ -343,7 +342,6 @@ def _check_trained(messages: Sequence[Message], trained: set[int], offered: set[
 
 
 def _check_calls(messages: Sequence[Message]) -> None:
-    """Check the arguments of each call."""
     for index, message in enumerate(messages):
         for place, call in enumerate(cast(list[Json], message.get("tool_calls") or [])):
             _check_arguments(

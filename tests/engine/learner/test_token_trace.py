@@ -158,7 +158,7 @@ def test_a_full_disk_costs_the_file_and_not_the_step(lab: Lab, monkeypatch: pyte
         if "tokens" in os.readlink(f"/proc/self/fd/{handle}"):
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("offbook.engine.token_file.os.fsync", full)
+    monkeypatch.setattr("offbook.engine.checkpoint_files.os.fsync", full)
     result = lab.train([pair()], 0)
     assert result.applied and (lab.root / "agent" / "checkpoints" / "0001").is_dir()
     assert "the token file of step 1 was not kept" in result.warnings[0] and "no space is left" in result.warnings[0]

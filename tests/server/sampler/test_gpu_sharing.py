@@ -14,10 +14,8 @@ from offbook.base.errors import ConfigError
 from offbook.base.server_options import EngineOptions, MemoryLayout
 from offbook.engine.inference.vllm.command import Place, arguments
 from offbook.engine.inference.vllm.command import parse as parse_vllm
-from offbook.memory_plan.card import Card
-from offbook.memory_plan.parts import Workload
+from offbook.memory_plan.parts import Card, Workload, find_shape
 from offbook.memory_plan.plan import MemoryPlan, make_plan
-from offbook.memory_plan.published import find_shape
 from offbook.server.__main__ import main
 from offbook.server.sampler import gpu_sharing
 from offbook.server.sampler.engine_choice import EngineChoice, choose

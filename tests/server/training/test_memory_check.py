@@ -7,10 +7,8 @@ import logging
 import pytest
 
 from offbook.base.server_options import MemoryLayout
-from offbook.memory_plan.card import Card
-from offbook.memory_plan.parts import Workload
+from offbook.memory_plan.parts import Card, Workload, find_shape
 from offbook.memory_plan.plan import MemoryPlan, make_plan
-from offbook.memory_plan.published import find_shape
 from offbook.server.training.runner import MemoryCheck
 
 GIB = 2**30

@@ -144,7 +144,7 @@ class Endpoints:
             await asyncio.wait({answer, disconnected}, return_when=asyncio.FIRST_COMPLETED)
             if not answer.done():
                 return Response(status_code=_CLIENT_DISCONNECTED)
-            return JSONResponse(writer.whole(_unfailed(answer.result())))
+            return JSONResponse(writer.whole(answer.result()))
         finally:
             answer.cancel()
             disconnected.cancel()
@@ -173,27 +173,19 @@ class Endpoints:
 
 
 async def _collected(inbox: asyncio.Queue[tuple[int, Update]], count: int) -> list[Update]:
-    """The last update of each choice, in order of index, or the first failure alone."""
+    """The last update of each choice, in order of index. Raises DialectError for the first that failed."""
     updates: dict[int, Update] = {}
     while len(updates) < count:
         index, update = await inbox.get()
-        updates[index] = update
         if update.failure:
-            return [update]
+            raise _failed(update.failure)
+        updates[index] = update
     return [updates[index] for index in range(count)]
 
 
 async def _disconnected(request: Request) -> None:
-    """Return when the client disconnects."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def _unfailed(updates: list[Update]) -> list[Update]:
-    failure = next((update.failure for update in updates if update.failure), None)
-    if failure:
-        raise _failed(failure)
-    return updates
 
 
 def _failed(failure: Failure) -> DialectError:

@@ -84,7 +84,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _app(options: argparse.Namespace) -> FastAPI:
-    """Load the model, and return its HTTP API."""
     import torch
     from transformers.utils import logging as transformers_logging
 
@@ -144,7 +143,6 @@ def _bound_socket(path: str) -> socket.socket:
 
 
 def _exit_with(pid: int) -> None:
-    """Exit immediately when process `pid` ends."""
     try:
         parent = psutil.Process(pid)
     except psutil.NoSuchProcess:

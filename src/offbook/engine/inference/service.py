@@ -196,7 +196,6 @@ class SamplingService:
             self._scheduler.cancel(running)
 
     async def _render(self, work: Callable[[], R], size: int) -> R:
-        """Run `work` on a request of `size` bytes, in a thread if the request is large."""
         if size <= _SMALL:
             return work()
         return await self._rendering.run(work, "messages", "the messages take too long to render: shorten them")
@@ -340,7 +339,6 @@ class ChatRenderer:
         return tuple(self.template.encode(text))
 
     def _check_length(self, text: str, param: str) -> None:
-        """Refuse a text that is certainly too long before it is tokenized."""
         if len(text) > self._longest_text:
             raise DialectError(
                 f"the context is at most {self._limit} tokens (--max-model-len), and the prompt has {len(text)} characters: "

@@ -2,7 +2,7 @@
 
 python -m offbook.engine.learner --base DIR [--loader auto|peft|unsloth] [--load-in-4bit] [--device D] [--dtype T]
 [--threads N] [--deterministic] [--name NAME] [--offload] [--row-limit N]
-[--unrecomputed-tokens N] [--planner-file FILE] [--prompt-date DATE] [--control-tokens] [--learners N] [--shard]
+[--unrecomputed-tokens N] [--prompt-date DATE] [--control-tokens] [--learners N] [--shard]
 """
 
 from __future__ import annotations
@@ -87,7 +87,6 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--unrecomputed-tokens", type=int, default=0, help="rows of at most so many tokens recompute no activations"
     )
-    parser.add_argument("--planner-file", type=Path, default=None, help="keeps what is measured once for a card")
     parser.add_argument("--deterministic", action="store_true", help="torch's deterministic algorithms")
     add_prompt_options(parser)
     parser.add_argument("--learners", type=int, default=1, help="processes that compute a step together")

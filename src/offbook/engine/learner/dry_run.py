@@ -55,12 +55,8 @@ def _update_seconds(policy: Policy, examples: list[JobTrajectory], run: DryRun) 
     batch = make_batch(groups, supervised_advantages([[False] for _ in groups]), supervised=True)
     optimizer = torch.optim.AdamW(policy.trainable_parameters().values())
     began = time.monotonic()
-    Step(policy, optimizer, batch, run.config, 0, _silent).run()
+    Step(policy, optimizer, batch, run.config, 0, lambda phase, done, total: None).run()
     return time.monotonic() - began
-
-
-def _silent(phase: str, done: int, total: int) -> None:
-    """Report no progress."""
 
 
 def main() -> int:

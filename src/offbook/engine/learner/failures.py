@@ -52,7 +52,6 @@ def describe_failure(error: Exception, place: Path, memory: Memory = Memory()) -
 
 
 def _out_of_memory(error: Exception, memory: Memory) -> str:
-    """The message with the settings to lower, the cheapest first."""
     on_gpu = memory.device.startswith("cuda")
     advice: list[str] = []
     if not memory.loading:
@@ -69,7 +68,7 @@ def _out_of_memory(error: Exception, memory: Memory) -> str:
     elif not on_gpu:
         advice.append("choose a smaller base model, or --dtype bfloat16, which takes half of float32's memory")
     when = " while it loaded the base" if memory.loading else "; the step was not applied"
-    return f"the learner ran out of memory{when}. To mend it: {'; or '.join(advice)} ({_first_line(error)})"
+    return f"the learner ran out of memory{when}. To mend it: {'; or '.join(advice)} ({(str(error).strip().splitlines() or [type(error).__name__])[0]})"
 
 
 def _is_out_of_memory(error: Exception) -> bool:
@@ -85,7 +84,3 @@ def _is_disk_full(error: Exception) -> bool:
         match = re.search(r"os error (\d+)", str(error))
         return match is not None and int(match.group(1)) in _FULL
     return False
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

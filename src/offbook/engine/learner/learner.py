@@ -119,7 +119,6 @@ class Learner:
         self._state = self._optimizer = None
 
     def _step_at(self, folder: Path) -> int:
-        """The step of the loaded adapter if it is of this checkpoint folder, else 0."""
         return self._state.step if self._state is not None and self._state.folder == folder.absolute() else 0
 
     def _check_step(self, command: TrainCommand, newest: Checkpoint | None) -> None:
@@ -159,7 +158,6 @@ class Learner:
         self._optimizer, self._state = optimizer, wanted
 
     def _step(self, command: TrainCommand, job: TrainJob, newest: Checkpoint | None) -> TrainResult:
-        """Decide what the job trains, compute its updates, record them."""
         started = time.monotonic()
         warn = self._warner(command.request_id)
         selection = self._selector.select(job, command.step, warn)
@@ -247,7 +245,6 @@ class Learner:
         started: float,
         teacher: TeacherScores | None,
     ) -> TrainResult:
-        """Measure the step, write its checkpoint if it changed the adapter, and keep its token file."""
         warn = self._warner(command.request_id)
         mismatch = sampler_mismatch(batch, totals)
         metrics = selection_metrics(selection, command.step, self._policy)
@@ -273,7 +270,6 @@ class Learner:
         return result.model_copy(update={"warnings": tuple(self._warnings)})
 
     def _within_limit(self, config: TrainConfig) -> TrainConfig:
-        """The job's options, with `row_tokens` of at most `row_limit`."""
         if self._row_limit is None or config.row_tokens <= self._row_limit:
             return config
         return config.model_copy(update={"row_tokens": self._row_limit})

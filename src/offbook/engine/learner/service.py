@@ -36,7 +36,6 @@ from ..protocol import (
 )
 from .failures import Memory, describe_failure
 from .learner import Learner
-from .model.launch_cost import kept_call_flops
 from .model.merge import merge
 from .model.policy import Policy
 from .model.probes import MaskProbe, completion_logprobs, eager_probe, mask_probe, probe_logprobs
@@ -57,9 +56,6 @@ class Service:
         self._ends = ""  # why the process must end; empty: it goes on
         device: str = arguments.device
         self._policy = load_policy(arguments)
-        if arguments.planner_file is not None:
-            assumed = self._policy.shape.call_flops
-            self._policy.use_call_flops(kept_call_flops(arguments.planner_file, self._policy.device, assumed))
         self._team = team
         self._memory = Memory(device, self._policy.four_bit)
         passes = team.passes if team is not None else RowPass
@@ -164,7 +160,6 @@ class Service:
         self.emit(Failed(request_id=self._running, reason=reason, message=message))
 
     def _on_device(self) -> AbstractContextManager[object]:
-        """The learner on its device inside the block, wherever it is kept."""
         return self._host.on_device() if self._host is not None else nullcontext()
 
 
@@ -197,7 +192,6 @@ def probes(policy: Policy) -> tuple[float | None, MaskProbe]:
 
 
 def _chat_template(policy: Policy) -> str:
-    """What the base's chat template does with messages, or what is wrong with it."""
     try:
         warnings = policy.chat_template.warnings(policy.end_ids)
         return f"warning: {'; '.join(warnings)}" if warnings else f"ok, {policy.chat_template.mapping()}"
@@ -315,7 +309,6 @@ class HostMemory:
 
 
 def _quantised_parts(state: Any) -> Iterator[Tensor]:
-    """The quantisation scales of a 4-bit weight of bitsandbytes."""
     if state is None:
         return
     parts = cast(dict[str, object], vars(state))

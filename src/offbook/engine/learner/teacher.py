@@ -159,7 +159,6 @@ class _Server:
         return values
 
     def _answer(self, path: str, body: dict[str, Json]) -> dict[str, Json]:
-        """The JSON object of a successful answer. Raises TrainError."""
         try:
             answer = self._http.post(path, json={"model": self._endpoint.model, **body})
             if not answer.is_success:

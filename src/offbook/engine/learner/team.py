@@ -35,7 +35,7 @@ import torch
 from safetensors.torch import load
 from torch import Tensor
 
-from offbook.base.child_processes import die_with_parent
+from offbook.base.child_processes import die_with_parent, ending
 from offbook.base.errors import ConfigError, OffbookError, TrainError
 from offbook.base.terminal import echo
 
@@ -157,8 +157,7 @@ class Team:
             answers = self._answers()
         else:
             self._answers()
-            task = Probe(policy.shape.call_flops)
-            result, answers = self.share([task] * (self.size - 1), lambda: probe(policy))
+            result, answers = self.share([Probe()] * (self.size - 1), lambda: probe(policy))
         for rank, answer in enumerate(answers, 1):
             if isinstance(answer, Refused):
                 raise ConfigError(self._named(rank, answer.message))
@@ -322,7 +321,6 @@ class _TeamPass(RowPass):
         return dealt(rows, self._team.size, self._policy.shape)
 
     def _scaled(self, done: Done, total: int) -> Done:
-        """Progress of this learner's part as progress of all rows."""
         return lambda count: done(min(count * self._team.size, total))
 
 
@@ -366,9 +364,7 @@ def _add(gradients: Sequence[dict[str, Tensor]], policy: Policy) -> None:
 
 
 def _how(code: int) -> str:
-    """How a process ended."""
-    how = f"exit code {code}" if code >= 0 else f"signal {-code} ({signal.Signals(-code).name})"
-    return f" ({how})" + ("; the system may have run out of memory" if code == -signal.SIGKILL else "")
+    return f" ({ending(code)})" + ("; the system may have run out of memory" if code == -signal.SIGKILL else "")
 
 
 def _end(rank: int, size: int, how: str) -> NoReturn:

@@ -60,9 +60,7 @@ class AdapterState:
 
 @dataclass(frozen=True)
 class Probe:
-    """Run the probes of attention together with the first learner, whose planner weighs launches by `call_flops`."""
-
-    call_flops: float
+    """Run the probes of attention together with the first learner."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +193,6 @@ class _Worker:
     def _execute(self, task: Task) -> Answer:
         match task:
             case Probe():
-                self.policy.use_call_flops(task.call_flops)
                 self._probe(self.policy)
                 return Joined(self.policy.tree_refused)
             case Accompany():
@@ -230,7 +227,6 @@ class _Worker:
         )
 
     def _gradients(self) -> bytes:
-        """The gradients, which are cleared."""
         parameters = self.policy.trainable_parameters()
         gradients = packed({name: value.grad for name, value in parameters.items() if value.grad is not None})
         for parameter in parameters.values():

@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
-import secrets
 import shutil
 from pathlib import Path
 
@@ -33,6 +31,7 @@ from ...engine.checkpoint_files import (
     make_folder,
     not_checked,
     sync,
+    write_bytes,
 )
 
 logger = logging.getLogger(__name__)
@@ -197,20 +196,6 @@ def write_facts(folder: Path, facts: ModelFacts) -> None:
 def write_text(path: Path, text: str) -> None:
     """As `write_bytes`, in UTF-8."""
     write_bytes(path, text.encode())
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Replace a file atomically and durably. Of several writers at once, the last one's content stays. Raises OSError."""
-    scratch = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
-    try:
-        with scratch.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)
-    sync(path.parent)
 
 
 def copy_model(folder: Path, facts: ModelFacts, start: Checkpoint | None) -> None:

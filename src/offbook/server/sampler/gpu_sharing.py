@@ -14,14 +14,10 @@ import psutil
 from offbook.base.devices import Gpu
 from offbook.base.errors import ConfigError
 from offbook.base.server_options import EngineName, EngineOptions, MemoryLayout
-from offbook.memory_plan.cards_plan import plan_cards
-from offbook.memory_plan.plan_text import cards_lines, plan_lines
+from offbook.memory_plan.plan import cards_lines, plan_cards, plan_lines
 
-from ...memory_plan.base_shape import UnknownShapeError
-from ...memory_plan.card import GIB, Card, parse_card
-from ...memory_plan.parts import CONTEXT, RESERVE, Workload
+from ...memory_plan.parts import CONTEXT, GIB, RESERVE, Card, UnknownShapeError, Workload, find_shape, parse_card
 from ...memory_plan.plan import MemoryPlan, make_plan
-from ...memory_plan.published import find_shape
 
 logger = logging.getLogger(__name__)
 

@@ -273,7 +273,6 @@ class LearnerClient:
         words += ["--device", options.device, "--dtype", options.dtype]
         words += ["--threads", str(options.threads)] if options.threads is not None else []
         words += PromptOptions(options.prompt_date, options.control_tokens).words
-        words += ["--planner-file", str(self._log_path.parent / "planner.json")]
         words += ["--offload"] if self._offload else []
         words += ["--row-limit", str(self._row_limit)] if self._row_limit is not None else []
         words += ["--learners", str(team)] if team > 1 else []

@@ -15,7 +15,7 @@ from offbook.base.wire import TrainEvent, TrainRequest
 from offbook.server.models.checkpoint_swaps import ModelServices
 
 from ...engine.protocol import CompletionScored, Event, Failed, Merged, Progressed, Ready, TrainCommand, Trained, Warned
-from ...memory_plan.card import GIB
+from ...memory_plan.parts import GIB
 from ...memory_plan.plan import MemoryPlan
 from ..sampler.sampler import SamplerCalls
 from ..wing import ServerWing

@@ -30,10 +30,6 @@ _OPENING_TOKENS = 8
 """Last tokens of a prompt that are searched for an opened thought."""
 
 
-def _opens_thought(prompt_end: str) -> bool:
-    return prompt_end.rstrip().endswith(OPEN)
-
-
 class TextReader:
     """The text of one choice, from its updates, without end tokens and stop strings."""
 
@@ -101,7 +97,6 @@ class ChoiceReader:
         return "tool_calls" if update.finish == "stop" and self.called else update.finish
 
     def _split(self, update: Update) -> tuple[str, str]:
-        """The new text of the thought and of the answer."""
         text = self._text.read(update)
         if self._thoughts is None:
             return "", text
@@ -127,7 +122,8 @@ class AnswerWriter:
         self._decoder = decoder
         self._id = f"chatcmpl-{uuid.uuid4().hex}"
         self._created = int(time.time())
-        inside = thinks and not request.shaped and _opens_thought(decoder.decode(prompt_ids[-_OPENING_TOKENS:]))
+        end_of_prompt = decoder.decode(prompt_ids[-_OPENING_TOKENS:]).rstrip()
+        inside = thinks and not request.shaped and end_of_prompt.endswith(OPEN)
         self._readers = [
             ChoiceReader(request, decoder, calls, ThoughtSplitter(inside=inside) if thinks else None)
             for _ in range(request.choices)
@@ -183,7 +179,6 @@ class AnswerWriter:
         return self._facts(index, update, {"message": message})
 
     def _thought(self, pieces: Pieces) -> str:
-        """The thought in the pieces; empty if the request excludes it."""
         shown = self._request.include_reasoning is not False
         return "".join(piece.text for piece in pieces if isinstance(piece, Thought)) if shown else ""
 

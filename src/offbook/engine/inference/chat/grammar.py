@@ -251,7 +251,6 @@ class Grammars:
         return GrammarMask(matcher, self._bounds.begin(), self._vocabulary, param)
 
     def _calls(self, tools: Mapping[str, Tool], parallel: bool) -> dict[str, object]:
-        """The format of calls of these tools, as a structural tag of xgrammar."""
         return {
             "type": "tags_with_separator",
             "tags": [self._tag(tool["function"], param) for param, tool in tools.items()],
@@ -261,7 +260,6 @@ class Grammars:
         }
 
     def _tag(self, function: Json, param: str) -> dict[str, object]:
-        """The format of a call of one tool, as a structural tag of xgrammar."""
         name = json.dumps(function["name"], ensure_ascii=False)
         parameters: Json = function.get("parameters") or {"type": "object", "properties": {}}
         self._checked_schema(parameters, param)

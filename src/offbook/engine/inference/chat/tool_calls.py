@@ -372,7 +372,6 @@ def _named(body: str) -> list[ParsedCall] | None:
 
 
 def _object(text: str) -> tuple[dict[str, Json], str] | None:
-    """The JSON object at the beginning of a text, and its source."""
     try:
         value, end = STRICT_DECODER.raw_decode(text)
     except (ValueError, RecursionError):
@@ -388,7 +387,6 @@ def _call(value: dict[str, Json], text: str, key: str) -> ToolCall | None:
 
 
 def _partial_mark(text: str, mark: str) -> int:
-    """Number of last characters that could be the beginning of the mark."""
     return next((size for size in range(min(len(mark) - 1, len(text)), 0, -1) if mark.startswith(text[-size:])), 0)
 
 

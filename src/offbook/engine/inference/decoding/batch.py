@@ -381,7 +381,6 @@ class RunningBatch:
             updates.append((generation, self._since(row)))
 
     def _since(self, row: int) -> Update:
-        """The tokens of a row since its last update."""
         generation = self._rows.generations[row]
         start, end = generation.sent, int(self._rows.counts[row])
         generation.sent = end

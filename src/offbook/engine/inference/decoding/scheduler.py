@@ -179,7 +179,6 @@ class Scheduler:
                 self._runner.adapter_layers.forget(adapter)
 
     def _run_batch(self, adapter: Adapter | None) -> None:
-        """Run the batch of an adapter: admit its waiting generations, then decode some steps."""
         new = self._waiting.pop(adapter, [])
         batch = self._batches.get(adapter)
         try:

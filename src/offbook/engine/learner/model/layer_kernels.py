@@ -51,7 +51,7 @@ def fuse(model: PreTrainedModel, *, sharded: bool = False) -> str:
     kernels = _Kernels(model)
     try:
         kernels.install()
-        errors = [_relative_error(*pair) for pair in zip(_probe(model), expected, strict=True)]
+        errors = [float((new - old).norm() / old.norm()) for new, old in zip(_probe(model), expected, strict=True)]
     except Exception as error:  # whatever a kernel raises on this device: the plain layers ran
         if sharded:
             raise  # FSDP is in no state for another pass
@@ -126,7 +126,6 @@ def _is_swiglu(mlp: nn.Module) -> bool:
 
 
 def _probe(model: PreTrainedModel) -> tuple[Tensor, Tensor]:
-    """Hidden states of a short random row, and the gradient of its embeddings."""
     table = cast(nn.Embedding, model.get_input_embeddings()).weight
     draw = torch.Generator().manual_seed(0)
     ids = torch.randint(table.shape[0], (1, PROBE_TOKENS), generator=draw).to(table.device)
@@ -137,10 +136,6 @@ def _probe(model: PreTrainedModel) -> tuple[Tensor, Tensor]:
         weights = torch.randn(hidden.shape, generator=draw).to(hidden)
         [gradient] = torch.autograd.grad((hidden * weights).sum(), [embedded])
     return hidden.detach().float(), gradient.float()
-
-
-def _relative_error(computed: Tensor, expected: Tensor) -> float:
-    return float((computed - expected).norm() / expected.norm())
 
 
 ADAPTER_NAME = "default"

@@ -95,7 +95,6 @@ def _eager_only(config: PreTrainedConfig) -> bool:
 
 
 def _attention_name(base: Path, loader: Loader) -> str:
-    """The attention implementation to load the base with."""
     whole = AutoConfig.from_pretrained(base, trust_remote_code=False)
     if _eager_only(whole):
         return "eager"
@@ -123,7 +122,6 @@ def logit_cap(config: PreTrainedConfig) -> float | None:
 
 
 def _check_logits(config: PreTrainedConfig) -> None:
-    """Raise ConfigError if config.json says that logits are scaled."""
     text = config.get_text_config()
     for name in _SCALES:
         if (value := getattr(text, name, None)) not in (None, 1):

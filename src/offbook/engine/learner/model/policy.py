@@ -78,7 +78,6 @@ class Policy:
         self.prompts = PromptOptions()
         self.sharded = sharded
         self.before_pass: Callable[[], None] | None = None
-        self._call_flops: float | None = None
         self._model = model
         self._tokenizer = tokenizer
         self._lora: LoraOptions | None = lora
@@ -121,11 +120,6 @@ class Policy:
 
         wrapped = _with_adapter(model, lora, chosen)
         return cls(wrapped, tokenizer, loaders.tree_refused(base), lora, chosen, kernels, sharded=sharded)
-
-    def use_call_flops(self, value: float) -> None:
-        """Let the planner weigh kernel launches by this many operations each, instead of the assumed number."""
-        self._call_flops = value
-        self.shape = replace(self.shape, call_flops=value)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -331,7 +325,6 @@ class Policy:
         )
 
     def _logits(self, states: Tensor) -> Tensor:
-        """The logits [n, V] of hidden states [n, H]."""
         logits: Tensor = self._head(states)
         if self._logit_cap is None:
             return logits
@@ -361,8 +354,6 @@ class Policy:
         self._head = cast(nn.Linear, base.get_output_embeddings())
         self._logit_cap = loaders.logit_cap(base.config)
         self.shape = _shape(base, self.trainable_parameters(), self._head)
-        if self._call_flops is not None:
-            self.shape = replace(self.shape, call_flops=self._call_flops)
         self._tree_attention: attention.AttentionName | None = None
         kind = loaders.attention_kind(base)
         self._windowed = kind == attention.WINDOWED
@@ -380,7 +371,6 @@ class Policy:
 
 
 def _mismatches(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> list[str]:
-    """How the tensors of an adapter differ from those that the base takes."""
     faults = [f"{name} is missing" for name in expected if name not in weights]
     faults += [f"{name} belongs to no layer" for name in weights if name not in expected]
     shapes = {

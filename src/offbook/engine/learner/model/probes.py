@@ -161,7 +161,6 @@ def _logprobs(
     *,
     adapter: bool = True,
 ) -> Tensor:
-    """The logprobs of all targets, float64 on the CPU, without gradients."""
     result = torch.zeros(len(targets.token_ids), dtype=torch.float64)
     for row in plan(samples, layout, ROW_TOKENS, policy.shape).rows:
         with torch.no_grad():

@@ -104,7 +104,6 @@ def install(model: nn.Module) -> str | None:
 
 
 def _rope(model: nn.Module) -> str | None:
-    """transformers' name of the base's position embeddings."""
     config: Any = getattr(model, "config", None)
     options: Any = getattr(config.get_text_config(), "rope_parameters", None) if config is not None else None
     return cast("dict[str, Any]", options or {}).get("rope_type")
@@ -116,7 +115,6 @@ def _refusal(difference: str) -> str:
 
 
 def _forwards(model: nn.Module) -> list[Any]:
-    """The distinct forward functions of the attention layers."""
     own = {type(module).forward for module in model.modules() if type(module).__name__.endswith("Attention")}
     return [inspect.unwrap(forward) for forward in own]
 

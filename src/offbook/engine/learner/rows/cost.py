@@ -9,7 +9,7 @@ queries q0..q1-1 and an earlier block of keys: it is full iff the smallest subtr
 the largest is above q0. In a layer with a sliding window q must also be less than `window` deeper in the tree than k. Bounds of the
 depths in both blocks say so: a block that is empty because of the window may count as partial.
 
-What a kernel launch costs is measured once per card (`launch_cost`). The constants are fixed. They were measured once,
+What a kernel launch costs is assumed by device (`CALL_FLOPS`). The other constants are fixed. They were measured once,
 except FLEX_SLOWDOWN (from FlexAttention's paper), FLEX_CALLS and RUN_CALLS (counted kernel launches)."""
 
 from __future__ import annotations

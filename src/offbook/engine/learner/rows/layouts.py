@@ -222,7 +222,6 @@ def _leaf_paths(tree: TokenTree) -> list[_Path]:
 
 
 def _ancestors(tree: TokenTree, node: int) -> Ints:
-    """The ancestors of token `node`, from the root down."""
     above = tree.parents[node]
     chain = np.flatnonzero(tree.subtree_end[: above + 1] > node) if above >= 0 else np.zeros(0, np.int64)
     return chain.astype(np.int64)

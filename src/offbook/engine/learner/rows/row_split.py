@@ -140,7 +140,6 @@ def _parents(positions: Ints) -> Ints:
 
 
 def _release_memory() -> None:
-    """Free the device memory that the failed pass still holds."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

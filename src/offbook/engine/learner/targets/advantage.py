@@ -118,7 +118,10 @@ def call_advantages(
             to_go = tuple(
                 None
                 if rollout is None
-                else tuple(_advantage(rest, smallest, scale) for rest in _sums_to_go(rollout, mean, len(own) + 1))
+                else tuple(
+                    _advantage(rest, smallest, scale)
+                    for rest in [math.fsum(part - mean for part in rollout[k:]) for k in range(len(own) + 1)]
+                )
                 for rollout, own in zip(parts, earned, strict=True)
             )
         by_call.append(to_go)
@@ -227,11 +230,6 @@ def _parts(group: Sequence[float | None], earned: Sequence[Sequence[float]]) -> 
     ]
 
 
-def _sums_to_go(parts: Sequence[float], mean: float, count: int) -> tuple[float, ...]:
-    """The sums of the parts minus `mean` after the first 0, 1, ..., count - 1 of them."""
-    return tuple(math.fsum(part - mean for part in parts[k:]) for k in range(count))
-
-
 def _scored(g: int, group: Sequence[float | None]) -> list[float]:
     scored = [reward for reward in group if reward is not None]
     if not all(map(math.isfinite, scored)):
@@ -259,7 +257,6 @@ def _advantage(deviation: float, smallest: float, scale: float) -> float:
 
 
 def _moments(rewards: Sequence[float], divide_by_std: bool) -> tuple[float, float]:
-    """The mean, and what the deviations from it are divided by."""
     mean = math.fsum(rewards) / len(rewards)
     if not divide_by_std:
         return mean, 1.0

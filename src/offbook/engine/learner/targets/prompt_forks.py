@@ -97,7 +97,6 @@ def _without_calls(text: str) -> str:
 
 
 def _bodies(text: str) -> list[str]:
-    """The texts between tool call tags."""
     return [body.strip() for body in re.findall(r"<tool_call>(.*?)(?:</tool_call>|$)", text, flags=re.DOTALL)]
 
 

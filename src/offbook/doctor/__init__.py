@@ -1,1 +1,0 @@
-"""`offbook doctor`: checks this machine, and names a fix for each fault."""

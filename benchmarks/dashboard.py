@@ -28,7 +28,7 @@ from offbook.base.types import Call, CallOutput, CallStatus, RolloutException, R
 from offbook.base.wire import GroupRecord, LogRequest, TrainRequest, TrainStatus, TrajectoryRecord
 from offbook.server.http.auth import Guard
 from offbook.server.http.viewer import build_viewer
-from offbook.server.records.read_only import open_records
+from offbook.server.records.database import open_records
 from offbook.server.records.store import Store
 from offbook.server.views.dashboard_source import DashboardSource
 

@@ -32,7 +32,7 @@ from offbook.rewards.json_schemas import answer_fault
 from offbook.rewards.judge_prompt import judge_prompt
 from offbook.rewards.reward_parts import exact_match, numeric_match
 from offbook.rewards.transcripts import Transcript
-from offbook.server.records.unnamed_choices import _answer
+from offbook.server.records.claims import _answer
 from offbook.server.views.conversation import indented
 from offbook.tracing.spans import _parsed
 from offbook_mcp.connection.missing_variables import variable_hint

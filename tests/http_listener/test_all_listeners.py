@@ -20,7 +20,7 @@ from offbook.http_listener.config import ConnectionLimits
 from offbook.server.http import app
 from offbook.server.http.auth import Guard
 from offbook.server.http.viewer import build_viewer
-from offbook.server.records.read_only import open_records
+from offbook.server.records.database import open_records
 from offbook.server.records.store import Store
 from offbook.server.views.dashboard_source import DashboardSource
 from offbook.testing import scripted_sampler

@@ -14,7 +14,7 @@ from offbook.base.errors import OffbookError
 from offbook.base.types import Call
 from offbook.engine import checkpoint_files
 from offbook.server.models.checkpoints import read_facts
-from offbook.server.records.sqlite_file import fault_of
+from offbook.server.records.database import fault_of
 from offbook.server.records.store import Store
 
 from .disk import losses, recorded, recorder

@@ -27,7 +27,7 @@ from offbook.server.maintenance import backup, verify
 from offbook.server.models.base_model import BaseModelPath
 from offbook.server.models.checkpoints import read_facts
 from offbook.server.models.registry import ModelRegistry
-from offbook.server.records import sqlite_file
+from offbook.server.records import database
 from offbook.server.records.store import Store
 from offbook.server.training.history import TrainHistory
 from offbook.server.training.jobs import JobFolders
@@ -122,7 +122,7 @@ async def test_records_say_whose_they_are_and_of_which_version(folder: Path) -> 
     async with opened(folder):
         pass
     with sqlite3.connect(folder / "records.db") as connection:
-        assert connection.execute("PRAGMA application_id").fetchone() == (sqlite_file.APPLICATION_ID,)
+        assert connection.execute("PRAGMA application_id").fetchone() == (database.APPLICATION_ID,)
         assert connection.execute("PRAGMA user_version").fetchone() == (2,)
     connection.close()
 
@@ -248,7 +248,7 @@ async def test_records_that_cannot_be_checked_are_not_damaged(
     path = folder / "records.db"
     async with opened(folder):
         pass
-    monkeypatch.setattr(sqlite_file, "LOCK_SECONDS", 0.1)
+    monkeypatch.setattr(database, "LOCK_SECONDS", 0.1)
     with ExitStack() as stack:
         if why == "unreadable":
             unreadable(path)
@@ -278,14 +278,14 @@ def test_only_what_sqlite_says_of_the_content_is_damage(
     def fails(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("offbook.server.records.sqlite_file.sqlite3.connect", fails)
+    monkeypatch.setattr("offbook.server.records.database.sqlite3.connect", fails)
     with nullcontext() if damage else pytest.raises(StoreError, match="was not changed"):
-        assert sqlite_file.fault_of(folder / "records.db", "quick_check") == "what SQLite says"
+        assert database.fault_of(folder / "records.db", "quick_check") == "what SQLite says"
 
 
 def test_a_page_that_cannot_be_read_is_not_damage() -> None:
     def checked(line: str) -> str | None:
-        return sqlite_file._damaged(
+        return database._damaged(
             cast(sqlite3.Connection, SimpleNamespace(execute=lambda _: [(line,)])), "quick_check"
         )
 

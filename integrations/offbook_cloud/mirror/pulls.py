@@ -15,7 +15,7 @@ from offbook.base.wire import UserState
 from offbook.engine import checkpoint_files
 from offbook.engine.checkpoint_files import NOTE, CheckpointNote, make_folder, put_aside, sync
 from offbook.server.models.checkpoints import FACTS, ModelFacts, read_facts, write_facts, write_text
-from offbook.server.records.sqlite_file import fault_of
+from offbook.server.records.database import fault_of
 from offbook.server.records.store import create_file
 
 from .place import MirrorPlace

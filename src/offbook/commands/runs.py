@@ -25,19 +25,20 @@ from offbook.base.terminal import Terminal, fitting, measured
 from offbook.base.text import counted, printable
 from offbook.base.types import Call, Json, Message
 from offbook.base.wire import TrajectoryWithCalls
+from offbook.server.records.database import open_records
 from offbook.server.records.overview import RolloutRow
-from offbook.server.records.read_only import open_records
 from offbook.server.records.tables import trajectories
 from offbook.server.views.dashboard_source import DashboardSource, RunOverview
 from offbook.server.views.numbers import DASH, ago, fixed, moment, number, percent, seconds
-from offbook.server.views.run_summary import facts_of, warnings_of
-from offbook.server.views.run_tables import (
+from offbook.server.views.run_summary import (
     EvaluationLine,
     RunLine,
     evaluation_lines,
+    facts_of,
     lines_of,
     run_name,
     step_table,
+    warnings_of,
 )
 
 from .options import Dir, StoreUrl, refuse_words

@@ -15,7 +15,7 @@ from offbook.http_listener.config import listener_config
 from offbook.server.http.auth import Guard
 from offbook.server.http.viewer import build_viewer
 from offbook.server.listening import listen, url_of
-from offbook.server.records.read_only import open_records
+from offbook.server.records.database import open_records
 from offbook.server.views.dashboard_source import DashboardSource
 
 from .options import Dir, StoreUrl, refuse_words

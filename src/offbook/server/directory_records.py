@@ -9,9 +9,9 @@ from pathlib import Path
 from offbook.base.wire import ModelRecords, RolloutTrace, TrajectoryQuery
 
 from .models.checkpoints import scan_models
-from .records.call_reading import trace_page
+from .records.call_rows import trace_page
+from .records.database import open_records
 from .records.overview import model_logs
-from .records.read_only import open_records
 from .stored_models import checkpoint_states
 
 

@@ -12,7 +12,7 @@ from .maintenance import RECORDS
 from .models.adapter_import import import_adapter
 from .models.base_model import find
 from .models.checkpoints import scan_models
-from .records.sqlite_file import fault_of
+from .records.database import fault_of
 from .records.store import create_file
 
 

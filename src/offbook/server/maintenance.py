@@ -20,7 +20,7 @@ from ..engine.checkpoint_files import put_aside, sync
 from .directory_lock import UMASK, DirectoryLock
 from .models import checkpoints
 from .prompt_date import PROMPT_DATE
-from .records.sqlite_file import fault_of
+from .records.database import fault_of
 
 RECORDS = "records.db"
 _NOT_WHOLE = 1

@@ -13,7 +13,7 @@ from itsdangerous import TimestampSigner
 
 from offbook.server.http.auth import COOKIE, CSRF_HEADER, SESSION_SECONDS, Guard
 from offbook.server.http.viewer import build_viewer
-from offbook.server.records.read_only import open_records
+from offbook.server.records.database import open_records
 from offbook.server.records.store import Store
 from offbook.server.views.dashboard_source import DashboardSource
 

@@ -22,7 +22,7 @@ from offbook.base.types import new_id
 from offbook.commands import main as cli
 from offbook.commands.main import app
 from offbook.commands.main import run as main
-from offbook.server.records.read_only import open_records
+from offbook.server.records.database import open_records
 from offbook.server.records.tables import meta
 from tests.fakes.gateway import Gateway
 from tests.paths import ROOT

@@ -23,8 +23,8 @@ from offbook.base.types import Call
 from offbook.engine import checkpoint_files, token_file
 from offbook.engine.token_file import TRAINED, TokenFile
 from offbook.server.models.checkpoints import state_of
+from offbook.server.records.database import open_records
 from offbook.server.records.overview import RolloutRow
-from offbook.server.records.read_only import open_records
 from offbook.server.views.dashboard_source import DashboardSource
 from offbook.server.views.numbers import TIMES, fixed, number, seconds, signed
 from offbook.server.views.page_urls import trajectory_url

@@ -14,7 +14,7 @@ import uvicorn
 
 from offbook.server.http.auth import Guard
 from offbook.server.http.viewer import build_viewer
-from offbook.server.records.read_only import open_records
+from offbook.server.records.database import open_records
 from offbook.server.views.dashboard_source import DashboardSource, EngineState
 from tests.server.servers import until
 

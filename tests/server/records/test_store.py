@@ -36,8 +36,7 @@ from offbook.base.wire import (
     TrajectoryRecord,
 )
 from offbook.server.errors import ApiError, StoreFullError
-from offbook.server.records.database import engine_at
-from offbook.server.records.read_only import ReadOnlyRecords
+from offbook.server.records.database import ReadOnlyRecords, engine_at
 from offbook.server.records.store import Store
 from offbook.server.records.tables import metadata, trajectories
 from tests.paths import ROOT
@@ -403,7 +402,7 @@ async def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
 RECORDING = """
 import asyncio, sys
 from tests.server.records.test_store import a_call
-from offbook.server.records.read_only import ReadOnlyRecords
+from offbook.server.records.database import ReadOnlyRecords
 from offbook.server.records.store import Store
 
 async def main():

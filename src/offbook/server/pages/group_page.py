@@ -19,12 +19,11 @@ from offbook.server.views.conversation import ShownMessage, shown, turns
 from offbook.server.views.dashboard_source import DashboardSource
 from offbook.server.views.page_urls import name_of, run_url, step_url
 from offbook.server.views.run_index import TrainUpdate
-from offbook.server.views.run_tables import run_name
+from offbook.server.views.run_summary import run_name
 from offbook.server.views.step_groups import GroupLine, RewardChip, group_lines
-from offbook.server.views.token_files import why_none
-from offbook.server.views.token_view import advantage_words
+from offbook.server.views.token_view import advantage_words, why_none
 
-from ..records.call_reading import WHOLE, read_calls
+from ..records.call_rows import WHOLE, read_calls
 from ..records.overview import RolloutRow
 from ..records.store import finished
 from .rendering import Crumb, SourceDep, UnknownPage, page

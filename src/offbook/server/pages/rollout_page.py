@@ -21,11 +21,10 @@ from offbook.server.views.dashboard_source import DashboardSource
 from offbook.server.views.numbers import DASH
 from offbook.server.views.page_urls import group_url, name_of, run_url, step_url
 from offbook.server.views.run_index import FINAL, TrainUpdate
-from offbook.server.views.run_tables import run_name
+from offbook.server.views.run_summary import run_name
 from offbook.server.views.step_groups import GroupLine, group_lines
-from offbook.server.views.token_files import why_none
 from offbook.server.views.token_pieces import TokenPieces, folder_of_base, pieces_of
-from offbook.server.views.token_view import COLOURS, Colour, TokenView, advantage_words, token_view
+from offbook.server.views.token_view import COLOURS, Colour, TokenView, advantage_words, token_view, why_none
 
 from .rendering import Crumb, SourceDep, UnknownPage, page
 

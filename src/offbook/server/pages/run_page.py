@@ -13,8 +13,16 @@ from offbook.base.types import Json
 from offbook.server.views.dashboard_source import DashboardSource, RunOverview
 from offbook.server.views.page_urls import name_of, run_url
 from offbook.server.views.run_charts import chart_json
-from offbook.server.views.run_summary import facts_of, status_of, warnings_of
-from offbook.server.views.run_tables import STEPS_SHOWN, evaluation_lines, lines_of, run_name, step_table
+from offbook.server.views.run_summary import (
+    STEPS_SHOWN,
+    evaluation_lines,
+    facts_of,
+    lines_of,
+    run_name,
+    status_of,
+    step_table,
+    warnings_of,
+)
 
 from ..wing import pages_of_wings
 from .rendering import SAFE, Crumb, SourceDep, UnknownPage, page

@@ -13,11 +13,10 @@ from sqlalchemy import Connection
 
 from offbook.server.views.dashboard_source import RunOverview
 from offbook.server.views.numbers import DASH, fixed, number, percent, seconds
-from offbook.server.views.page_urls import number_of, run_url, trajectory_url
+from offbook.server.views.page_urls import number_of, run_url
 from offbook.server.views.run_charts import evaluations_by_split, held_out_losses, score
 from offbook.server.views.run_index import TrainUpdate
-from offbook.server.views.run_summary import Fact
-from offbook.server.views.run_tables import run_name
+from offbook.server.views.run_summary import Fact, run_name
 from offbook.server.views.step_groups import MIN_GROUP_SIZE, UNTRAINED, GroupLine, group_lines
 from offbook.server.views.timeline import Timeline, timeline
 
@@ -60,7 +59,7 @@ async def step_page(
         return calls, overview.steps_around(connection, run_overview.run, step_number)
 
     calls, (before, after) = await source.read(read)
-    shown = timeline(rollouts, calls, updates, [trajectory_url(rollout.id) for rollout in rollouts])
+    shown = timeline(rollouts, calls, updates)
     tokens = sum(call.tokens for call in calls)
     facts = facts_of_step(rollouts, lines, updates, shown, tokens, supervised=supervised)
     context = {

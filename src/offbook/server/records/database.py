@@ -1,18 +1,30 @@
-"""Creates SQLAlchemy engines for the records: one that reads and writes, and one that only reads."""
+"""Opens the records: engines that read and write, records that are only read, and the check of a SQLite file, so that no
+foreign, damaged or lost records are overwritten.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import re
 import sqlite3
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import Protocol, TypeVar
 from urllib.parse import quote
 
-from sqlalchemy import URL, Engine, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, make_url
+from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection, QueuePool
 
-from offbook.base.errors import StoreError
+from offbook.base.errors import ConfigError, StoreError
 from offbook.base.types import Json
+
+from ...engine.checkpoint_files import is_file, not_checked
+from .tables import check_schema
+from .writer import store_error
 
 
 def engine_at(url: str, connections: int, *, durable: bool = False) -> tuple[Engine, str]:
@@ -103,3 +115,187 @@ def _reject_postgres_writes(connection: Json, entry: ConnectionPoolEntry) -> Non
 def _begin_sqlite(dbapi_connection: PoolProxiedConnection) -> None:
     """Replaces the dialect's `do_begin`. A listener for "begin" would slow down every statement in SQLAlchemy."""
     dbapi_connection.cursor().execute("BEGIN")
+
+
+APPLICATION_ID = 0x4F464642  # "OFFB"
+CHECKED_BYTES = 2**30
+"""Larger files are not checked at start, which would read the whole file; `offbook verify` checks them."""
+_MAGIC = b"SQLite format 3\0"
+_DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+"""The result codes of SQLite that are about a file's content. All others are about the disk, a lock or the account."""
+LOCK_SECONDS = 10.0
+"""How long a check waits for the lock of another program."""
+
+
+def check_file(path: Path, *, may_begin: bool = False) -> None:
+    """Raise StoreError if the file must not be opened: it is foreign or damaged, cannot be checked, or is empty or missing
+    although checkpoints exist. With `may_begin` a missing one is no fault: a server that does not train repeats no step.
+    """
+    if may_begin and not any(path.with_name(path.name + end).exists() for end in ("", "-wal")):
+        return
+    problem = fault_of(path, "quick_check" if path.exists() and path.stat().st_size <= CHECKED_BYTES else None)
+    if problem is not None:
+        raise StoreError(
+            f"the records at {path} cannot be used: {problem}. Restore them from a backup, or run `offbook verify "
+            f"--dir {path.parent} --repair` to move them aside and start new ones"
+        )
+
+
+def fault_of(path: Path, check: str | None) -> str | None:
+    """What is wrong with a file of records; None if nothing is, or there is no file and there are no checkpoints.
+
+    `check` is SQLite's quick_check or integrity_check; with None the contents are not checked. Raises StoreError if the
+    file cannot be checked, such as on a full disk or while another program locks it.
+    """
+    try:
+        if not is_file(path):
+            return _missing(path)
+        # A file with a journal is incomplete after a power loss; SQLite repairs it when it opens the file.
+        with path.open("rb") as file:
+            head = file.read(len(_MAGIC))
+        if not head:
+            return "the file is empty, but there are checkpoints" if _has_checkpoints(path.parent) else None
+        if head != _MAGIC and not path.with_name(f"{path.name}-journal").exists():
+            return "it is not a SQLite database"
+        with closing(sqlite3.connect(path, timeout=LOCK_SECONDS)) as connection:
+            connection.text_factory = partial(str, encoding="utf-8", errors="replace")  # of damaged pages
+            return _foreign(connection) or (_damaged(connection, check) if check else None)
+    except sqlite3.Error as error:
+        if _is_damage(getattr(error, "sqlite_errorcode", 0)):
+            return str(error)
+        raise not_checked(path, error) from error
+    except (OSError, MemoryError) as error:
+        raise not_checked(path, error) from error
+
+
+def _foreign(connection: sqlite3.Connection) -> str | None:
+    (owner,) = connection.execute("PRAGMA application_id").fetchone()
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if owner not in (0, APPLICATION_ID):
+        return f"it belongs to another program (application_id {owner:#x})"
+    return (
+        f"its tables are not Offbook's ({', '.join(sorted(tables)[:5])})" if tables and "meta" not in tables else None
+    )
+
+
+def _damaged(connection: sqlite3.Connection, check: str) -> str | None:
+    lines = [line for (line,) in connection.execute(f"PRAGMA {check}(3)")]
+    # A page that cannot be read is a line with SQLite's result code.
+    codes = [int(code) for line in lines for code in re.findall(r"error code[ =](\d+)", line)]
+    if any(not _is_damage(code) for code in codes):
+        raise sqlite3.OperationalError("; ".join(lines))
+    return None if lines == ["ok"] else "it is damaged: " + "; ".join(lines)
+
+
+def _is_damage(code: int) -> bool:
+    """Whether a result code, which may be an extended one, says that the file's content is damaged."""
+    return code & 0xFF in _DAMAGE
+
+
+def _missing(path: Path) -> str | None:
+    if path.exists():
+        return "it is not a regular file"
+    if path.with_name(f"{path.name}-wal").exists():
+        return f"the file is missing, but its log {path.name}-wal is there"
+    return "the file is missing, but there are checkpoints" if _has_checkpoints(path.parent) else None
+
+
+def _has_checkpoints(folder: Path) -> bool:
+    return next(folder.glob("*/models/*/checkpoints/*/offbook.json"), None) is not None
+
+
+R = TypeVar("R")
+
+_READERS = 4
+
+
+class Readable(Protocol):
+    """Records that can be read: a server's Store, or ReadOnlyRecords."""
+
+    async def read(self, read: Callable[[Connection], R]) -> R:
+        """Call `read` with a connection in another thread, and return its result. Raises StoreError."""
+        ...
+
+
+class ReadOnlyRecords:
+    """Records without the directory's lock. They cannot be written."""
+
+    def __init__(self, engine: Engine, where: str) -> None:
+        self._engine = engine
+        self._where = where
+        self._readers = ThreadPoolExecutor(_READERS, "offbook-read")
+
+    @classmethod
+    def open(cls, url: str, *, briefly: bool = False) -> ReadOnlyRecords:
+        """Open records at a SQLAlchemy URL. `briefly`: for one look at them, which leaves no files beside SQLite records that no
+        server has open.
+
+        Raises StoreError if there are none, the database is unreachable, belongs to another program, or has another schema.
+        """
+        engine, where = read_only_engine_at(url, _READERS)
+        sqlite = engine.dialect.name == "sqlite"
+        if sqlite and briefly and not Path(f"{where}-wal").exists():
+            engine.dispose()
+            engine, where = read_only_engine_at(url, _READERS, immutable=True)
+        if sqlite and not Path(where).is_file():
+            engine.dispose()
+            raise StoreError(f"there are no records at {where}: name the directory of a server that has run")
+        try:
+            try:
+                _check_schema(engine, where)
+            except OperationalError:
+                if not sqlite:
+                    raise
+                engine.dispose()
+                engine, where = read_only_engine_at(url, _READERS, immutable=True)
+                _check_schema(engine, where)
+        except SQLAlchemyError as error:
+            engine.dispose()
+            raise store_error(error, "open", where) from error
+        except StoreError:
+            engine.dispose()
+            raise
+        return cls(engine, where)
+
+    async def read(self, read: Callable[[Connection], R]) -> R:
+        """Call `read` with a connection in a reader thread, and return its result. Raises StoreError."""
+        return await asyncio.get_running_loop().run_in_executor(self._readers, self._reading, read)
+
+    def close(self) -> None:
+        """Close all connections. Blocks until running reads have ended."""
+        self._readers.shutdown()
+        self._engine.dispose()
+
+    def _reading(self, read: Callable[[Connection], R]) -> R:
+        try:
+            with self._engine.connect() as connection:
+                return read(connection)
+        except SQLAlchemyError as error:
+            raise store_error(error, "read", self._where) from error
+
+
+def open_records(folder: Path, store_url: str | None = None, *, briefly: bool = False) -> ReadOnlyRecords:
+    """Open the records of a server's directory, as `ReadOnlyRecords.open`. Raises ConfigError if the folder has none, StoreError."""
+    if store_url is not None:
+        return ReadOnlyRecords.open(store_url, briefly=briefly)
+    file = folder / "records.db"
+    if not file.is_file():
+        raise ConfigError(_no_records(folder))
+    return ReadOnlyRecords.open(f"sqlite:///{file}", briefly=briefly)
+
+
+def _no_records(folder: Path) -> str:
+    if not folder.exists():
+        return f"there is no folder {folder}: give the directory of a server, as in --dir offbook-quickstart/server"
+    inside = sorted(path.parent for pattern in ("*/records.db", "*/*/records.db") for path in folder.glob(pattern))
+    hint = ": it is not the directory of a server, or its server has not started yet"
+    if inside:
+        hint = f"; there are records in {inside[0]}"
+    return f"{folder} has no records.db{hint}"
+
+
+def _check_schema(engine: Engine, where: str) -> None:
+    with engine.connect() as connection:
+        if not inspect(connection).has_table("meta"):
+            raise StoreError(f"the database at {where} has no records of Offbook: check the path or URL")
+        check_schema(connection, where)

@@ -47,15 +47,13 @@ from offbook.base.wire import (
     TrajectoryWithCalls,
 )
 
-from .call_reading import WHOLE, read_calls, trace_page
-from .call_rows import call_of, call_row, output_rows
+from .call_rows import WHOLE, call_of, call_row, output_rows, read_calls, trace_page
 from .claims import chunks
-from .database import engine_at
+from .database import APPLICATION_ID, check_file, engine_at
 from .feedback import finish_again
 from .listing import page
 from .overview import model_logs
 from .ownership import RecordsOwnership
-from .sqlite_file import APPLICATION_ID, check_file
 from .tables import SCHEMA, calls, expired, logs, meta, outputs, prepare, trains, trajectories
 from .writer import Apply, Writer, store_error
 

@@ -15,15 +15,15 @@ from offbook.engine import checkpoint_files
 from offbook.server.directory_lock import address_of_server
 from offbook.server.models.checkpoints import ModelFacts, scan_models
 from offbook.server.records import overview
+from offbook.server.records.database import Readable
 from offbook.server.records.notes import ended_at
 from offbook.server.records.overview import RolloutRow, RunRow, StepRollouts
-from offbook.server.records.read_only import Readable
 from offbook.server.records.store import recorded_trajectory
 
 from .run_index import EvaluationIndex, ListedRun, LoggedEvaluation, TrainUpdate, UpdateIndex, under_trainings
 
 if TYPE_CHECKING:
-    from .token_files import TokenFiles
+    from .token_view import TokenFiles
 
 R = TypeVar("R")
 
@@ -121,7 +121,7 @@ class DashboardSource:
     @cached_property
     def token_files(self) -> TokenFiles:
         """What steps keep of their tokens. Reading them needs numpy, which a list of runs does not."""
-        from .token_files import TokenFiles
+        from .token_view import TokenFiles
 
         return TokenFiles()
 

@@ -11,14 +11,24 @@ from markupsafe import Markup, escape
 
 from offbook.server.records.overview import CallTimes, RolloutRow
 
+from .page_urls import trajectory_url
 from .run_index import TrainUpdate
 
 Kind = Literal["waiting", "sampling", "tool", "own", "training", "swap"]
-PHASES = ("plan", "old_logprobs", "base_logprobs", "update", "save")
+_PHASES = ("plan", "old_logprobs", "base_logprobs", "update", "save")
 """The phases of training, in order. Their times are the metrics `seconds/<phase>`."""
 WIDTH = 1000.0
 """Width of the drawing, in SVG units."""
-_MOST_ROWS = 400  # rollouts that are drawn
+MAX_ROWS = 400
+"""Most rollouts that are drawn."""
+_KIND_NAMES: dict[Kind, str] = {
+    "waiting": "waiting to begin",
+    "sampling": "sampling",
+    "tool": "tool",
+    "own": "its own code",
+    "training": "training",
+    "swap": "swap",
+}
 
 
 class Span(NamedTuple):
@@ -53,61 +63,22 @@ class Lane:
         return max((span.end for span in self.spans), default=0.0)
 
 
-class Box(NamedTuple):
-    """A bar of the drawing, in SVG units."""
-
-    kind: Kind
-    x: float
-    y: float
-    width: float
-    height: float
-    text: str
-    url: str | None
-
-
-@dataclass(frozen=True)
-class Tick:
-    """A mark on the axis of seconds."""
-
-    x: float
-    text: str
-
-    @property
-    def anchor(self) -> Literal["start", "end"]:
-        """The text's anchor. Near the right edge the text ends at the mark, to stay inside the drawing."""
-        return "start" if self.x < WIDTH - 40 else "end"
-
-
-@dataclass(frozen=True)
-class LaneLabel:
-    """The name of a lane, placed before its first bar, or after its last bar if there is no room before."""
-
-    x: float
-    y: float
-    anchor: Literal["start", "end"]
-    text: str
-
-
 @dataclass(frozen=True)
 class Timeline:
-    """The timeline of a step, and its drawing.
-
-    `lanes` are the rollouts in order of start, `after` training and swaps. `left_out` is the number of rollouts that are not
-    drawn.
-    """
+    """The timeline of a step: its rollouts in order of start, and `after` them training and swaps."""
 
     lanes: tuple[Lane, ...]
     after: tuple[Lane, ...]
-    seconds: float
-    boxes: tuple[Box, ...]
-    ticks: tuple[Tick, ...]
-    labels: tuple[LaneLabel, ...]
-    height: float
-    left_out: int
 
-    def svg(self) -> Markup:
-        """The bars as SVG. Not a template, which would take longer than the rest of the page."""
-        return Markup("\n".join(_rect(box) for box in self.boxes))
+    @property
+    def seconds(self) -> float:
+        """Its length."""
+        return max([lane.end for lane in (*self.lanes, *self.after)] + [0.001])
+
+    @property
+    def left_out(self) -> int:
+        """Number of rollouts that are not drawn."""
+        return max(0, len(self.lanes) - MAX_ROWS)
 
     def slowest(self, count: int) -> list[Lane]:
         """The last rollouts to end, latest first."""
@@ -123,30 +94,48 @@ class Timeline:
         total = sum(lane.end for lane in self.lanes)
         return sum(lane.seconds(kind) for lane in self.lanes) / total if total else None
 
+    def drawing(self) -> tuple[Markup, float]:
+        """Its bars as SVG, and their height. Not a template, which would take longer than the rest of the page.
+
+        Training and swap are drawn above the rollouts, so that many rollouts do not move them out of sight."""
+        seconds = self.seconds
+        shown = self.lanes[:MAX_ROWS]
+        row = 14.0 if len(shown) <= 48 else 8.0 if len(shown) <= 128 else 4.0
+        shapes: list[str] = []
+        y = 22.0
+        for lane in self.after:
+            shapes += [*_bars(lane, y, 16.0, seconds), _name_of(lane, y + 12.5, seconds)]
+            y += 20
+        y += 6 if self.after else 0
+        for lane in shown:
+            shapes += _bars(lane, y, row - max(1.0, row / 7), seconds)
+            y += row
+        return Markup("\n".join([*_ticks(seconds, y + 4), *shapes])), y + 4
+
 
 def timeline(
-    rollouts: Sequence[RolloutRow], calls: Sequence[CallTimes], updates: Sequence[TrainUpdate], urls: Sequence[str]
+    rollouts: Sequence[RolloutRow], calls: Sequence[CallTimes], updates: Sequence[TrainUpdate]
 ) -> Timeline | None:
-    """The timeline of a step's rollouts and of the updates that learned from them; None without rollouts.
-
-    `urls` are the pages of the rollouts, in the same order.
-    """
+    """The timeline of a step's rollouts and of the updates that learned from them; None without rollouts."""
     if not rollouts:
         return None
     began = min(rollout.started_at for rollout in rollouts)
     by_owner: dict[str, list[CallTimes]] = {}
     for call in calls:
         by_owner.setdefault(call.trajectory, []).append(call)
-    pairs = sorted(zip(rollouts, urls, strict=True), key=lambda pair: (pair[0].started_at, pair[0].ended_at))
     lanes = tuple(
-        Lane(_name(rollout), url, rollout_spans(rollout, by_owner.get(rollout.id, []), began)) for rollout, url in pairs
+        Lane(_title(rollout), trajectory_url(rollout.id), _rollout_spans(rollout, by_owner.get(rollout.id, []), began))
+        for rollout in sorted(rollouts, key=lambda rollout: (rollout.started_at, rollout.ended_at))
     )
-    after = tuple(lane for update in updates for lane in _update_lanes(update, began))
-    seconds = max([lane.end for lane in (*lanes, *after)] + [0.001])
-    return _drawn(lanes, after, seconds)
+    return Timeline(lanes, tuple(lane for update in updates for lane in _update_lanes(update, began)))
 
 
-def rollout_spans(rollout: RolloutRow, calls: Sequence[CallTimes], began: float) -> tuple[Span, ...]:
+def _title(rollout: RolloutRow) -> str:
+    index = f" rollout {rollout.index}" if rollout.index is not None else ""
+    return f"{rollout.scenario or rollout.id}{index}"
+
+
+def _rollout_spans(rollout: RolloutRow, calls: Sequence[CallTimes], began: float) -> tuple[Span, ...]:
     """Split a rollout's time by kind: waiting to start, sampling, tools, and its own code in the rest.
 
     If a call and a tool overlap, the time counts as sampling. `began` is the step's start in unix seconds.
@@ -176,7 +165,7 @@ def _update_lanes(update: TrainUpdate, began: float) -> list[Lane]:
     """
     now = update.created_at - began
     spans: list[Span] = []
-    for phase in PHASES:
+    for phase in _PHASES:
         took = update.metrics.get(f"seconds/{phase}", 0.0)
         if took > 0:
             spans.append(Span("training", now, now + took, phase.replace("_", " ")))
@@ -192,84 +181,40 @@ def _update_lanes(update: TrainUpdate, began: float) -> list[Lane]:
     return lanes
 
 
-def _drawn(lanes: tuple[Lane, ...], after: tuple[Lane, ...], seconds: float) -> Timeline:
-    """Draw training and swap above the rollouts, so that many rollouts do not move them out of sight."""
-    shown = lanes[:_MOST_ROWS]
-    row = 14.0 if len(shown) <= 48 else 8.0 if len(shown) <= 128 else 4.0
-    boxes: list[Box] = []
-    labels: list[LaneLabel] = []
-    y = 22.0
-    for lane in after:
-        boxes += _boxes(lane, y, 16.0, seconds)
-        labels.append(_label(lane, y + 12.5, seconds))
-        y += 20
-    y += 6 if after else 0
-    for lane in shown:
-        boxes += _boxes(lane, y, row - max(1.0, row / 7), seconds)
-        y += row
-    return Timeline(lanes, after, seconds, tuple(boxes), _ticks(seconds), tuple(labels), y + 4, len(lanes) - len(shown))
-
-
-def _rect(box: Box) -> str:
-    """A bar as escaped SVG. Not with `Markup.format`, which is too slow for thousands of bars."""
-    thin = box.kind == "waiting"
-    y, height = (box.y + box.height / 2 - 0.5, 1.0) if thin else (box.y, box.height)
-    fill = ' fill="url(#hatch)"' if box.kind == "tool" else ""
-    url = f' data-url="{escape(box.url)}"' if box.url is not None else ""
-    return (
-        f'<rect class="b-{box.kind}" x="{box.x}" y="{round(y, 1)}" width="{box.width}" height="{round(height, 1)}"'
-        f"{fill}{url}><title>{escape(box.text)}</title></rect>"
-    )
-
-
-def _label(lane: Lane, y: float, seconds: float) -> LaneLabel:
-    first = min(span.start for span in lane.spans) / seconds * WIDTH
-    if first > 80:
-        return LaneLabel(round(first - 6, 1), y, "end", lane.name)
-    return LaneLabel(round(lane.end / seconds * WIDTH + 6, 1), y, "start", lane.name)
-
-
-def _boxes(lane: Lane, y: float, height: float, seconds: float) -> list[Box]:
+def _bars(lane: Lane, y: float, height: float, seconds: float) -> list[str]:
+    """A lane's bars as escaped SVG. Not with `Markup.format`, which is too slow for thousands of bars."""
     scale = WIDTH / seconds
-    return [
-        Box(
-            span.kind,
-            round(span.start * scale, 1),
-            y,
-            round(max(0.6, span.seconds * scale), 1),
-            height,
-            f"{lane.name}: {_KIND_NAMES[span.kind]}{f' ({span.text})' if span.text else ''}, {span.seconds:.2f} s",
-            lane.url,
+    url = f' data-url="{escape(lane.url)}"' if lane.url is not None else ""
+    bars: list[str] = []
+    for span in lane.spans:
+        top, size = (y + height / 2 - 0.5, 1.0) if span.kind == "waiting" else (y, height)
+        fill = ' fill="url(#hatch)"' if span.kind == "tool" else ""
+        text = f"{lane.name}: {_KIND_NAMES[span.kind]}{f' ({span.text})' if span.text else ''}, {span.seconds:.2f} s"
+        bars.append(
+            f'<rect class="b-{span.kind}" x="{round(span.start * scale, 1)}" y="{round(top, 1)}" '
+            f'width="{round(max(0.6, span.seconds * scale), 1)}" height="{round(size, 1)}"{fill}{url}>'
+            f"<title>{escape(text)}</title></rect>"
         )
-        for span in lane.spans
-    ]
+    return bars
 
 
-_KIND_NAMES: dict[Kind, str] = {
-    "waiting": "waiting to begin",
-    "sampling": "sampling",
-    "tool": "tool",
-    "own": "its own code",
-    "training": "training",
-    "swap": "swap",
-}
+def _name_of(lane: Lane, y: float, seconds: float) -> str:
+    """The name of a lane before its first bar, or after its last one if there is no room before."""
+    first, last = lane.spans[0].start / seconds * WIDTH, lane.end / seconds * WIDTH
+    x, anchor = (first - 6, "end") if first > 80 else (last + 6, "start")
+    return f'<text x="{x:.1f}" y="{y}" text-anchor="{anchor}">{escape(lane.name)}</text>'
 
 
-def _ticks(seconds: float) -> tuple[Tick, ...]:
-    step = next(
-        (
-            base * 10.0**power
-            for power in range(-3, 6)
-            for base in (1.0, 2.0, 5.0)
-            if seconds / (base * 10.0**power) <= 8
-        ),
-        seconds,
-    )
-    return tuple(
-        Tick(round(tick * step / seconds * WIDTH, 1), f"{tick * step:g} s") for tick in range(int(seconds / step) + 1)
-    )
-
-
-def _name(rollout: RolloutRow) -> str:
-    index = f" rollout {rollout.index}" if rollout.index is not None else ""
-    return f"{rollout.scenario or rollout.id}{index}"
+def _ticks(seconds: float, height: float) -> list[str]:
+    """At most nine marks on the axis, at round seconds. Near the right edge the text ends at the mark, to stay inside."""
+    sizes = (base * 10.0**power for power in range(-3, 6) for base in (1.0, 2.0, 5.0))
+    step = next((size for size in sizes if seconds / size <= 8), seconds)
+    marks: list[str] = []
+    for tick in range(int(seconds / step) + 1):
+        x = tick * step / seconds * WIDTH
+        offset, anchor = (2, "start") if x < WIDTH - 40 else (-2, "end")
+        marks.append(
+            f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="16" y2="{height}"/>'
+            f'<text class="soft" x="{x + offset:.1f}" y="12" text-anchor="{anchor}">{tick * step:g} s</text>'
+        )
+    return marks

@@ -44,7 +44,7 @@ CONVERSIONS = [
     "offbook.server.records.call_rows",  # tokens -> blobs
     "offbook.server.records.claims",  # ids -> statements
     "offbook.server.records.running_time",  # running time -> wall-clock time
-    "offbook.server.sampler.answer_limits",  # a request -> the largest answer
+    "offbook.server.sampler.transport",  # a request -> the largest answer
     "offbook.server.sampler.transport",  # an error response -> its message
     "offbook.engine.learner.model.merge",  # a configuration -> one that older readers know
     "offbook.server.training.jobs",  # recorded calls -> the learner's samples

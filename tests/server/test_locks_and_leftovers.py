@@ -21,9 +21,9 @@ from offbook.server.http.auth import SignedOut, key_for
 from offbook.server.listening import listen, local_url, url_of
 from offbook.server.models.base_model import BaseModelPath
 from offbook.server.training import learner_client, queue
-from offbook.server.training.feed import TrainFeed
 from offbook.server.training.learner_client import LearnerClient
 from offbook.server.training.queue import TrainQueue
+from offbook.server.training.runner import TrainFeed
 from tests.server.records.test_store import file_size_limit
 
 # ---- addresses

@@ -285,9 +285,7 @@ def test_only_what_sqlite_says_of_the_content_is_damage(
 
 def test_a_page_that_cannot_be_read_is_not_damage() -> None:
     def checked(line: str) -> str | None:
-        return database._damaged(
-            cast(sqlite3.Connection, SimpleNamespace(execute=lambda _: [(line,)])), "quick_check"
-        )
+        return database._damaged(cast(sqlite3.Connection, SimpleNamespace(execute=lambda _: [(line,)])), "quick_check")
 
     assert checked("ok") is None
     assert "error code 11" in (checked("Tree 3 page 9: btreeInitPage() returns error code 11") or "")

@@ -29,7 +29,7 @@ from offbook.client.connection.http import Api
 from offbook.client.rollouts.failures import details, failure_kinds, failures
 from offbook.client.rollouts.gather import gather_trajectory_groups
 from offbook.client.rollouts.records import group_wires, rollout_records
-from offbook.server.training.feed import TrainFeed
+from offbook.server.training.runner import TrainFeed
 from offbook.tracing.jsonl import rollout_line
 from offbook.tracing.rollout_reader import pages
 from offbook.tracing.spans import rollout_spans

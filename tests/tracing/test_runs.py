@@ -29,7 +29,7 @@ from offbook.base.errors import ConfigError
 from offbook.base.types import new_id
 from offbook.commands import main as cli
 from offbook.contracts import Alert, CheckpointSaved, EvaluationFinished, GroupsFinished, StepFinished
-from offbook.server.directory_records import DirectoryRecords
+from offbook.server.stored_models import DirectoryRecords
 from offbook.tracing.export import ExportError, export_run, read_records, run_events
 from offbook.tracing.jsonl import JsonlSink
 from offbook.trainer.progress import PlainProgress

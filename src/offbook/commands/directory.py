@@ -29,4 +29,4 @@ def records_at(url: str | None, folder: Path | None) -> Api | StoredRecords:
     api = server_at(url, folder)
     if api is not None:
         return api
-    return imported("offbook.server.directory_records", "ui").DirectoryRecords(server_folder(folder))
+    return imported("offbook.server.stored_models", "ui").DirectoryRecords(server_folder(folder))

@@ -36,7 +36,7 @@ def import_command(
     Example:
       offbook import ./my-lora --model email-agent
     """
-    models = imported("offbook.server.imported_models", "ui")
+    models = imported("offbook.server.stored_models", "ui")
     folder = adapter.expanduser().absolute()
     named = named_base(folder)
     if base is None and named is None:

@@ -20,8 +20,7 @@ from offbook.base.errors import EngineError, OffbookError
 
 from ..engine.protocol import CompletionScored, Failed, ScoreCommand
 from .calls.chat_request import ChatRequest
-from .calls.event_stream import json_object, understood
-from .calls.sampled_answer import Sampled
+from .calls.sampled_answer import Sampled, json_object, understood
 from .services import Services
 from .training.learner_client import LearnerClient
 

@@ -1,7 +1,7 @@
-"""The checkpoints of a server's directory, read and exported without a server.
+"""A server's directory without its server: its records and checkpoints are read, exported and imported.
 
-The directory is neither locked nor changed. A server may run on it, since checkpoint folders appear atomically.
-Imports no torch.
+Only an import locks and changes it. A server may run on it otherwise, since checkpoint folders appear atomically. Imports no
+torch.
 """
 
 from __future__ import annotations
@@ -10,19 +10,26 @@ import asyncio
 import logging
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 
 from offbook.base.child_processes import last_line
 from offbook.base.errors import ConfigError, EngineError, OffbookError
-from offbook.base.wire import CheckpointState, ExportFormat, ExportResult
+from offbook.base.wire import CheckpointState, ExportFormat, ExportResult, ModelRecords, RolloutTrace, TrajectoryQuery
 
 from ..engine import checkpoint_files
-from ..engine.checkpoint_files import Checkpoint
+from ..engine.checkpoint_files import Checkpoint, path_of
 from ..engine.protocol import MERGE_MODULE, Merged
+from .directory_lock import DirectoryLock, make_private
+from .maintenance import RECORDS
 from .models.base_model import find, reference
-from .models.checkpoints import ModelFacts, scan_models, state_of
-from .training.export_folders import new_folder, write_export
+from .models.checkpoints import ModelFacts, import_adapter, scan_models, state_of
+from .records.call_rows import trace_page
+from .records.database import fault_of, open_records
+from .records.overview import model_logs
+from .records.store import create_file
+from .training.archives import new_folder, write_export
 
 logger = logging.getLogger(__name__)
 
@@ -97,3 +104,62 @@ async def _export(facts: ModelFacts, checkpoint: Checkpoint, format: ExportForma
 
 def _warn(path: Path, error: OffbookError) -> None:
     logger.warning("Skipping checkpoint %s: %s", path.name, error)
+
+
+def import_model(
+    root: Path, adapter: Path, model: str, project: str, base_model: str, *, own_records: bool = True
+) -> Path:
+    """Create `model` with the adapter as its step 1, and return the checkpoint's folder. The base is loaded in a process
+    of its own. `own_records`: whether the server keeps its records in the directory. Raises ConfigError for a name that is
+    taken, a running server, and an adapter that does not fit the base."""
+    base = find(base_model)
+    make_private(root)
+    lock = DirectoryLock(root)
+    try:
+        if any(facts.name == model for _, facts in scan_models(root)):
+            raise ConfigError(f"there is a model {model!r} in {root} already: use another --model")
+        records = root / RECORDS
+        if own_records and not records.exists() and fault_of(records, None) is None:
+            create_file(records)  # a server takes checkpoints without records for a loss
+        folder = root / project / "models" / model
+        import_adapter(folder, adapter, model, project, base)
+        return path_of(folder / "checkpoints", 1)
+    finally:
+        lock.release()
+
+
+class DirectoryRecords:
+    """Reads a server's directory, on which a server may run. Raises ConfigError for a folder without records, StoreError."""
+
+    def __init__(self, folder: Path) -> None:
+        self.place = str(folder)
+        self._folder = folder
+
+    async def rollouts(self, query: TrajectoryQuery) -> AsyncIterator[RolloutTrace]:
+        """The rollouts that match the query, on all pages, the last finished first."""
+        records = open_records(self._folder, briefly=True)
+        try:
+            while True:
+                page = await records.read(partial(trace_page, query=query))
+                for rollout in page.rollouts:
+                    yield rollout
+                if page.next is None:
+                    return
+                query = query.model_copy(update={"after": page.next})
+        finally:
+            records.close()
+
+    async def models(self) -> list[ModelRecords]:
+        """All models of the directory, with their checkpoints and logs."""
+        records = open_records(self._folder, briefly=True)
+        try:
+            return [
+                ModelRecords(
+                    name=facts.name,
+                    checkpoints=tuple(checkpoint_states(folder)),
+                    logs=tuple(await records.read(partial(model_logs, model=facts.name))),
+                )
+                for folder, facts in scan_models(self._folder)
+            ]
+        finally:
+            records.close()

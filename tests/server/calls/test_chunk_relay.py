@@ -16,8 +16,7 @@ from offbook.base.wire import RECORD_HEADER
 from offbook.server.calls.chat_answer import shown
 from offbook.server.calls.chat_request import ChatRequest
 from offbook.server.calls.chunk_relay import ChunkRelay
-from offbook.server.calls.event_stream import json_object, understood
-from offbook.server.calls.sampled_answer import Sampled
+from offbook.server.calls.sampled_answer import Sampled, json_object, understood
 
 HEAD = b'{"id":"chatcmpl-1","object":"chat.completion.chunk","created":7,"model":"base","choices":[{"index":%d,"delta":'
 FUZZED = settings(

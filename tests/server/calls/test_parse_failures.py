@@ -13,7 +13,7 @@ from offbook.server.calls.chat_request import ChatRequest
 from offbook.server.calls.recorder import OpenCall, Recorder
 from offbook.server.calls.sampled_answer import Sampled
 from offbook.server.records.store import Store
-from offbook.server.sampler.answer_limits import AnswerLimits
+from offbook.server.sampler.transport import AnswerLimits
 
 TOOL = {"type": "function", "function": {"name": "find", "parameters": {}}}
 MARK = 99

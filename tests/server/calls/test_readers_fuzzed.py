@@ -29,10 +29,9 @@ from offbook.engine.inference.chat.tool_calls import (
 )
 from offbook.server.calls.chat_exchange import _engine_error  # pyright: ignore[reportPrivateUsage]
 from offbook.server.calls.chat_request import ChatRequest
-from offbook.server.calls.event_stream import EventStream, json_object, understood
-from offbook.server.calls.sampled_answer import Sampled
+from offbook.server.calls.sampled_answer import EventStream, Sampled, json_object, understood
 from offbook.server.errors import ApiError
-from offbook.server.sampler.answer_limits import AnswerLimits
+from offbook.server.sampler.transport import AnswerLimits
 
 CORPUS = Path(__file__).with_name("corpus")
 FUZZED = settings(

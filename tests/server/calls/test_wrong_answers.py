@@ -15,7 +15,7 @@ import pytest
 from offbook.base.types import CallStatus
 from offbook.base.wire import Health
 from offbook.server.calls import chat_exchange
-from offbook.server.sampler import answer_limits
+from offbook.server.sampler import transport
 from offbook.testing import ScriptedSampler
 from tests.fakes.gateway import Gateway, gateway_over
 
@@ -185,10 +185,10 @@ async def test_an_answer_that_is_compressed_is_refused_unread(gateway: Gateway, 
 def test_the_limit_follows_the_request() -> None:
     def limit(**fields: Any) -> int:
         usual: dict[str, Any] = {"choices": 1, "tokens": 100, "top_logprobs": 0, "request_bytes": 0, "recorded": True}
-        return answer_limits.AnswerLimits.of(**(usual | fields)).bytes
+        return transport.AnswerLimits.of(**(usual | fields)).bytes
 
     assert limit() < limit(choices=9) < limit(choices=9, top_logprobs=20) < limit(request_bytes=2**22)
-    assert limit(tokens=None, choices=128) == answer_limits.MAX_ANSWER
+    assert limit(tokens=None, choices=128) == transport.MAX_ANSWER
 
 
 async def test_a_stream_that_stalls_after_its_last_choice_is_ended(

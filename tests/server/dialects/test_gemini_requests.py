@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from pydantic.alias_generators import to_camel, to_snake
 
 from offbook.server.calls.sampled_calls import TrajectoryCalls
+from offbook.server.dialects.gemini import chat_body
 from offbook.server.dialects.gemini_fields import GenerateContent
-from offbook.server.dialects.gemini_requests import chat_body
 from offbook.server.errors import ApiError
 
 SIZES = {"type": "OBJECT", "properties": {"box": {"type": "STRING", "nullable": True}}, "required": ["box"]}

@@ -27,16 +27,13 @@ from ...engine.protocol import TOO_LONG
 from ..errors import ApiError, as_api_error, internal_error
 from ..models.leases import AdapterLeases
 from ..models.registry import ModelRoute
-from ..sampler.answer_limits import MAX_ANSWER, WrongAnswer
 from ..sampler.sampler import SamplerCalls
-from ..sampler.transport import Reply, read
-from .chat_answer import replayed, replayed_chunks, shown, split
+from ..sampler.transport import MAX_ANSWER, Reply, WrongAnswer, read
+from .chat_answer import ChatRendering, Rendering, replayed, replayed_chunks, shown, split
 from .chat_request import LENGTHS, ChatRequest
 from .chunk_relay import ChunkRelay
-from .event_stream import EventStream, json_object, understood
 from .recorder import OpenCall, Recorder
-from .rendering import ChatRendering, Rendering
-from .sampled_answer import Sampled
+from .sampled_answer import EventStream, Sampled, json_object, understood
 
 logger = logging.getLogger(__name__)
 

@@ -23,11 +23,10 @@ from offbook.base.types import Json
 from offbook.openai_dialect.chat_answer import Answer
 
 from ...engine.protocol import UNKNOWN_LOGPROB
-from ..sampler.answer_limits import LOGPROB_ABOVE
+from ..sampler.transport import LOGPROB_ABOVE
 from .chat_answer import shown
 from .chat_request import ChatRequest
-from .event_stream import WRONG_SHAPE, json_object, not_understood
-from .sampled_answer import TOKEN_IDS, Sampled, SampledChoice
+from .sampled_answer import TOKEN_IDS, WRONG_SHAPE, Sampled, SampledChoice, json_object, not_understood
 
 _AFTER_DELTA = b',"logprobs":'
 _TAIL = re.compile(

@@ -1,15 +1,22 @@
-"""Collects the sampler's answer for recording: token ids, a logprob (or NaN) per token, and the parsed message.
+"""Reads the sampler's answer, and collects it for recording: token ids, a logprob (or NaN) per token, and the parsed message.
 
-Unparsed tool calls are detected by how they begin: vLLM does not report parse failures.
+What does not fit the request is a WrongAnswer. Unparsed tool calls are detected by how they begin: vLLM does not report parse
+failures.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import math
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
-from typing import cast
+from typing import TypeVar, cast
 
+import aiohttp
+import orjson
+
+from offbook.base.server_sent_events import EventReader
 from offbook.base.types import (
     CUT_OFF,
     CallOutput,
@@ -19,7 +26,78 @@ from offbook.base.types import (
 )
 
 from ...engine.protocol import UNKNOWN_LOGPROB
-from ..sampler.answer_limits import LOGPROB_ABOVE, MAX_FINISH_REASON, MAX_TOOL_CALLS, AnswerLimits, WrongAnswer
+from ..errors import shortened
+from ..sampler.transport import LOGPROB_ABOVE, MAX_FINISH_REASON, MAX_TOOL_CALLS, AnswerLimits, WrongAnswer, too_large
+
+logger = logging.getLogger(__name__)
+R = TypeVar("R")
+
+WRONG_SHAPE = (AttributeError, KeyError, TypeError, ValueError)
+"""What reading a field of an answer raises if the answer has another shape."""
+
+
+class EventStream:
+    """The events of a stream, up to [DONE]."""
+
+    def __init__(self, response: aiohttp.ClientResponse, limit: int) -> None:
+        self._content = response.content
+        self._limit = limit
+        self._size = 0
+        self._reader = EventReader()
+        self._done = False
+
+    async def next(self, seconds: float | None = None) -> list[bytes] | None:
+        """The next events, all that arrived together; None at the end, or after `seconds` without an event.
+
+        Raises WrongAnswer for a stream of more than `limit` bytes.
+        """
+        if seconds is None:
+            return await self._read()
+        try:
+            return await asyncio.wait_for(self._read(), seconds)
+        except TimeoutError:
+            logger.warning("The sampler kept a stream open for %.0f s after its last choice; closing it", seconds)
+            return None
+
+    async def _read(self) -> list[bytes] | None:
+        while not self._done and (piece := await self._content.readany()):
+            self._size += len(piece)
+            if self._size > self._limit:
+                raise too_large(self._limit)
+            events = self._reader.push(piece)
+            if b"\n" not in piece:
+                continue
+            if b"[DONE]" in events:
+                self._done = True
+                del events[events.index(b"[DONE]") :]
+            return events
+        return None
+
+
+def json_object(raw: bytes) -> dict[str, Json]:
+    """A JSON object of the sampler. Raises WrongAnswer."""
+    try:
+        answer = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise WrongAnswer(f"the sampler's answer is not JSON: {raw[:200]!r}") from error
+    if not isinstance(answer, dict):
+        raise WrongAnswer(f"the sampler's answer is not a JSON object: {raw[:200]!r}")
+    return cast(dict[str, Json], answer)
+
+
+def understood(take: Callable[[dict[str, Json]], R], answer: dict[str, Json]) -> R:
+    """The result of `take`. Raises WrongAnswer if the answer has another shape than `take` reads."""
+    try:
+        return take(answer)
+    except WRONG_SHAPE as error:
+        raise not_understood(error, answer) from error
+
+
+def not_understood(error: Exception, answer: dict[str, Json]) -> WrongAnswer:
+    """The error for an answer of another shape."""
+    shape = f"{type(error).__name__}: {error}"
+    return WrongAnswer(f"the sampler's answer is not of vLLM's dialect ({shape}): {shortened(answer)}")
+
 
 CALL_MARKS = ("<tool_call>", "<|tool_call|>", "[TOOL_CALLS]", "<|python_tag|>", "<function=")
 """Beginnings of tool calls of Qwen, Granite, Mistral, Llama and Qwen3-Coder, as a special token or plain text."""

@@ -15,7 +15,6 @@ from offbook.openai_dialect.tool_arguments import arguments_object, arguments_te
 
 from ..calls.sampled_calls import TrajectoryCalls
 from ..errors import ApiError, bad_request
-from .client_tools import client_tool, refused
 from .dialect import DialectRequest, Translation
 from .messages_fields import (
     NO_THREADS,
@@ -33,6 +32,8 @@ from .messages_fields import (
     ToolResultBlock,
     ToolUseBlock,
     Turn,
+    client_tool,
+    refused,
 )
 
 BILLING = "x-anthropic-billing-header"

@@ -18,7 +18,7 @@ from offbook.openai_dialect.chat_answer import Answer
 from offbook.openai_dialect.tool_arguments import arguments_object
 
 from ..calls.sampled_calls import SampledCalls, TrajectoryCalls
-from .json_fields import a_list, a_text, an_object, unsupported
+from .dialect import a_list, a_text, an_object, unsupported
 
 _ID = re.compile(r"(?P<kind>resp|msg|rs|fc)_(?P<call>call-[0-9a-f]+)(?:_(?P<rest>\d+|i))?")
 _SEALED = "offbook-thought:"

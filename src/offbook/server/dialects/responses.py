@@ -8,8 +8,7 @@ from offbook.base.types import Json
 from offbook.openai_dialect.chat_answer import Answer
 
 from ..errors import ApiError, shortened
-from .dialect import DialectRequest, Translation
-from .json_fields import a_list, a_text, an_object, unsupported
+from .dialect import DialectRequest, Translation, a_list, a_text, an_object, unsupported
 from .response_events import ResponseAnswer, refusal
 from .response_items import Offered, earlier_messages, input_messages, results_beside_calls, spaced
 

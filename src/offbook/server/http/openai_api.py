@@ -17,11 +17,10 @@ from offbook.openai_dialect.chat_answer import Answer, ModelCard, ModelCards
 from ..calls.chat_exchange import ChatExchange
 from ..calls.chat_request import ChatRequest, json_body
 from ..calls.sampled_calls import SampledCalls
-from ..dialects.dialect import Dialect, DialectRequest
+from ..dialects.dialect import Dialect, DialectRequest, unsupported
 from ..dialects.gemini_fields import GeminiModel, GeminiModels
-from ..dialects.json_fields import unsupported
+from ..dialects.response_events import stored_input, stored_response
 from ..dialects.responses import SEALED
-from ..dialects.stored_responses import stored_input, stored_response
 from ..errors import ApiError, refusal_of
 from ..services import Services, ServicesDep
 from .model_paths import found_path, model_of, without_temperature

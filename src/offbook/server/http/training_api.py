@@ -39,7 +39,7 @@ from ..models.registry import ServedModel
 from ..records.notes import end_note, save_notes
 from ..services import Services, ServicesDep
 from ..training import exports
-from ..training.feed import TrainFeed
+from ..training.runner import TrainFeed
 from .json_body import JsonRoute
 
 HEARTBEAT_SECONDS = 10.0

@@ -17,8 +17,7 @@ from offbook.base.wire import ForkRequest, ModelState, RegisterRequest
 from ...engine.checkpoint_files import ADAPTER, digest
 from ..errors import ApiError, shortened
 from . import checkpoints
-from .adapter_import import import_adapter
-from .checkpoints import ModelFacts, has_checkpoints
+from .checkpoints import ModelFacts, has_checkpoints, import_adapter
 from .leases import AdapterLeases
 from .registry import ModelRegistry, ServedModel
 

@@ -12,8 +12,7 @@ import aiohttp
 
 from offbook.base.types import Json
 
-from .answer_limits import MAX_ANSWER
-from .transport import Reply
+from .transport import MAX_ANSWER, Reply
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,12 @@ from offbook.base.errors import EngineError
 from offbook.base.types import Json
 
 from ...engine.protocol import FLAT_LOGPROBS
-from .answer_limits import MAX_ANSWER
 from .sampler import SamplerState
 from .transport import (
     BROKEN,
     CHAT,
     COMPLETION,
+    MAX_ANSWER,
     SERVED_NAME,
     CallClient,
     Reply,

@@ -22,8 +22,7 @@ from ...engine.checkpoint_files import Checkpoint
 from ...engine.protocol import Failed, MergeCommand, Merged
 from ..errors import ApiError
 from ..services import Services
-from .archives import archive_id
-from .export_folders import new_folder, write_export
+from .archives import archive_id, new_folder, write_export
 from .learner_client import LearnerClient
 
 logger = logging.getLogger(__name__)

@@ -14,10 +14,9 @@ from offbook.base.wire import TrainRequest, TrainStatus
 
 from ...engine.protocol import Failed
 from ..errors import ApiError
-from .feed import TrainFeed
 from .history import INTERRUPTED, TrainHistory, check_same
 from .jobs import JobFolders
-from .runner import TrainRunner
+from .runner import TrainFeed, TrainRunner
 
 logger = logging.getLogger(__name__)
 

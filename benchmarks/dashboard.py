@@ -163,7 +163,7 @@ def run(count: int) -> list[Row]:
     """Write and measure in a folder of its own."""
 
     async def written(folder: Path) -> None:
-        store = await Store.open(f"sqlite:///{folder / 'records.db'}")
+        store = await Store.open(folder / "records.db")
         await write(store, count)
         await store.close()
 

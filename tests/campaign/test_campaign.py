@@ -35,19 +35,20 @@ def test_kills_lose_nothing_that_was_answered_and_apply_no_step_twice(tmp_path: 
     assert "| **all** | 4 |" in table(outcomes, "a command")
 
 
-def test_what_the_campaign_damages_is_named_by_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_what_the_campaign_damages_is_named_by_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole = tmp_path / "whole"
     whole.mkdir()
     write_files(whole, lambda _: None)
     (whole / "project").rename(whole / "default")
+    await (await Store.open(whole / "records.db")).close()
     for seed in range(24):
         part = ("checkpoint", "missing file", "state", "facts")[seed % 4]
         folder = Path(shutil.copytree(whole, tmp_path / str(seed)))
-        assert verify(folder, repair=False, own_records=False) == 0
+        assert verify(folder, repair=False) == 0
         done = damage(folder, part, random.Random(seed))
         assert done is not None
         capsys.readouterr()
-        assert verify(folder, repair=False, own_records=False) == 1, done
+        assert verify(folder, repair=False) == 1, done
         assert done.named in capsys.readouterr().out, done
 
 
@@ -58,7 +59,7 @@ def test_each_fourteen_events_hurt_every_part_in_an_order_of_their_seed() -> Non
 
 async def _one_call(tmp_path: Path) -> None:
     """Records with a call `c` of the trajectory `t`."""
-    await (await Store.open(f"sqlite:///{tmp_path / 'records.db'}")).close()
+    await (await Store.open(tmp_path / "records.db")).close()
     with sqlite3.connect(tmp_path / "records.db") as records:
         columns = "id, trajectory_id, model, step, status, late, started_at, ended_at, prompt_ids, body"
         records.execute(f"INSERT INTO calls ({columns}) VALUES ('c', 't', 'm', 0, 'complete', 0, 1, 2, x'', '{{}}')")

@@ -141,7 +141,7 @@ async def test_a_lost_directory_comes_back_at_the_same_step_with_equal_bytes(
     model = registry(fresh).model("agent")
     assert (model.facts, model.step) == (registry(folder).model("agent").facts, 2)
     assert (fresh / AGENT / "state.json").read_text() == '{"value": {"batch": 7}}'
-    await (await Store.open(f"sqlite:///{fresh / 'records.db'}")).close()  # which refuses checkpoints without records
+    await (await Store.open(fresh / "records.db")).close()  # which refuses checkpoints without records
     assert sweep(fresh) == 0 and await pull(fresh, place) == []
 
 
@@ -151,7 +151,7 @@ async def test_a_directory_whose_records_alone_are_lost_gets_none_by_a_pull(fold
     (folder / "records.db").unlink(missing_ok=True)
     assert len(await pull(folder, place)) == 1
     with pytest.raises(StoreError, match="the file is missing, but there are checkpoints"):
-        await Store.open(f"sqlite:///{folder / 'records.db'}")
+        await Store.open(folder / "records.db")
 
 
 async def test_an_upload_killed_before_its_note_is_not_taken_and_is_completed_later(

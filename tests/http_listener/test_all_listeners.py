@@ -75,7 +75,7 @@ async def application(name: str, key: str | None, folder: Path) -> AsyncIterator
         async with scripted_sampler() as scripted, gateway_over(scripted, folder) as gateway:
             yield app.build(gateway.services, Guard(key))
     elif name.startswith("ui"):
-        await (await Store.open(f"sqlite:///{folder / 'records.db'}")).close()
+        await (await Store.open(folder / "records.db")).close()
         records = open_records(folder)
         yield build_viewer(DashboardSource(records, folder), Guard(key))
         records.close()

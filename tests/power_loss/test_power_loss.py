@@ -91,7 +91,7 @@ async def calls_in(path: Path, moment: str) -> dict[int, Call]:
     """The recorded calls by their number, from records that open as they are."""
     fault = fault_of(path, "integrity_check")
     assert fault is None, f"{moment}: {fault}"
-    store = await Store.open(f"sqlite:///{path}")
+    store = await Store.open(path)
     try:
         found = await store.calls_of([f"trajectory-{number}" for number in range(CALLS)])
     finally:

@@ -109,7 +109,7 @@ async def write_records(root: Path, acknowledge: Callable[[str], None], *, durab
     from offbook.server.records.store import Store
 
     for half in range(2):
-        store = await Store.open(f"sqlite:///{root / 'records.db'}", durable=durable)
+        store = await Store.open(root / "records.db", durable=durable)
         acknowledge("opened")
         for number in range(half * CALLS // 2, (half + 1) * CALLS // 2):
             await store.add_call(call(number))

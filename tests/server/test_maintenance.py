@@ -57,7 +57,7 @@ def registry(folder: Path) -> ModelRegistry:
 
 @asynccontextmanager
 async def opened(folder: Path) -> AsyncIterator[Store]:
-    store = await Store.open(f"sqlite:///{folder / 'records.db'}")
+    store = await Store.open(folder / "records.db")
     try:
         yield store
     finally:
@@ -134,19 +134,19 @@ async def test_records_that_are_empty_beside_checkpoints_foreign_or_damaged_are_
     whole = path.read_bytes()
     path.write_bytes(b"")
     with pytest.raises(StoreError, match="empty, but there are checkpoints"):
-        await Store.open(f"sqlite:///{path}")
+        await Store.open(path)
     path.write_text("a text of somebody else's, which is no database")
     with pytest.raises(StoreError, match="not a SQLite database"):
-        await Store.open(f"sqlite:///{path}")
+        await Store.open(path)
     path.write_bytes(whole[:8192] + b"\xff" * 4096 + whole[12288:])
     with pytest.raises(StoreError, match=r"damaged|malformed"):
-        await Store.open(f"sqlite:///{path}")
+        await Store.open(path)
     path.unlink()
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE songs (id INTEGER)")
     connection.close()
     with pytest.raises(StoreError, match=r"not Offbook's \(songs\)"):
-        await Store.open(f"sqlite:///{path}")
+        await Store.open(path)
 
 
 async def test_records_that_are_missing_beside_checkpoints_are_refused_until_a_repair_starts_new_ones(
@@ -155,10 +155,9 @@ async def test_records_that_are_missing_beside_checkpoints_are_refused_until_a_r
     path = folder / "records.db"
     path.unlink()
     with pytest.raises(StoreError, match=r"the file is missing, but there are checkpoints.* --repair"):
-        await Store.open(f"sqlite:///{path}")
+        await Store.open(path)
     assert not path.exists()
     assert main(["verify", "--dir", str(folder)]) == 1
-    assert main(["verify", "--dir", str(folder), "--store-url", "postgresql://elsewhere"]) == 0
     assert main(["verify", "--dir", str(folder), "--repair"]) == 0
     assert "new empty records" in capsys.readouterr().out
     assert path.stat().st_mode & 0o077 == 0
@@ -168,7 +167,7 @@ async def test_records_that_are_missing_beside_checkpoints_are_refused_until_a_r
 
 async def test_a_server_that_does_not_train_begins_records_beside_a_copied_model(folder: Path) -> None:
     (folder / "records.db").unlink()
-    store = await Store.open(f"sqlite:///{folder / 'records.db'}", may_begin=True)
+    store = await Store.open(folder / "records.db", may_begin=True)
     await store.close()
 
 
@@ -176,7 +175,7 @@ async def test_records_whose_log_lies_alone_are_refused_because_sqlite_would_del
     (tmp_path / "records.db-wal").write_bytes(b"commits")
     for may_begin in (False, True):
         with pytest.raises(StoreError, match=r"its log records\.db-wal is there"):
-            await Store.open(f"sqlite:///{tmp_path / 'records.db'}", may_begin=may_begin)
+            await Store.open(tmp_path / "records.db", may_begin=may_begin)
     assert (tmp_path / "records.db-wal").read_bytes() == b"commits"
 
 
@@ -262,7 +261,7 @@ async def test_records_that_cannot_be_checked_are_not_damaged(
             stack.callback(resource.setrlimit, resource.RLIMIT_FSIZE, limits)
         assert_nothing_is_taken_for_damage(folder, capsys)
         with pytest.raises(StoreError, match="could not be checked") as refused:
-            await Store.open(f"sqlite:///{path}")
+            await Store.open(path)
         assert "--repair" not in str(refused.value)
 
 
@@ -389,10 +388,3 @@ def test_a_backup_whose_copy_is_damaged_is_no_success(
     assert f"damaged: {output}" in told and f"/{name}: " in told and "1 parts of the copy are not whole" in told
     assert ".part" not in told and not list(tmp_path.glob(".copy*"))
     assert read_facts(agent(output).with_name("planner"))  # the rest of the copy is there
-
-
-def test_records_elsewhere_are_no_part_of_a_backup(folder: Path, tmp_path: Path) -> None:
-    (folder / "records.db").unlink()
-    command = ["backup", "--dir", str(folder), "--output", str(tmp_path / "copy")]
-    assert main([*command, "--store-url", "postgresql://elsewhere"]) == 0
-    assert read_facts(agent(tmp_path / "copy"))

@@ -12,6 +12,7 @@ from offbook.base.errors import ConfigError
 from offbook.base.server_options import EngineOptions, ServerOptions
 from offbook.server.maintenance import backup
 from offbook.server.prompt_date import with_prompt_date
+from offbook.server.records.store import create_file
 from offbook.server.sampler.engine_choice import EngineChoice
 
 
@@ -46,7 +47,8 @@ def test_a_directory_keeps_the_date_of_its_first_start(
 def test_a_backup_keeps_the_date(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     date_of(tmp_path / "own", "2026-11-29")
-    backup(tmp_path / "own", tmp_path / "copy", own_records=False)
+    create_file(tmp_path / "own" / "records.db")
+    backup(tmp_path / "own", tmp_path / "copy")
     assert date_of(tmp_path / "copy") == "2026-11-29"
 
 

@@ -67,7 +67,7 @@ class TrajectoryAudit(Wire):
 
 class Removal(Wire):
     """What a removal deleted, and what its trajectories had trained. `erased`: the file of the records holds no rest of it, either;
-    otherwise a reader or a full disk was in the way, or the records are in PostgreSQL."""
+    otherwise a reader or a full disk was in the way."""
 
     trajectories: tuple[TrajectoryAudit, ...]
     records: int

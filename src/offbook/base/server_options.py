@@ -390,7 +390,6 @@ class ServerOptions(Options):
     host: Headline[str] = Field(default="127.0.0.1", description="address to listen on")
     port: Headline[int] = Field(default=8000, ge=0, le=65535, description="port to listen on; 0: a free one")
     dir: Headline[Path] = Field(default_factory=lambda: default_dir(), description="folder for checkpoints and records")
-    store_url: str | None = Field(default=None, description="SQLAlchemy URL of the records; None: SQLite in `dir`")
     durable: bool = Field(
         default=False, description="sync every commit to disk, so that a power loss loses no answered call"
     )

@@ -257,7 +257,7 @@ class RolloutException(Frozen):
 
 
 PlaceName = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\x00]*$")]
-"""A name in an indexed column. Database indexes limit its length, and PostgreSQL rejects NUL."""
+"""A name in an indexed column. It has no NUL, and a length that is no burden on an index."""
 
 
 class RolloutPlace(Frozen):

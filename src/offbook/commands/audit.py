@@ -87,8 +87,7 @@ def forget(
     )
     if not removal.erased:
         echo(
-            "the database may still hold parts of them until it is compacted: with SQLite, stop its readers and run the command "
-            "again; with PostgreSQL, run VACUUM FULL"
+            "the database may still hold parts of them until it is compacted: stop its readers and run the command again"
         )
     for one in removal.trajectories:
         echo("\n".join(trajectory_lines(one)))

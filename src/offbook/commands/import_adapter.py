@@ -14,7 +14,7 @@ from offbook.base.terminal import echo
 from offbook.client.connection.http import checked_name
 
 from .lazy_import import imported
-from .options import Dir, StoreUrl
+from .options import Dir
 
 
 def import_command(
@@ -26,7 +26,6 @@ def import_command(
     ] = None,
     project: Annotated[str, typer.Option(help="project of the model")] = "default",
     dir: Dir = None,
-    store_url: StoreUrl = None,
 ) -> None:
     """Create a model from a LoRA that another tool trained.
 
@@ -44,5 +43,5 @@ def import_command(
     if base is not None and named is not None and base != named:
         echo(f"the adapter was made for the base {named!r}; you chose {base!r}, and its layers are compared", err=True)
     name, place = checked_name(model, "--model"), checked_name(project, "--project")
-    root, own_records = server_folder(dir), store_url is None
-    echo(str(models.import_model(root, folder, name, place, base or named, own_records=own_records)))
+    root = server_folder(dir)
+    echo(str(models.import_model(root, folder, name, place, base or named)))

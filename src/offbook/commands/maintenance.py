@@ -11,33 +11,31 @@ from offbook.base.errors import ConfigError
 from offbook.base.server_options import server_folder
 from offbook.server import maintenance
 
-from .options import Dir, StoreUrl
+from .options import Dir
 
 
 def verify(
     dir: Dir = None,
-    store_url: StoreUrl = None,
     repair: Annotated[
         bool, typer.Option("--repair", help="set damaged parts aside, rebuild model.json and start new records")
     ] = False,
 ) -> None:
     """Check the records, models and checkpoints of a directory.
 
-    Exits with code 1 if any is damaged or could not be checked. Records at --store-url are not checked. Stop the
+    Exits with code 1 if any is damaged or could not be checked. Stop the
     directory's server first."""
-    raise typer.Exit(maintenance.verify(_existing(dir), repair=repair, own_records=store_url is None))
+    raise typer.Exit(maintenance.verify(_existing(dir), repair=repair))
 
 
 def backup(
     output: Annotated[Path, typer.Option(help="new folder for the copy")],
     dir: Dir = None,
-    store_url: StoreUrl = None,
 ) -> None:
     """Copy the records, models and checkpoints of a directory, and verify the copy.
 
-    Exits with code 1 if a part of the copy is damaged. Records at --store-url are not copied. The server may be running.
+    Exits with code 1 if a part of the copy is damaged. The server may be running.
     """
-    code = maintenance.backup(_existing(dir), output.expanduser().absolute(), own_records=store_url is None)
+    code = maintenance.backup(_existing(dir), output.expanduser().absolute())
     raise typer.Exit(code)
 
 

@@ -30,7 +30,6 @@ Env = Annotated[
     list[str],
     more_option(help="variable for the program, which gets none that looks like a secret: NAME or NAME=value"),
 ]
-StoreUrl = Annotated[str | None, typer.Option(help="SQLAlchemy URL of the records, if they are not in --dir")]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,7 +41,7 @@ from offbook.server.views.run_summary import (
     warnings_of,
 )
 
-from .options import Dir, StoreUrl, refuse_words
+from .options import Dir, refuse_words
 
 _RUNS = 30
 """Runs that `runs` lists at most."""
@@ -65,11 +65,10 @@ def runs(
     context: typer.Context,
     json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
     dir: Dir = None,
-    store_url: StoreUrl = None,
 ) -> None:
     """List recorded runs, without a running server."""
     refuse_words(context)
-    with opened(dir, store_url) as source:
+    with opened(dir) as source:
         asyncio.run(_runs(source, Terminal(highlight=False), as_json=json))
 
 
@@ -77,19 +76,18 @@ def show_records(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="name of a run, or id of a trajectory")],
     dir: Dir = None,
-    store_url: StoreUrl = None,
 ) -> None:
     """Show the steps of a run, or the conversation of a trajectory."""
     refuse_words(context)
-    with opened(dir, store_url) as source:
+    with opened(dir) as source:
         asyncio.run(_show(source, Terminal(highlight=False), name))
 
 
 @contextmanager
-def opened(folder: Path | None, store_url: str | None) -> Generator[DashboardSource]:
+def opened(folder: Path | None) -> Generator[DashboardSource]:
     """The records of a directory. Raises ConfigError for a folder without any, StoreError."""
     place = server_folder(folder)
-    records = open_records(place, store_url, briefly=True)
+    records = open_records(place, briefly=True)
     try:
         yield DashboardSource(records, place)
     finally:

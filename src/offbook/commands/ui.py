@@ -18,7 +18,7 @@ from offbook.server.listening import listen, url_of
 from offbook.server.records.database import open_records
 from offbook.server.views.dashboard_source import DashboardSource
 
-from .options import Dir, StoreUrl, refuse_words
+from .options import Dir, refuse_words
 
 
 def ui(
@@ -32,7 +32,6 @@ def ui(
             help=f"key to sign in with, or @FILE; needed if --host is not loopback  [default: {KEY_VARIABLE}]"
         ),
     ] = None,
-    store_url: StoreUrl = None,
 ) -> None:
     """Show recorded runs in a browser, without a running server.
 
@@ -41,7 +40,7 @@ def ui(
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     folder = server_folder(dir)
     key = key_for_host(host, key_option(api_key))
-    records = open_records(folder, store_url)
+    records = open_records(folder)
     try:
         guard = Guard(key)
         app = build_viewer(DashboardSource(records, folder), guard)

@@ -20,9 +20,8 @@ from ..engine.checkpoint_files import put_aside, sync
 from .directory_lock import UMASK, DirectoryLock
 from .models import checkpoints
 from .prompt_date import PROMPT_DATE
-from .records.database import fault_of
+from .records.database import RECORDS, fault_of
 
-RECORDS = "records.db"
 _NOT_WHOLE = 1
 """Exit code for a directory or a copy with parts that are damaged or could not be checked."""
 
@@ -37,16 +36,15 @@ class DirectoryPart:
     unchecked: str | None = None
 
 
-def verify(root: Path, *, repair: bool, own_records: bool = True) -> int:
+def verify(root: Path, *, repair: bool) -> int:
     """Check all parts of the directory `root`, print those that are not whole, and return the exit code.
 
-    `repair` renames damaged parts, never those that could not be checked. `own_records`: whether the server keeps its
-    records in the directory. Raises ConfigError while a server runs on the directory, StoreError if a repair fails.
+    `repair` renames damaged parts, never those that could not be checked. Raises ConfigError while a server runs on the directory, StoreError if a repair fails.
     """
     lock = DirectoryLock(root)
     damaged = unchecked = whole = 0
     try:
-        for part in parts(root, own_records=own_records):
+        for part in parts(root):
             damaged += part.fault is not None
             unchecked += part.unchecked is not None
             whole += part.fault is None and part.unchecked is None
@@ -64,13 +62,12 @@ def verify(root: Path, *, repair: bool, own_records: bool = True) -> int:
     return _NOT_WHOLE if unchecked or (damaged and not repair) else 0
 
 
-def parts(root: Path, *, own_records: bool = True) -> Iterator[DirectoryPart]:
+def parts(root: Path) -> Iterator[DirectoryPart]:
     """Check the records, each model's facts, state and checkpoints, and the archives. Reads all bytes.
 
-    `own_records`: see `verify`. Raises StoreError if a folder cannot be read.
+    Raises StoreError if a folder cannot be read.
     """
-    if own_records:
-        yield _checked(root / RECORDS, partial(fault_of, check="integrity_check"))
+    yield _checked(root / RECORDS, partial(fault_of, check="integrity_check"))
     for folder in _models(root):
         yield _checked(folder / checkpoints.FACTS, lambda path: checkpoints.read_facts(path.parent))
         if (folder / "state.json").exists():
@@ -81,13 +78,13 @@ def parts(root: Path, *, own_records: bool = True) -> Iterator[DirectoryPart]:
         yield _checked(note, _fault_of_export)
 
 
-def backup(root: Path, output: Path, *, own_records: bool = True) -> int:
+def backup(root: Path, output: Path) -> int:
     """Copy the records and the models of `root` to the new folder `output`, atomically, verify the copy, print its damaged
     parts, and return the exit code. A server may be running.
 
     The records are copied first. A checkpoint that is newer than they are names its own train request, so a restored
     server knows that the request was applied. A copy with damaged parts stays, since the rest of it may be needed.
-    `own_records`: see `verify`. Raises ConfigError, StoreError.
+    Raises ConfigError, StoreError.
     """
     if output.exists():
         raise ConfigError(f"{output} exists already; name a new folder")
@@ -96,14 +93,12 @@ def backup(root: Path, output: Path, *, own_records: bool = True) -> int:
     shutil.rmtree(scratch, ignore_errors=True)
     try:
         scratch.mkdir(parents=True)
-        if own_records and (root / RECORDS).exists():
+        if (root / RECORDS).exists():
             _copy_records(root / RECORDS, scratch / RECORDS)
-        elif not own_records:
-            echo("The records are not copied: back them up with the tools of their database")
         if (root / PROMPT_DATE).exists():
             shutil.copy(root / PROMPT_DATE, scratch)
         count = sum(_copy_model(folder, scratch / folder.relative_to(root)) for folder in _models(root))
-        faulty = [part for part in parts(scratch, own_records=own_records) if part.fault or part.unchecked]
+        faulty = [part for part in parts(scratch) if part.fault or part.unchecked]
         scratch.rename(output)
         sync(output.parent)
     except OSError as error:
@@ -112,7 +107,7 @@ def backup(root: Path, output: Path, *, own_records: bool = True) -> int:
         shutil.rmtree(scratch, ignore_errors=True)
     for part in faulty:
         echo(f"damaged: {part.path}: {part.fault or part.unchecked}".replace(str(scratch), str(output)))
-    echo(f"{output}: {'records and ' if own_records else ''}{count} checkpoints")
+    echo(f"{output}: records and {count} checkpoints")
     if faulty:
         echo(f"{len(faulty)} parts of the copy are not whole. Check {root} with `offbook verify`; keep older backups")
     return _NOT_WHOLE if faulty else 0

@@ -37,6 +37,7 @@ from .logprob_check import check_logprobs, write_adapter
 from .models.base_model import BaseModelPath, find
 from .models.checkpoint_swaps import open_models
 from .prompt_date import with_prompt_date
+from .records.database import RECORDS
 from .records.running_time import RunningTime
 from .records.store import Store
 from .sampler.engine_choice import EngineChoice, choose
@@ -107,8 +108,7 @@ def run(options: ServerOptions) -> int:
 async def open_services(options: ServerOptions, engine: EngineChoice, base: BaseModelPath) -> Services:
     """Open all services of a server. Starts no child process yet. Raises ConfigError, StoreError."""
     logs = options.dir / "logs"
-    url = options.store_url or f"sqlite:///{options.dir / 'records.db'}"
-    store = await Store.open(url, durable=options.durable, may_begin=options.inference_only)
+    store = await Store.open(options.dir / RECORDS, durable=options.durable, may_begin=options.inference_only)
     learner = runner = upstream = None
     wings: dict[str, ServerWing] = {}
     recorder = Recorder(store, base.special_tokens(CALL_MARKS))

@@ -22,11 +22,10 @@ from ..engine import checkpoint_files
 from ..engine.checkpoint_files import Checkpoint, path_of
 from ..engine.protocol import MERGE_MODULE, Merged
 from .directory_lock import DirectoryLock, make_private
-from .maintenance import RECORDS
 from .models.base_model import find, reference
 from .models.checkpoints import ModelFacts, import_adapter, scan_models, state_of
 from .records.call_rows import trace_page
-from .records.database import fault_of, open_records
+from .records.database import RECORDS, fault_of, open_records
 from .records.overview import model_logs
 from .records.store import create_file
 from .training.archives import new_folder, write_export
@@ -106,11 +105,9 @@ def _warn(path: Path, error: OffbookError) -> None:
     logger.warning("Skipping checkpoint %s: %s", path.name, error)
 
 
-def import_model(
-    root: Path, adapter: Path, model: str, project: str, base_model: str, *, own_records: bool = True
-) -> Path:
+def import_model(root: Path, adapter: Path, model: str, project: str, base_model: str) -> Path:
     """Create `model` with the adapter as its step 1, and return the checkpoint's folder. The base is loaded in a process
-    of its own. `own_records`: whether the server keeps its records in the directory. Raises ConfigError for a name that is
+    of its own. Raises ConfigError for a name that is
     taken, a running server, and an adapter that does not fit the base."""
     base = find(base_model)
     make_private(root)
@@ -119,7 +116,7 @@ def import_model(
         if any(facts.name == model for _, facts in scan_models(root)):
             raise ConfigError(f"there is a model {model!r} in {root} already: use another --model")
         records = root / RECORDS
-        if own_records and not records.exists() and fault_of(records, None) is None:
+        if not records.exists() and fault_of(records, None) is None:
             create_file(records)  # a server takes checkpoints without records for a loss
         folder = root / project / "models" / model
         import_adapter(folder, adapter, model, project, base)

@@ -105,7 +105,7 @@ async def server_over(sampler_url: str, folder: Path | None = None) -> AsyncGene
 @asynccontextmanager
 async def services_over(sampler_url: str, folder: Path) -> AsyncGenerator[Services]:
     """What a server without a learner is made of, over an inference engine that runs at `sampler_url`."""
-    store = await Store.open(f"sqlite:///{folder / 'records.db'}")
+    store = await Store.open(folder / "records.db")
     base = BaseModelPath("tiny", folder, "tiny")
     sampler = ConnectedSampler(sampler_url)
     models = open_models(folder, base, "default", "default", sampler.adapters)

@@ -27,7 +27,7 @@ def choice(index: int = 0, text: str | None = "hi", **fields: Any) -> dict[str, 
 
 async def recorded(folder: Path, *choices: dict[str, Any], tools: tuple[Any, ...] = (TOOL,)) -> list[bool]:
     """Which choices of a recorded and read call are parse failures."""
-    store = await Store.open(f"sqlite:///{folder / 'records.db'}")
+    store = await Store.open(folder / "records.db")
     body: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
     request = ChatRequest.parse(orjson.dumps(body | ({"tools": tools} if tools else {})), {TRAJECTORY_HEADER: "t"})
     sampled = Sampled(AnswerLimits(choices=len(choices)))

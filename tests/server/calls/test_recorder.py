@@ -35,7 +35,7 @@ ANSWER = {
 
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[Store]:
-    opened = await Store.open(f"sqlite:///{tmp_path / 'records.db'}")
+    opened = await Store.open(tmp_path / "records.db")
     yield opened
     await opened.close()
 

@@ -61,7 +61,6 @@ def test_help_is_quick_names_every_option_and_loads_no_web_framework_or_torch() 
     assert "LOADED []" in done.stdout, done.stderr
     for flag in (
         "--model",
-        "--store-url",
         "--api-key",
         "--inference-only",
         "--unclaimed-ttl",

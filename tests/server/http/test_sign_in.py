@@ -27,7 +27,7 @@ def guard() -> Guard:
 
 @pytest.fixture
 async def browser(tmp_path: Path, guard: Guard) -> AsyncIterator[httpx.AsyncClient]:
-    store = await Store.open(f"sqlite:///{tmp_path / 'records.db'}")
+    store = await Store.open(tmp_path / "records.db")
     await store.close()
     records = open_records(tmp_path)
     app = build_viewer(DashboardSource(records, tmp_path), guard)

@@ -123,7 +123,7 @@ INDEX_OF = {
 
 
 def test_every_list_follows_the_index_of_its_narrowest_filter_and_sorts_nothing(tmp_path: Path) -> None:
-    engine, _ = engine_at(f"sqlite:///{tmp_path / 'records.db'}", 5)
+    engine = engine_at(tmp_path / "records.db", 5)
     with engine.connect() as connection:
         metadata.create_all(connection)
         for chosen in itertools.product((False, True), repeat=len(FILTERS)):

@@ -1,4 +1,4 @@
-"""What the records promise: durable when answered, claimed once, sealed once, the same on SQLite and PostgreSQL."""
+"""What the records promise: durable when answered, claimed once, sealed once."""
 
 from __future__ import annotations
 
@@ -40,11 +40,6 @@ from offbook.server.records.database import ReadOnlyRecords, engine_at
 from offbook.server.records.store import Store
 from offbook.server.records.tables import metadata, trajectories
 from tests.paths import ROOT
-from tests.server.records.conftest import POSTGRES
-
-
-def store_url(store: Store) -> str:
-    return str(POSTGRES) if store.where.startswith("postgres") else f"sqlite:///{store.where}"
 
 
 def a_call(trajectory_id: str = "traj-a", *, at: float = 100.0, choices: int = 1, status: str = "complete") -> Call:
@@ -111,7 +106,7 @@ async def test_equal_calls_without_a_key_stay_apart(store: Store) -> None:
 
 
 def test_on_sqlite_a_transaction_is_begun_before_its_first_statement(tmp_path: Path) -> None:
-    engine, _ = engine_at(f"sqlite:///{tmp_path / 'records.db'}", 5)
+    engine = engine_at(tmp_path / "records.db", 5)
     with engine.connect() as connection:
         assert connection.scalar(sa.text("SELECT 1")) == 1  # the driver itself begins at the first INSERT
         assert connection.connection.driver_connection.in_transaction  # pyright: ignore
@@ -119,7 +114,7 @@ def test_on_sqlite_a_transaction_is_begun_before_its_first_statement(tmp_path: P
 
 
 def test_no_question_of_calls_reads_them_all(tmp_path: Path) -> None:
-    engine, _ = engine_at(f"sqlite:///{tmp_path / 'records.db'}", 5)
+    engine = engine_at(tmp_path / "records.db", 5)
     with engine.connect() as connection:
         metadata.create_all(connection)
         for condition, index in (
@@ -266,11 +261,11 @@ async def test_an_id_that_is_no_call_of_the_trajectory_is_refused_with_its_field
     assert await store.finished(["traj-a", "traj-b"]) == {}
 
 
-async def test_a_trajectory_that_was_stored_before_calls_had_weights_can_be_read(store: Store) -> None:
+async def test_a_trajectory_that_was_stored_before_calls_had_weights_can_be_read(store: Store, tmp_path: Path) -> None:
     await store.finish([a_record("traj-a")])
     body = json.loads(a_record("traj-a").model_dump_json())
     assert (body.pop("weights"), body.pop("call_rewards"), body.pop("unused")) == ({}, {}, [])
-    engine = sa.create_engine(store_url(store))
+    engine = engine_at(tmp_path / "records.db", 1)
     with engine.begin() as connection:
         connection.execute(sa.update(trajectories).values(body=json.dumps(body)))
     engine.dispose()
@@ -334,7 +329,7 @@ async def test_a_bad_row_does_not_take_its_neighbours_with_it(store: Store) -> N
 
 
 async def test_a_closed_store_says_so(tmp_path: Path) -> None:
-    store = await Store.open(f"sqlite:///{tmp_path / 'records.db'}")
+    store = await Store.open(tmp_path / "records.db")
     await store.close()
     with pytest.raises(StoreError, match="closed"):
         await store.add_call(a_call())
@@ -353,7 +348,7 @@ def file_size_limit(size: int) -> Iterator[None]:
 
 async def test_a_full_disk_is_an_error_that_names_the_file_and_recording_goes_on_after_it(tmp_path: Path) -> None:
     path = tmp_path / "records.db"
-    store = await Store.open(f"sqlite:///{path}")
+    store = await Store.open(path)
     big = a_call().model_copy(update={"messages": ({"role": "user", "content": "x" * 1_000_000},)})
     with file_size_limit(200_000), pytest.raises(StoreFullError, match=str(path)):
         await store.add_call(big)
@@ -366,47 +361,39 @@ async def test_a_full_disk_is_an_error_that_names_the_file_and_recording_goes_on
 @pytest.mark.parametrize(("schema", "remedy"), [("99", "upgrade with"), ("1", "move them away")])
 async def test_records_of_another_schema_are_refused(tmp_path: Path, schema: str, remedy: str) -> None:
     path = tmp_path / "records.db"
-    await (await Store.open(f"sqlite:///{path}")).close()
+    await (await Store.open(path)).close()
     with sqlite3.connect(path) as raw:
         raw.execute("UPDATE meta SET value = ? WHERE key = 'schema'", (schema,))
     raw.close()
     written = path.read_bytes()
-    with pytest.raises(StoreError, match=f"schema '{schema}'.*{remedy}.*--store-url"):
-        await Store.open(f"sqlite:///{path}")
+    with pytest.raises(StoreError, match=f"schema '{schema}'.*{remedy}.*--dir"):
+        await Store.open(path)
     with pytest.raises(StoreError, match=f"schema '{schema}'.*{remedy}"):
-        ReadOnlyRecords.open(f"sqlite:///{path}")
+        ReadOnlyRecords.open(path)
     assert path.read_bytes() == written
 
 
-@pytest.mark.parametrize(
-    ("url", "says"),
-    [
-        ("not a url", "not a SQLAlchemy URL"),
-        ("sqlite://", "in memory"),
-        ("sqlite:////nowhere/at/all/records.db", "/nowhere/at/all/records.db"),
-        ("nosuchdb://host/db", "cannot be used"),
-    ],
-)
-async def test_a_store_that_cannot_be_opened_says_why(url: str, says: str) -> None:
-    with pytest.raises(StoreError, match=says):
-        await Store.open(url)
+async def test_a_store_that_cannot_be_opened_says_why() -> None:
+    with pytest.raises(StoreError, match=r"/nowhere/at/all/records\.db"):
+        await Store.open(Path("/nowhere/at/all/records.db"))
 
 
 async def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "records.db"
     path.write_bytes(b"these are not records\n" * 100)
     with pytest.raises(StoreError, match=str(path)):
-        await Store.open(f"sqlite:///{path}")
+        await Store.open(path)
 
 
 RECORDING = """
 import asyncio, sys
+from pathlib import Path
 from tests.server.records.test_store import a_call
 from offbook.server.records.database import ReadOnlyRecords
 from offbook.server.records.store import Store
 
 async def main():
-    store = await Store.open(sys.argv[1])
+    store = await Store.open(Path(sys.argv[1]))
     async def record(name):
         while True:
             call = await store.add_call(a_call(name))
@@ -418,9 +405,9 @@ asyncio.run(main())
 
 
 async def test_everything_acknowledged_survives_a_kill(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'records.db'}"
+    path = tmp_path / "records.db"
     with subprocess.Popen(
-        [sys.executable, "-c", RECORDING, url], stdout=subprocess.PIPE, text=True, cwd=ROOT
+        [sys.executable, "-c", RECORDING, str(path)], stdout=subprocess.PIPE, text=True, cwd=ROOT
     ) as process:
         assert process.stdout is not None
         acknowledged = [process.stdout.readline().split() for _ in range(200)]
@@ -428,7 +415,7 @@ async def test_everything_acknowledged_survives_a_kill(tmp_path: Path) -> None:
         acknowledged += [
             line.split() for line in process.stdout.read().splitlines(keepends=True) if line.endswith("\n")
         ]
-    store = await Store.open(url)
+    store = await Store.open(path)
     found = await store.calls_of([f"t-{index}" for index in range(8)])
     ids = {call.id for calls in found.values() for call in calls}
     assert len(acknowledged) >= 200

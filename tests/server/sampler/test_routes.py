@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from offbook.base.wire import TRAJECTORY_HEADER
-from offbook.server.sampler import pool, running_sampler
+from offbook.server.sampler import pool as pools
+from offbook.server.sampler import running_sampler
 from offbook.server.sampler.pool import Routes, SamplerPool
 from offbook.server.sampler.running_sampler import RunningSampler
 from offbook.testing import ScriptedCompletion, ScriptedSampler
@@ -133,7 +134,7 @@ async def test_the_gateway_names_the_trajectory_of_a_call(
 
 
 def test_more_trajectories_than_the_limit_forget_the_one_used_least_recently(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "MAX_TRAJECTORIES", 3)
+    monkeypatch.setattr(pools, "MAX_TRAJECTORIES", 3)
     members: Any = [SimpleNamespace(state="ok", calls=SimpleNamespace(in_flight=0, awake=True)) for _ in range(2)]
     route = Routes(members)
     first: Any = route.member(of_call("a"), "a")

@@ -1,6 +1,5 @@
 """Opens the records: engines that read and write, records that are only read, and the check of a SQLite file, so that no
-foreign, damaged or lost records are overwritten.
-"""
+foreign, damaged or lost records are overwritten."""
 
 from __future__ import annotations
 
@@ -15,8 +14,8 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 from urllib.parse import quote
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, make_url
-from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
+from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection, QueuePool
 
 from offbook.base.errors import ConfigError, StoreError
@@ -26,33 +25,25 @@ from ...engine.checkpoint_files import is_file, not_checked
 from .tables import check_schema
 from .writer import store_error
 
+RECORDS = "records.db"
+"""The file in a server's directory."""
 
-def engine_at(url: str, connections: int, *, durable: bool = False) -> tuple[Engine, str]:
-    """An engine that reads and writes, with at most `connections` pooled connections, and its location for messages.
 
-    With `durable`, SQLite syncs its log to disk at every commit; PostgreSQL always does. Raises StoreError if the URL is
-    invalid, its database is in memory, or its driver is not installed.
+def engine_at(file: Path, connections: int, *, durable: bool = False) -> Engine:
+    """An engine that reads and writes, with at most `connections` pooled connections. With `durable`, SQLite syncs its log to
+    disk at every commit."""
+    engine = create_engine(URL.create("sqlite", database=str(file)), pool_size=connections, pool_use_lifo=True)
+    event.listen(engine, "connect", partial(_configure, "FULL" if durable else "NORMAL"))
+    engine.dialect.do_begin = _begin
+    return engine
+
+
+def read_only_engine_at(file: Path, connections: int, *, immutable: bool = False) -> Engine:
+    """Like `engine_at`, for an engine that cannot write. A server may write to the same file meanwhile.
+
+    `immutable` is for a file on a read-only disk, where SQLite cannot even create the index of its log.
     """
-    parsed, where = _parsed(url)
-    engine = _engine(parsed, where, connections)
-    if parsed.get_backend_name() == "sqlite":
-        event.listen(engine, "connect", partial(_configure_sqlite, "FULL" if durable else "NORMAL"))
-        engine.dialect.do_begin = _begin_sqlite
-    return engine, where
-
-
-def read_only_engine_at(url: str, connections: int, *, immutable: bool = False) -> tuple[Engine, str]:
-    """Like `engine_at`, for an engine that cannot write. A server may write to the same database meanwhile.
-
-    `immutable` is for a SQLite file on a read-only disk, where SQLite cannot even create the index of its log.
-    """
-    parsed, where = _parsed(url)
-    if parsed.get_backend_name() != "sqlite":
-        engine = _engine(parsed, where, connections)
-        event.listen(engine, "connect", _reject_postgres_writes)
-        return engine, where
-    mode = "immutable=1" if immutable else "mode=ro"
-    uri = f"file:{quote(str(Path(where).absolute()))}?{mode}"
+    uri = f"file:{quote(str(file.absolute()))}?{'immutable=1' if immutable else 'mode=ro'}"
     engine = create_engine(
         "sqlite://",
         creator=lambda: sqlite3.connect(uri, uri=True, check_same_thread=False),
@@ -60,37 +51,12 @@ def read_only_engine_at(url: str, connections: int, *, immutable: bool = False) 
         pool_size=connections,
         pool_use_lifo=True,
     )
-    event.listen(engine, "connect", _reject_sqlite_writes)
-    engine.dialect.do_begin = _begin_sqlite
-    return engine, where
+    event.listen(engine, "connect", _reject_writes)
+    engine.dialect.do_begin = _begin
+    return engine
 
 
-def _parsed(url: str) -> tuple[URL, str]:
-    try:
-        parsed = make_url(url)
-    except ArgumentError as error:
-        raise StoreError(f"store_url {url!r} is not a SQLAlchemy URL, such as sqlite:////srv/records.db") from error
-    sqlite = parsed.get_backend_name() == "sqlite"
-    where = (parsed.database or "") if sqlite else parsed.render_as_string(hide_password=True)
-    if sqlite and where in ("", ":memory:"):
-        raise StoreError(f"store_url {url!r} keeps records in memory, where they would be lost: name a file")
-    return parsed, where
-
-
-def _engine(parsed: URL, where: str, connections: int) -> Engine:
-    sqlite = parsed.get_backend_name() == "sqlite"
-    try:
-        return create_engine(parsed, pool_size=connections, pool_pre_ping=not sqlite, pool_use_lifo=True)
-    except ModuleNotFoundError as error:
-        raise StoreError(
-            f"the driver of {where} is not installed ({error}): install it with pip, for example "
-            "`pip install 'psycopg[binary]'` for postgresql+psycopg://"
-        ) from error
-    except SQLAlchemyError as error:
-        raise StoreError(f"store_url {where!r} cannot be used: {error}") from error
-
-
-def _configure_sqlite(synchronous: str, connection: Json, entry: ConnectionPoolEntry) -> None:
+def _configure(synchronous: str, connection: Json, entry: ConnectionPoolEntry) -> None:
     """Set WAL mode and turn off the driver's own transactions, which do not cover DDL and reads."""
     del entry
     connection.isolation_level = None
@@ -98,21 +64,14 @@ def _configure_sqlite(synchronous: str, connection: Json, entry: ConnectionPoolE
         connection.execute(f"PRAGMA {pragma}")
 
 
-def _reject_sqlite_writes(connection: Json, entry: ConnectionPoolEntry) -> None:
+def _reject_writes(connection: Json, entry: ConnectionPoolEntry) -> None:
     del entry
     connection.isolation_level = None
     for pragma in ("query_only=1", "busy_timeout=10000"):
         connection.execute(f"PRAGMA {pragma}")
 
 
-def _reject_postgres_writes(connection: Json, entry: ConnectionPoolEntry) -> None:
-    del entry
-    with connection.cursor() as cursor:
-        cursor.execute("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY")
-    connection.commit()
-
-
-def _begin_sqlite(dbapi_connection: PoolProxiedConnection) -> None:
+def _begin(dbapi_connection: PoolProxiedConnection) -> None:
     """Replaces the dialect's `do_begin`. A listener for "begin" would slow down every statement in SQLAlchemy."""
     dbapi_connection.cursor().execute("BEGIN")
 
@@ -220,42 +179,35 @@ class Readable(Protocol):
 class ReadOnlyRecords:
     """Records without the directory's lock. They cannot be written."""
 
-    def __init__(self, engine: Engine, where: str) -> None:
+    def __init__(self, engine: Engine, file: Path) -> None:
         self._engine = engine
-        self._where = where
+        self._file = file
         self._readers = ThreadPoolExecutor(_READERS, "offbook-read")
 
     @classmethod
-    def open(cls, url: str, *, briefly: bool = False) -> ReadOnlyRecords:
-        """Open records at a SQLAlchemy URL. `briefly`: for one look at them, which leaves no files beside SQLite records that no
-        server has open.
+    def open(cls, file: Path, *, briefly: bool = False) -> ReadOnlyRecords:
+        """Open a file of records. `briefly`: for one look at them, which leaves no files beside records that no server has open.
 
-        Raises StoreError if there are none, the database is unreachable, belongs to another program, or has another schema.
+        Raises StoreError if there are none, or the file is damaged, belongs to another program, or has another schema.
         """
-        engine, where = read_only_engine_at(url, _READERS)
-        sqlite = engine.dialect.name == "sqlite"
-        if sqlite and briefly and not Path(f"{where}-wal").exists():
-            engine.dispose()
-            engine, where = read_only_engine_at(url, _READERS, immutable=True)
-        if sqlite and not Path(where).is_file():
-            engine.dispose()
-            raise StoreError(f"there are no records at {where}: name the directory of a server that has run")
+        if not file.is_file():
+            raise StoreError(f"there are no records at {file}: name the directory of a server that has run")
+        immutable = briefly and not file.with_name(f"{file.name}-wal").exists()
+        engine = read_only_engine_at(file, _READERS, immutable=immutable)
         try:
             try:
-                _check_schema(engine, where)
-            except OperationalError:
-                if not sqlite:
-                    raise
+                _check_schema(engine, file)
+            except OperationalError:  # a read-only disk
                 engine.dispose()
-                engine, where = read_only_engine_at(url, _READERS, immutable=True)
-                _check_schema(engine, where)
+                engine = read_only_engine_at(file, _READERS, immutable=True)
+                _check_schema(engine, file)
         except SQLAlchemyError as error:
             engine.dispose()
-            raise store_error(error, "open", where) from error
+            raise store_error(error, "open", file) from error
         except StoreError:
             engine.dispose()
             raise
-        return cls(engine, where)
+        return cls(engine, file)
 
     async def read(self, read: Callable[[Connection], R]) -> R:
         """Call `read` with a connection in a reader thread, and return its result. Raises StoreError."""
@@ -271,31 +223,25 @@ class ReadOnlyRecords:
             with self._engine.connect() as connection:
                 return read(connection)
         except SQLAlchemyError as error:
-            raise store_error(error, "read", self._where) from error
+            raise store_error(error, "read", self._file) from error
 
 
-def open_records(folder: Path, store_url: str | None = None, *, briefly: bool = False) -> ReadOnlyRecords:
+def open_records(folder: Path, *, briefly: bool = False) -> ReadOnlyRecords:
     """Open the records of a server's directory, as `ReadOnlyRecords.open`. Raises ConfigError if the folder has none, StoreError."""
-    if store_url is not None:
-        return ReadOnlyRecords.open(store_url, briefly=briefly)
-    file = folder / "records.db"
-    if not file.is_file():
-        raise ConfigError(_no_records(folder))
-    return ReadOnlyRecords.open(f"sqlite:///{file}", briefly=briefly)
-
-
-def _no_records(folder: Path) -> str:
+    file = folder / RECORDS
+    if file.is_file():
+        return ReadOnlyRecords.open(file, briefly=briefly)
     if not folder.exists():
-        return f"there is no folder {folder}: give the directory of a server, as in --dir offbook-quickstart/server"
-    inside = sorted(path.parent for pattern in ("*/records.db", "*/*/records.db") for path in folder.glob(pattern))
+        raise ConfigError(
+            f"there is no folder {folder}: give the directory of a server, as in --dir offbook-quickstart/server"
+        )
+    inside = sorted(path.parent for pattern in (f"*/{RECORDS}", f"*/*/{RECORDS}") for path in folder.glob(pattern))
     hint = ": it is not the directory of a server, or its server has not started yet"
-    if inside:
-        hint = f"; there are records in {inside[0]}"
-    return f"{folder} has no records.db{hint}"
+    raise ConfigError(f"{folder} has no {RECORDS}{f'; there are records in {inside[0]}' if inside else hint}")
 
 
-def _check_schema(engine: Engine, where: str) -> None:
+def _check_schema(engine: Engine, file: Path) -> None:
     with engine.connect() as connection:
         if not inspect(connection).has_table("meta"):
-            raise StoreError(f"the database at {where} has no records of Offbook: check the path or URL")
-        check_schema(connection, where)
+            raise StoreError(f"the database at {file} has no records of Offbook: check the path")
+        check_schema(connection, file)

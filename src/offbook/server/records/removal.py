@@ -84,10 +84,8 @@ def _empty_requests(connection: Connection, ids: set[str]) -> None:
 
 
 def erase(engine: Engine) -> bool:
-    """Rewrite a SQLite file without the rests of deleted rows, and empty its log. Returns False if a reader holds the log, and
-    for PostgreSQL, where `VACUUM FULL` is its administrator's. Raises SQLAlchemyError."""
-    if engine.dialect.name != "sqlite":
-        return False
+    """Rewrite a SQLite file without the rests of deleted rows, and empty its log. Returns False if a reader holds the log.
+    Raises SQLAlchemyError."""
     with engine.connect() as connection:
         cursor = connection.connection.cursor()
         try:

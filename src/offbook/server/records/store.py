@@ -1,4 +1,4 @@
-"""The store of all records: calls, finished trajectories, train requests and logs, in SQLite (WAL) or PostgreSQL.
+"""The store of all records: calls, finished trajectories, train requests and logs, in SQLite (WAL).
 
 One writer thread commits writes in groups; reader threads have their own connections; the event loop never waits for the
 database. A completed write survives a killed process. A power loss can undo the last commits, unless the store is durable. Calls
@@ -53,7 +53,6 @@ from .database import APPLICATION_ID, check_file, engine_at
 from .feedback import finish_again
 from .listing import page
 from .overview import model_logs
-from .ownership import RecordsOwnership
 from .tables import SCHEMA, calls, expired, logs, meta, outputs, prepare, trains, trajectories
 from .writer import Apply, Writer, store_error
 
@@ -68,12 +67,12 @@ Expiry = tuple[float, Collection[str]]
 def create_file(path: Path) -> None:
     """Create empty records that only this account can read. Raises OSError, StoreError."""
     path.touch(0o600, exist_ok=False)
-    engine, where = engine_at(f"sqlite:///{path}", 1)
+    engine = engine_at(path, 1)
     try:
-        prepare(engine, where)
+        prepare(engine, path)
         _mark_file(engine)
     except SQLAlchemyError as error:
-        raise store_error(error, "create", where) from error
+        raise store_error(error, "create", path) from error
     finally:
         engine.dispose()
 
@@ -161,60 +160,44 @@ _ADD_OUTPUTS = insert(outputs)
 class Store:
     """All records of one server. Every method raises StoreError if the database cannot be read or written."""
 
-    def __init__(self, engine: Engine, where: str, ownership: RecordsOwnership | None = None) -> None:
+    def __init__(self, engine: Engine, file: Path) -> None:
         self._engine = engine
-        self._where = where
-        self._ownership = ownership
-        self._writer = Writer(engine, where, ownership.check if ownership is not None else None)
+        self._file = file
+        self._writer = Writer(engine, file)
         self._readers = ThreadPoolExecutor(_READERS, "offbook-read")
 
     @classmethod
-    async def open(cls, url: str, *, durable: bool = False, may_begin: bool = False) -> Store:
-        """Open or create records at a SQLAlchemy URL.
+    async def open(cls, file: Path, *, durable: bool = False, may_begin: bool = False) -> Store:
+        """Open or create the records in a file.
 
         The clock of this process goes on from the newest call and train request, so that later ones sort after them also
-        if the system clock was set back. `durable`: see `engine_at`. `may_begin`: see `check_file`. Raises StoreError if the database is unreachable, belongs to another program, or
-        has another schema, or if another server has records in PostgreSQL.
+        if the system clock was set back. `durable`: see `engine_at`. `may_begin`: see `check_file`. Raises StoreError if the
+        file cannot be opened, belongs to another program, or has another schema.
         """
-        return await asyncio.to_thread(cls._opened, url, durable, may_begin)
+        return await asyncio.to_thread(cls._opened, file, durable, may_begin)
 
     @classmethod
-    def _opened(cls, url: str, durable: bool, may_begin: bool) -> Store:
-        engine, where = engine_at(url, _READERS + 1, durable=durable)
-        ownership: RecordsOwnership | None = None
+    def _opened(cls, file: Path, durable: bool, may_begin: bool) -> Store:
+        check_file(file, may_begin=may_begin)
+        engine = engine_at(file, _READERS + 1, durable=durable)
         try:
-            if engine.dialect.name == "sqlite":
-                check_file(Path(where), may_begin=may_begin)
-            elif engine.dialect.name == "postgresql":
-                ownership = RecordsOwnership(engine, where)
-            prepare(engine, where)
-            if engine.dialect.name == "sqlite":
-                _mark_file(engine)
-            if ownership is not None:
-                ownership.begin(engine)
+            prepare(engine, file)
+            _mark_file(engine)
             with engine.connect() as connection:
-                _continue_clock(connection, where)
-        except (SQLAlchemyError, StoreError) as error:
-            if ownership is not None:
-                ownership.release()
+                _continue_clock(connection, file)
+        except SQLAlchemyError as error:
             engine.dispose()
-            if isinstance(error, StoreError):
-                raise
-            raise store_error(error, "open", where) from error
-        return cls(engine, where, ownership)
+            raise store_error(error, "open", file) from error
+        except StoreError:
+            engine.dispose()
+            raise
+        return cls(engine, file)
 
     async def close(self) -> None:
         """Complete queued writes, then close all connections."""
         await asyncio.to_thread(self._writer.close)
-        if self._ownership is not None:
-            await asyncio.to_thread(self._ownership.release)
         await asyncio.to_thread(self._readers.shutdown)
         await asyncio.to_thread(self._engine.dispose)
-
-    @property
-    def where(self) -> str:
-        """The database's location for messages: a path, or a URL without its password."""
-        return self._where
 
     async def add_call(self, call: Call, idempotency_key: str | None = None) -> Call:
         """Record a call, and return it after the commit. A call whose trajectory is finished already is recorded as late.
@@ -347,7 +330,7 @@ class Store:
             with self._engine.connect() as connection:
                 return read(connection)
         except SQLAlchemyError as error:
-            raise store_error(error, "read", self._where) from error
+            raise store_error(error, "read", self._file) from error
 
 
 def _add_calls(connection: Connection, batch: Sequence[NewCall]) -> list[Call | OffbookError]:
@@ -383,14 +366,14 @@ def _save_trains(connection: Connection, batch: Sequence[tuple[TrainStatus, str]
     return [None] * len(batch)
 
 
-def _continue_clock(connection: Connection, where: str) -> None:
+def _continue_clock(connection: Connection, file: Path) -> None:
     newest = [connection.scalar(select(func.max(column))) for column in (calls.c.started_at, trains.c.created_at)]
     behind = clock.advance(max((moment for moment in newest if moment is not None), default=0.0))
     if behind > clock.JUMP_SECONDS:
         logger.warning(
             "The system clock is %.0f s behind the newest record in %s: new records get times from there on, to stay in order. "
             "If the clock is right, it was wrong before",
-            *(behind, where),
+            *(behind, file),
         )
 
 

@@ -1,9 +1,11 @@
-"""The tables of the records, and the check of their schema. Their column types exist in SQLite and PostgreSQL alike.
+"""The tables of the records, and the check of their schema.
 
 Token ids are little-endian int32 blobs. Logprobs are float32 blobs with NaN for a missing one. Nested values are JSON text.
 """
 
 from __future__ import annotations
+
+from pathlib import Path
 
 from sqlalchemy import (
     BigInteger,
@@ -63,7 +65,7 @@ outputs = Table(
     Column("token_ids", LargeBinary, nullable=False),
     Column("logprobs", LargeBinary, nullable=False),
     Column("message", Text, nullable=False),
-    Index("outputs_claimed", "claimed_by", sqlite_where=_CLAIMED, postgresql_where=_CLAIMED),
+    Index("outputs_claimed", "claimed_by", sqlite_where=_CLAIMED),
 )
 
 _UNSCORED = text("reward IS NULL")
@@ -93,8 +95,8 @@ trajectories = Table(
     Index("trajectories_run", "run", "seq"),
     Index("trajectories_step", "step", "seq"),
     Index("trajectories_split", "split", "seq"),
-    Index("trajectories_failed", "seq", sqlite_where=text("failed = 1"), postgresql_where=text("failed")),
-    Index("trajectories_unscored", "seq", sqlite_where=_UNSCORED, postgresql_where=_UNSCORED),
+    Index("trajectories_failed", "seq", sqlite_where=text("failed = 1")),
+    Index("trajectories_unscored", "seq", sqlite_where=_UNSCORED),
 )
 
 trajectory_models = Table(
@@ -135,21 +137,21 @@ logs = Table(
 )
 
 
-def prepare(engine: Engine, where: str) -> None:
+def prepare(engine: Engine, file: Path) -> None:
     """Create the tables if there are none.
 
     Raises StoreError if the database has another schema, SQLAlchemyError if it does not respond.
     """
     with engine.begin() as connection:
         if inspect(connection).has_table("meta"):
-            check_schema(connection, where)
+            check_schema(connection, file)
         else:
             metadata.create_all(connection)
             connection.execute(insert(meta).values(key="schema", value=str(SCHEMA)))
 
 
-def check_schema(connection: Connection, where: str) -> None:
-    """Raises StoreError if the records at `where` have another schema than this version's."""
+def check_schema(connection: Connection, file: Path) -> None:
+    """Raises StoreError if the records in `file` have another schema than this version's."""
     stored = connection.execute(select(meta.c.value).where(meta.c.key == "schema")).scalar()
     if stored == str(SCHEMA):
         return
@@ -160,6 +162,6 @@ def check_schema(connection: Connection, where: str) -> None:
         else "they were written before the first release: move them away (models and checkpoints stay usable)"
     )
     raise StoreError(
-        f"the records at {where} have schema {stored!r}, but this version of offbook reads schema {SCHEMA}: {remedy}, "
-        "or keep records elsewhere (--dir or --store-url)"
+        f"the records at {file} have schema {stored!r}, but this version of offbook reads schema {SCHEMA}: {remedy}, "
+        "or keep records elsewhere (--dir)"
     )

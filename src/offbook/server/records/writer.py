@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from sqlalchemy import Connection, Engine
@@ -25,7 +26,6 @@ Apply: TypeAlias = Callable[[Connection, Sequence[A]], Sequence[R | OffbookError
 _BATCH = 512  # most writes in one transaction
 SQLITE_FULL = {13, 778}
 """Error codes: SQLITE_FULL, and SQLITE_IOERR_WRITE, which a quota or a limit on file sizes causes."""
-_POSTGRES_FULL = "53100"
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,13 +39,11 @@ class _Job:
 
 
 class Writer:
-    """The writer thread. `where` names the database in errors."""
+    """The writer thread. `file` has the records, and is named in errors."""
 
-    def __init__(self, engine: Engine, where: str, check: Callable[[Connection], None] | None = None) -> None:
-        """`check`: called first in each transaction. It may raise StoreError, and then nothing is written."""
-        self._check = check
+    def __init__(self, engine: Engine, file: Path) -> None:
         self._engine = engine
-        self._where = where
+        self._file = file
         self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="offbook-store", daemon=True)
@@ -64,7 +62,7 @@ class Writer:
 
     async def _queued(self, apply: Apply[Any, Any] | None, argument: Any) -> Any:
         if self._closed:
-            raise StoreError(f"the records at {self._where} are closed: the server is shutting down")
+            raise StoreError(f"the records at {self._file} are closed: the server is shutting down")
         loop = asyncio.get_running_loop()
         job = _Job(apply, argument, loop.create_future(), loop)
         self._queue.put(job)
@@ -113,30 +111,28 @@ class Writer:
             if jobs[0].apply is None:
                 return [jobs[0].argument(self._engine)]
             with self._engine.begin() as connection:
-                if self._check is not None:
-                    self._check(connection)
                 for apply, group in groupby(jobs, key=lambda job: job.apply):
                     assert apply is not None
                     results.extend(apply(connection, [job.argument for job in group]))
         except SQLAlchemyError as error:
-            return store_error(error, "write", self._where)
+            return store_error(error, "write", self._file)
         except StoreError as error:
             return error
         except Exception as error:  # noqa: BLE001  # the caller gets the error, and the thread goes on
-            failure = StoreError(f"could not write records to {self._where}: {type(error).__name__}: {error}")
+            failure = StoreError(f"could not write records to {self._file}: {type(error).__name__}: {error}")
             failure.__cause__ = error
             return failure
         return results
 
 
-def store_error(error: SQLAlchemyError, verb: str, where: str) -> StoreError:
-    """Convert a database error. StoreFullError if the disk is full; `verb` and `where` are for the message."""
+def store_error(error: SQLAlchemyError, verb: str, file: Path) -> StoreError:
+    """Convert a database error. StoreFullError if the disk is full; `verb` and `file` are for the message."""
     cause = error.orig if isinstance(error, DBAPIError) else None
-    if getattr(cause, "sqlite_errorcode", 0) in SQLITE_FULL or getattr(cause, "sqlstate", "") == _POSTGRES_FULL:
-        message = f"no space left to {verb} records at {where} ({cause}): free disk space, or use another --dir or --store-url"
+    if getattr(cause, "sqlite_errorcode", 0) in SQLITE_FULL:
+        message = f"no space left to {verb} records at {file} ({cause}): free disk space, or use another --dir"
         result: StoreError = StoreFullError(message)
     else:
-        result = StoreError(f"could not {verb} records at {where}: {cause or error}")
+        result = StoreError(f"could not {verb} records at {file}: {cause or error}")
     result.__cause__ = error
     return result
 

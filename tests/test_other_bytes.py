@@ -18,8 +18,8 @@ from offbook.llms.cache import AnswerCache
 from offbook.memory_plan.parts import shape_in
 from offbook.rewards.rubric import write_rubric
 from offbook.scenarios.loading import load_scenarios
+from offbook.server.base_model import BaseModelPath
 from offbook.server.http.auth import KeyFile, SignedOut, key_for
-from offbook.server.models.base_model import BaseModelPath
 from offbook.server.models.checkpoints import scan_models
 from offbook.tracing.jsonl import JsonlSink
 from offbook.trainer.evaluate import read_report

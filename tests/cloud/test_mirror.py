@@ -19,8 +19,8 @@ import pytest
 from offbook.base.errors import ConfigError, StoreError
 from offbook.commands.main import run as main
 from offbook.engine.checkpoint_files import FILES, NOTE, digest
+from offbook.server.base_model import BaseModelPath
 from offbook.server.directory_lock import sweep
-from offbook.server.models.base_model import BaseModelPath
 from offbook.server.models.registry import ModelRegistry
 from offbook.server.records.store import Store
 from offbook_cloud.mirror import copies, uploads

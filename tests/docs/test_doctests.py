@@ -33,7 +33,7 @@ CONVERSIONS = [
     "offbook.processes.command",  # a scenario -> placeholders; a template -> text
     "offbook.commands.serve",  # values of options -> ServerOptions
     "offbook.server.errors",  # an error -> an HTTP status
-    "offbook.server.models.base_model",  # a base's name -> what an adapter names as its base
+    "offbook.server.base_model",  # a base's name -> what an adapter names as its base
     "offbook.server.views.conversation",  # messages -> text
     "offbook.server.views.page_urls",  # names -> addresses
     "offbook.server.views.numbers",  # numbers -> text

@@ -28,7 +28,7 @@ from offbook.memory_plan.parts import (
     published,
     sampler_segments,
 )
-from offbook.server.models.base_model import find
+from offbook.server.base_model import find
 from offbook.server.training.learner_client import LearnerClient
 
 NAMES = [base.name for base in published()]

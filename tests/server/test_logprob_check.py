@@ -19,6 +19,7 @@ from offbook.base.server_options import EngineOptions
 from offbook.doctor import server_checks
 from offbook.engine.protocol import CompletionScored, ScoreCommand
 from offbook.server import logprob_check
+from offbook.server.base_model import find
 from offbook.server.logprob_check import (
     ADAPTER,
     ADAPTER_FACT,
@@ -29,7 +30,6 @@ from offbook.server.logprob_check import (
     check_logprobs,
     write_adapter,
 )
-from offbook.server.models.base_model import find
 from offbook.server.sampler.gpu_sharing import GpuSharing
 from offbook.server.services import Services
 from offbook.server.training.learner_client import LearnerClient

@@ -21,10 +21,10 @@ from offbook.base.wire import TrainStatus
 from offbook.commands.main import run as main
 from offbook.engine import checkpoint_files
 from offbook.engine.learner.checkpoints import newest
+from offbook.server.base_model import BaseModelPath
 from offbook.server.directory_lock import DirectoryLock
 from offbook.server.errors import ApiError
 from offbook.server.maintenance import backup, verify
-from offbook.server.models.base_model import BaseModelPath
 from offbook.server.models.checkpoints import read_facts
 from offbook.server.models.registry import ModelRegistry
 from offbook.server.records import database

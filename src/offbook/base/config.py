@@ -71,12 +71,16 @@ def describe(error: ValidationError, where: str, options: Iterable[str] = ()) ->
     return "\n".join(lines)
 
 
+MAX_RANK = 512
+"""Largest LoRA rank. vLLM's own limit is lower."""
+
+
 class LoraOptions(Options):
     """The LoRA adapter of a model. Its shape is fixed by the model's first step."""
 
     heading = "LoRA"
 
-    r: Headline[int] = Field(default=8, ge=1, le=512, description="rank of the LoRA matrices")
+    r: Headline[int] = Field(default=8, ge=1, le=MAX_RANK, description="rank of the LoRA matrices")
     alpha: float = Field(default=16.0, gt=0, description="scale: the weight update is alpha / r * B @ A")
     dropout: float = Field(
         default=0.0,

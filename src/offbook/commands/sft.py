@@ -16,7 +16,7 @@ from offbook.base.text import counted
 from offbook.base.types import RenderedHistory
 from offbook.client.model import TrainableModel
 from offbook.client.supervised_training import SFTResult, read_examples
-from offbook.server.training.dry_run import DryRun, dry_run
+from offbook.server.stored_models import DryRun, dry_run
 from offbook.supervised.conversations import read_conversations
 
 from .generated_options import with_options

@@ -132,7 +132,6 @@ class DirectoryLock:
             )
 
     def _taken(self, owner: str) -> str:
-        """The error message for a directory that another server holds. `owner`: the content of server.lock."""
         try:
             facts = json.loads(owner)
             who = f"pid {facts['pid']}, {facts['url'] or 'still starting'}"
@@ -144,7 +143,6 @@ class DirectoryLock:
         )
 
     def _write_owner(self, facts: dict[str, int | str | None]) -> None:
-        """Write this process's pid and URL to server.lock, for the error message of another server."""
         self._file.truncate(0)
         self._file.write(json.dumps(facts).encode())
 

@@ -234,7 +234,6 @@ async def _sample_adapted(services: Services, folder: Path) -> _Answer:
 
 
 async def _sample(services: Services, adapter: str) -> _Answer:
-    """An answer under an adapter of the sampler. Raises EngineError, ApiError."""
     body = {
         "model": services.base.name,
         "messages": [{"role": "user", "content": PROMPT}],
@@ -264,7 +263,6 @@ async def _sample(services: Services, adapter: str) -> _Answer:
 async def _score(
     learner: LearnerClient, prompt: Sequence[int], completion: Sequence[int], adapter: Path | None = None
 ) -> NDArray[np.float64]:
-    """The learner's logprobs of the completion. Raises EngineError."""
     command = ScoreCommand(
         request_id=uuid.uuid4().hex,
         prompt_ids=tuple(prompt),

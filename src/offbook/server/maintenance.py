@@ -170,7 +170,6 @@ def _repaired(path: Path) -> str:
 
 
 def _copy_records(source: Path, target: Path) -> None:
-    """Copy a SQLite database that may be in use. Raises StoreError."""
     try:
         with closing(sqlite3.connect(source, timeout=60.0)) as live, closing(sqlite3.connect(target)) as copy:
             live.backup(copy, pages=4096)

@@ -12,9 +12,9 @@ from fastapi import Depends, Request
 
 from offbook.base.server_options import ServerOptions
 
+from .base_model import BaseModelPath
 from .calls.recorder import Recorder
 from .idle_exit import Activity
-from .models.base_model import BaseModelPath
 from .models.checkpoint_swaps import ModelServices
 from .records.store import Store
 from .sampler.engine_choice import EngineChoice

@@ -26,6 +26,7 @@ from offbook.base.server_options import ServerOptions
 from offbook.base.terminal import echo
 from offbook.http_listener.config import OPEN_FILES, listener_config
 
+from .base_model import BaseModelPath, find
 from .calls.recorder import Recorder
 from .calls.sampled_answer import CALL_MARKS
 from .directory_lock import DirectoryLock, make_private, sweep
@@ -34,7 +35,6 @@ from .http.auth import Guard, Key, KeyFile, key_for
 from .idle_exit import wait_idle
 from .listening import listen, local_url, url_of
 from .logprob_check import check_logprobs, write_adapter
-from .models.base_model import BaseModelPath, find
 from .models.checkpoint_swaps import open_models
 from .prompt_date import with_prompt_date
 from .records.database import RECORDS

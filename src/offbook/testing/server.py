@@ -15,10 +15,10 @@ from offbook.base.server_options import EngineOptions, ServerOptions
 from offbook.base.temporary_folders import TemporaryFolder
 from offbook.base.types import Call
 from offbook.base.wire import TrajectoryWithCalls
+from offbook.server.base_model import BaseModelPath
 from offbook.server.calls.recorder import Recorder
 from offbook.server.http import app
 from offbook.server.http.auth import Guard
-from offbook.server.models.base_model import BaseModelPath
 from offbook.server.models.checkpoint_swaps import open_models
 from offbook.server.records.store import Store
 from offbook.server.sampler.engine_choice import EngineChoice

@@ -26,7 +26,7 @@ from offbook.engine.learner.model.policy import Policy
 from offbook.engine.learner.model.probes import mask_probe
 from offbook.engine.learner.model.unsloth_loader import choose
 from offbook.engine.protocol import MergeCommand, Merged, TrainCommand, Trained
-from offbook.server.models.base_model import find
+from offbook.server.base_model import find
 from offbook.server.training.learner_client import LearnerClient
 from tests.engine.learner.jobs import LORA, command, random_groups
 from tests.engine.learner.loader_answers import answers, logprobs

@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from offbook.base.server_options import EngineOptions
+from offbook.server.base_model import BaseModelPath, find
 from offbook.server.calls.chat_exchange import BUSY_CALLS, STREAM_BLOCK_TOKENS
-from offbook.server.models.base_model import BaseModelPath, find
 from offbook.server.sampler.engine_choice import choose
 from offbook.server.sampler.sampler import Quirks
 from offbook.testing.sampler import ScriptedCompletion

@@ -14,8 +14,8 @@ import pytest
 from offbook.base.config import LoraOptions
 from offbook.base.errors import ConfigError
 from offbook.base.wire import AdoptRequest, ForkRequest, RegisterRequest
+from offbook.server.base_model import BaseModelPath
 from offbook.server.errors import ApiError
-from offbook.server.models.base_model import BaseModelPath
 from offbook.server.models.checkpoint_swaps import ModelServices, open_models
 from offbook.server.models.leases import KEPT_LOADED
 from offbook.server.models.registry import ModelRoute

@@ -11,7 +11,7 @@ from offbook.base.devices import gpus
 from offbook.base.errors import ConfigError, MissingExtraError
 from offbook.base.extras import install_command
 from offbook.base.server_options import EngineOptions
-from offbook.server.models.base_model import BaseModelPath
+from offbook.server.base_model import BaseModelPath
 from offbook.server.on_ray.actor_process import RayPlacement
 from offbook.server.sampler import engine_choice as engines
 from offbook.server.sampler.engine_choice import choose

@@ -15,7 +15,7 @@ from offbook.base.server_options import EngineOptions
 from offbook.engine import base_model
 from offbook.engine.inference.vllm import command as vllm
 from offbook.engine.precision import device_name
-from offbook.server.models.base_model import find
+from offbook.server.base_model import find
 from offbook.server.sampler.engine_choice import choose
 from offbook.server.training.learner_client import LearnerClient
 from offbook.tiny import path as tiny_policy

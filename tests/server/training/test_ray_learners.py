@@ -18,7 +18,7 @@ import pytest
 from offbook.base.config import TrainConfig
 from offbook.base.server_options import EngineOptions
 from offbook.engine.protocol import LEARNER_MODULE, Event, Failed, Progressed, Trained
-from offbook.server.models.base_model import find
+from offbook.server.base_model import find
 from offbook.server.training.learner_client import LearnerClient
 from tests.engine.learner.jobs import command, random_groups
 from tests.ray_cluster import ray_cluster

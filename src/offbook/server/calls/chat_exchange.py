@@ -201,7 +201,6 @@ class ChatExchange(Response):
         return ready
 
     def _shown(self, answer: Answer) -> Answer:
-        """The response or chunk for the client, without the mark of a call."""
         return shown(answer, self._request, None)
 
     async def _replay(self, call: Call, send: Send) -> None:

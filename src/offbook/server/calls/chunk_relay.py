@@ -111,7 +111,6 @@ class ChunkRelay:
             self._attempts = 0
 
     def _add_tokens(self, choice: SampledChoice, ids: bytes | None, logprobs: bytes | None) -> bool:
-        """Append tokens to a choice that has not finished; False, and nothing appended, for what would be an error."""
         if choice.finish_reason is not None or (ids is None) != (logprobs is None):
             return False
         if ids is None or logprobs is None:
@@ -144,7 +143,6 @@ def _delta(text: bytes) -> dict[str, Json] | None:
 
 
 def _loads(text: bytes) -> Json:
-    """The value of a JSON text; None if it is not JSON."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:

@@ -6,10 +6,11 @@ from typing import cast
 
 import orjson
 
-from offbook.base.server_sent_events import EVENT_STREAM, event
+from offbook.base.server_sent_events import event
 from offbook.base.types import Json
 from offbook.openai_dialect.chat_answer import COMPLETION, DONE, Answer, completion_logprobs
 
+from ..calls.chat_answer import ChatRendering
 from ..calls.prompt_request import PromptRequest
 from ..errors import ApiError
 from .dialect import DialectRequest, Translation
@@ -27,26 +28,16 @@ class Completions:
         return error.body()
 
 
-class CompletionAnswer:
+class CompletionAnswer(ChatRendering):
     """Chat completions in the format of completions, whole and as chunks of a stream."""
-
-    media_type = f"{EVENT_STREAM}; charset=utf-8"
 
     def whole(self, completion: Answer, call_id: str) -> Answer:
         """A complete answer. Its choices name the call."""
         return _completion(completion)
 
-    def start(self, call_id: str) -> bytes:
-        """The beginning of a stream: none."""
-        return b""
-
     def feed(self, chunk: Answer) -> bytes:
         """A chunk of a stream."""
-        return event(orjson.dumps(_completion(chunk)))
-
-    def end(self) -> bytes:
-        """The end of a stream."""
-        return DONE
+        return super().feed(_completion(chunk))
 
     def error(self, error: ApiError) -> bytes:
         """The end of a stream that failed."""

@@ -351,7 +351,6 @@ class GeminiCount(GeminiRendering):
 
 
 def _counted(body: dict[str, Json]) -> GenerateContent:
-    """The request whose prompt is counted: a whole one, or turns alone."""
     count = CountTokens.model_validate(body)
     if count.generate_content_request is not None:
         return count.generate_content_request

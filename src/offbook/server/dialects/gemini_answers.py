@@ -170,7 +170,6 @@ def _candidate(choice: Answer) -> Answer:
 
 
 def _parts(message: Answer, *, calls: bool) -> list[Answer]:
-    """The parts of a message or a delta, with or without its tool calls."""
     parts: list[Answer] = []
     if thought := message.get("reasoning") or message.get("reasoning_content"):
         parts.append({"text": thought, "thought": True})

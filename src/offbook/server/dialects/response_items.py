@@ -298,7 +298,6 @@ def _thought(item: Answer, where: str) -> str:
 
 
 def _plain(content: Json, where: str) -> str:
-    """The text of content without images."""
     parts = _parts(content, where)
     if any(part["type"] != "text" for part in parts):
         raise unsupported(f"{where}: only text can stand here", where)

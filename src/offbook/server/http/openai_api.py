@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from offbook.base.errors import OffbookError
 from offbook.base.types import CallOrigin
 from offbook.base.wire import LENGTH_HEADER, ORIGIN_HEADER, TRAJECTORY_HEADER
-from offbook.openai_dialect.chat_answer import Answer, ModelCard, ModelCards
+from offbook.openai_dialect.chat_answer import ModelCard, ModelCards
 
 from ..calls.chat_exchange import ChatExchange
 from ..calls.chat_request import ChatRequest, json_body
 from ..calls.sampled_calls import SampledCalls
-from ..dialects.dialect import Dialect, DialectRequest, unsupported
+from ..dialects.dialect import Dialect, DialectRequest
 from ..dialects.gemini_fields import GeminiModel, GeminiModels
-from ..dialects.response_events import stored_input, stored_response
-from ..dialects.responses import SEALED
 from ..errors import ApiError, refusal_of
 from ..services import Services, ServicesDep
 from .model_paths import found_path, model_of, without_temperature
@@ -143,43 +140,3 @@ async def one_google_model(name: str, request: Request, services: ServicesDep) -
     """One model name, in Google's form. 404 as in `one_model`."""
     services.models.registry.resolve(model_of(request.scope["path"]) or name)
     return GeminiModel.named(name)
-
-
-@router.get("/v1/responses/{response_id}")
-@router.get("/t/{trajectory_id}/v1/responses/{response_id}")
-@router.get("/m/{model:path}/v1/responses/{response_id}", include_in_schema=False)
-async def one_response(
-    response_id: str,
-    request: Request,
-    services: ServicesDep,
-    include: Annotated[tuple[str, ...], Query(alias="include[]")] = (),
-    stream: bool = False,
-) -> Answer:
-    """A recorded response. 404 if it is not among the recorded calls."""
-    if stream:
-        raise unsupported("stream is not supported: a recorded response is read whole", "stream")
-    return await stored_response(response_id, _readable(request, services), sealed=SEALED in include)
-
-
-@router.delete("/v1/responses/{response_id}")
-@router.delete("/t/{trajectory_id}/v1/responses/{response_id}")
-@router.delete("/m/{model:path}/v1/responses/{response_id}", include_in_schema=False)
-async def delete_response(response_id: str) -> Answer:
-    """405: recorded calls are what is trained, so they are kept."""
-    message = f"DELETE of {response_id!r}: recorded calls are kept, because they are what is trained"
-    raise ApiError(405, message, code="method_not_allowed")
-
-
-@router.get("/v1/responses/{response_id}/input_items")
-@router.get("/t/{trajectory_id}/v1/responses/{response_id}/input_items")
-@router.get("/m/{model:path}/v1/responses/{response_id}/input_items", include_in_schema=False)
-async def response_input(
-    response_id: str,
-    request: Request,
-    services: ServicesDep,
-    order: Literal["asc", "desc"] = "desc",
-    limit: Annotated[int, Query(ge=1, le=100)] = 20,
-    after: str | None = None,
-) -> Answer:
-    """The items of a recorded response's prompt, in pages. 404 if it is not among the recorded calls."""
-    return await stored_input(response_id, _readable(request, services), order=order, limit=limit, after=after)

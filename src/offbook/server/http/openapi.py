@@ -78,7 +78,6 @@ def description(routes: list[APIRoute]) -> Object:
 
 
 def _declare(operation: Object, names: list[str]) -> None:
-    """Add the path's parameters that no handler reads."""
     known = cast(list[Object], operation.setdefault("parameters", []))
     declared = {parameter["name"] for parameter in known if parameter["in"] == "path"}
     text = {"type": "string", "minLength": 1, "maxLength": 200}

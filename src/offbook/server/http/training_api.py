@@ -1,9 +1,12 @@
-"""Routes of models, checkpoints and training."""
+"""Routes of models, checkpoints with their exports, and training."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
+from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 
 from fastapi import APIRouter, Response
@@ -12,13 +15,16 @@ from fastapi.responses import FileResponse, StreamingResponse
 from offbook.base import clock, server_sent_events
 from offbook.base.adapter_folders import adapter_folder
 from offbook.base.config import Name
+from offbook.base.errors import EngineError
 from offbook.base.redaction import Redaction, redacted_record
+from offbook.base.types import new_id
 from offbook.base.wire import (
     LATEST,
     AdoptRequest,
     ArchiveRequest,
     ArchiveState,
     CheckpointState,
+    ExportFormat,
     ExportRequest,
     ExportResult,
     ForkRequest,
@@ -30,17 +36,23 @@ from offbook.base.wire import (
     TrainRequest,
     TrainStatus,
     UserState,
+    name_at,
 )
 
+from ...engine.checkpoint_files import Checkpoint
+from ...engine.protocol import Failed, MergeCommand, Merged
 from ..errors import ApiError
 from ..models.checkpoints import state_of, write_text
 from ..models.registration import ALL_LINEAR, check_target_modules
 from ..models.registry import ServedModel
 from ..records.notes import end_note, save_notes
 from ..services import Services, ServicesDep
-from ..training import exports
+from ..training.archives import archive_id, new_folder, write_export
+from ..training.learner_client import LearnerClient
 from ..training.runner import TrainFeed
 from .json_body import JsonRoute
+
+logger = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 10.0
 """After this time without an event a comment line is sent, so that proxies and clients keep the stream open."""
@@ -167,13 +179,13 @@ async def delete_checkpoint(services: ServicesDep, name: str, step: int) -> dict
 @router.post("/models/{name}/checkpoints/{step}/export")
 async def export_checkpoint(services: ServicesDep, name: str, step: int, body: ExportRequest) -> ExportResult:
     """Export a checkpoint to a new folder on the server's machine."""
-    return await exports.export(services, name, step, body)
+    return await _export(services, name, step, body)
 
 
 @router.post("/models/{name}/checkpoints/{step}/archive")
 async def archive_checkpoint(services: ServicesDep, name: str, step: int, body: ArchiveRequest) -> ArchiveState:
     """Create a downloadable archive of an export. The same request returns the same archive, or one with equal bytes."""
-    return await exports.archive(services, name, step, body)
+    return await _archive(services, name, step, body)
 
 
 @router.get("/exports/{archive_id}", response_class=TarResponse)
@@ -227,3 +239,63 @@ async def _server_sent(feed: TrainFeed) -> AsyncIterator[bytes]:
     finally:
         if waiting is not None:
             waiting.cancel()
+
+
+async def _export(services: Services, name: str, step: int, request: ExportRequest) -> ExportResult:
+    """Export a step of the model `name` to the folder `request.output`. Raises ApiError, EngineError, OSError."""
+    output = new_folder(request.output)
+    _check_step(step)
+    async with services.models.leases.lease(name_at(name, step)) as route:
+        checkpoint = services.models.registry.model(route.model).checkpoints[step]
+        return await _write(services, checkpoint, request.format, output)
+
+
+async def _archive(services: Services, name: str, step: int, request: ArchiveRequest) -> ArchiveState:
+    """Return the archive of a step of the model `name`; create it if necessary.
+
+    Raises ApiError, EngineError, OSError.
+    """
+    _check_step(step)
+    async with services.models.leases.lease(name_at(name, step)) as route:
+        checkpoint = services.models.registry.model(route.model).checkpoints[step]
+        name_of_archive = archive_id(checkpoint, request.format)
+
+        async def write(output: Path) -> str:
+            return (await _write(services, checkpoint, request.format, output)).note
+
+        return await services.archives.make(name_of_archive, write)
+
+
+def _check_step(step: int) -> None:
+    if step == 0:
+        raise ApiError(409, "Step 0 is the base model itself; it has no LoRA to export", "step", "no_checkpoint")
+
+
+async def _write(services: Services, checkpoint: Checkpoint, format: ExportFormat, output: Path) -> ExportResult:
+    merge = partial(_merge, services.learner)
+    result = await write_export(checkpoint, format, output, reference=services.base.reference, merge=merge)
+    if result.note:
+        logger.info("Export of %s, step %d: %s", checkpoint.note.model, checkpoint.step, result.note)
+    return result
+
+
+async def _merge(learner: LearnerClient | None, checkpoint: Checkpoint, output: Path, gguf: bool) -> Merged:
+    if learner is None:
+        raise ApiError(
+            409,
+            "This server was started with --inference-only, so it cannot merge: export with format peft",
+            "format",
+            "inference_only",
+        )
+    command = MergeCommand(request_id=new_id("merge"), adapter=checkpoint.path, output=output, gguf=gguf)
+    async with aclosing(learner.run(command)) as events:
+        async for event in events:
+            if isinstance(event, Failed) and event.reason == "bad_job":
+                raise ApiError(
+                    409, f"{checkpoint.path} cannot be exported: {event.message}", "format", "not_exportable"
+                )
+            if isinstance(event, Failed):
+                raise EngineError(f"{checkpoint.path} was not merged: {event.message}")
+            if isinstance(event, Merged):
+                return event
+    raise EngineError(f"{checkpoint.path} was not merged: the learner closed its output before it answered")

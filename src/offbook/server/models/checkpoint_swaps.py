@@ -7,17 +7,18 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
+from offbook.base.config import MAX_RANK
 from offbook.base.errors import ConfigError, EngineError
 from offbook.base.server_options import DEFAULT_NAME
 from offbook.base.wire import AdoptRequest, ModelState, RegisterRequest
 
 from ...engine import checkpoint_files
+from ..base_model import BaseModelPath
 from ..errors import ApiError
 from ..sampler.sampler import SamplerAdapters
 from . import checkpoints
-from .base_model import BaseModelPath
 from .leases import AdapterLeases
-from .registration import MAX_RANK, ModelRegistration
+from .registration import ModelRegistration
 from .registry import ModelRegistry
 
 logger = logging.getLogger(__name__)

@@ -41,7 +41,7 @@ from ...engine.checkpoint_files import (
     write_bytes,
 )
 from ...engine.protocol import IMPORT_MODULE
-from .base_model import BaseModelPath
+from ..base_model import BaseModelPath
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from offbook.base.adapter_folders import base_of
-from offbook.base.config import LoraOptions
+from offbook.base.config import MAX_RANK, LoraOptions
 from offbook.base.errors import ConfigError
 from offbook.base.schema_patterns import SlowPatternError, full_match, pattern_time
 from offbook.base.text import CLOSE_NAME
@@ -21,8 +21,6 @@ from .checkpoints import ModelFacts, has_checkpoints, import_adapter
 from .leases import AdapterLeases
 from .registry import ModelRegistry, ServedModel
 
-MAX_RANK = 512
-"""The upper bound of `LoraOptions.r`. vLLM's own limit is lower."""
 RESERVED_PROJECTS = frozenset({"exports", "jobs", "key", "logs", "records.db", "server.json", "server.lock"})
 """Names of the server's own files and folders, which lie beside the projects' folders."""
 

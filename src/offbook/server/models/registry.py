@@ -12,10 +12,10 @@ from offbook.base.wire import LATEST, ModelState, name_at
 
 from ...engine import checkpoint_files
 from ...engine.checkpoint_files import Checkpoint
+from ..base_model import BaseModelPath
 from ..errors import ApiError
 from ..sampler.transport import SERVED_NAME
 from . import checkpoints
-from .base_model import BaseModelPath
 from .checkpoints import ModelFacts
 
 logger = logging.getLogger(__name__)
@@ -200,7 +200,6 @@ class ModelRegistry:
         return checkpoint_files.path_of(self.model(route.model).checkpoint_folder, route.step) if route.step else None
 
     def _is_base(self, name: str) -> bool:
-        """Whether the name means the base. A model of the same name takes precedence."""
         return name == self.base.name and name not in self._models and name not in self._on_other_base
 
     def _latest(self) -> ServedModel:

@@ -18,8 +18,8 @@ from offbook.base.errors import ConfigError
 from offbook.base.temporary_folders import TemporaryFolder, remove_tree
 
 from ... import tiny
+from ..base_model import BaseModelPath, find
 from ..child_process import Child
-from ..models.base_model import BaseModelPath, find
 
 LOG_PIECE = 2**20
 """Bytes of the log in one answer at most."""

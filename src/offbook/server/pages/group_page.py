@@ -144,7 +144,6 @@ def _heads(source: DashboardSource, rows: Sequence[RolloutRow], update: TrainUpd
 
 
 def _messages(calls: Sequence[Call]) -> tuple[ShownMessage, ...]:
-    """The messages of a rollout: for each call, what is new in its prompt, then its first answer."""
     messages: list[ShownMessage] = []
     for turn in turns(calls):
         messages += turn.context

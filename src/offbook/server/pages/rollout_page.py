@@ -152,7 +152,6 @@ async def rollout_page(
 
 
 def _crumbs(view: RolloutView) -> tuple[Crumb, ...]:
-    """Run, step and group, as far as the rollout has them."""
     place = view.record.place if view.record is not None else None
     if place is None or place.run is None:
         return Crumb("Runs", "/"), Crumb(view.name)

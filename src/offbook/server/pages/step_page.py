@@ -185,7 +185,6 @@ def _learned_by_imitation(updates: Sequence[TrainUpdate]) -> list[Fact]:
 
 
 def _held_out(run_overview: RunOverview, step: int | None) -> list[Fact]:
-    """The held-out cross-entropy that was measured at a step."""
     return [
         Fact("Held-out cross-entropy", fixed(score(entry), 3), f"nats per token, {entry.rollouts} examples")
         for entries in evaluations_by_split(held_out_losses(run_overview.evaluations)).values()

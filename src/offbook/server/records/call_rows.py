@@ -123,7 +123,6 @@ def call_of(row: Row[Json], outputs: Iterable[Row[Json]]) -> Call:
 
 
 def _fields_of(row: Row[Json]) -> tuple[dict[str, Json], frozenset[int]]:
-    """What the row says without its tokens, and the choices that are parse failures."""
     body: dict[str, Json] = orjson.loads(row.body)
     failures = frozenset[int](body.pop("parse_failures"))
     columns = {

@@ -78,7 +78,6 @@ def create_file(path: Path) -> None:
 
 
 def _mark_file(engine: Engine) -> None:
-    """Write Offbook's application_id and the schema into the file's header."""
     with engine.begin() as connection:
         if connection.exec_driver_sql("PRAGMA application_id").scalar() != APPLICATION_ID:
             connection.exec_driver_sql(f"PRAGMA application_id = {APPLICATION_ID}")

@@ -114,10 +114,6 @@ class ChildSampler(SupervisedSampler):
             await self._child.exited.wait()
 
     async def _launch(self) -> None:
-        """Start the child, wait until it is healthy, and load its adapters.
-
-        Raises EngineError with the end of its log.
-        """
         await self._disconnect()
         self._child, control = await self.begin()
         child = self._child

@@ -12,14 +12,14 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
+from offbook.base.config import MAX_RANK
 from offbook.base.devices import Gpu, automatic_dtype, chosen, gpus, visible_to
 from offbook.base.errors import ConfigError, MissingExtraError
 from offbook.base.extras import install_command
 from offbook.base.server_options import OF_EMBEDDED, OF_VLLM, EngineName, EngineOptions
 
 from ...engine.protocol import SAMPLER_MODULES, PromptOptions
-from ..models.base_model import BaseModelPath
-from ..models.registration import MAX_RANK
+from ..base_model import BaseModelPath
 from ..on_ray.actor_process import RayPlacement
 from ..on_ray.engine_actor import remote_engine
 from .child_sampler import ChildSampler
@@ -125,7 +125,6 @@ class EngineChoice:
         return replace(self, quirks=replace(self.quirks, stream_blocks=blocks, template=template))
 
     def _dtype(self) -> str:
-        """The sampler's precision."""
         if self.options.dtype != "auto" or self.options.samplers_on_ray:  # there, by the GPU that Ray chooses
             return self.options.dtype
         present = () if self.options.device == "cpu" else gpus()
@@ -220,18 +219,15 @@ class EngineChoice:
         return child
 
     def _ray_gpus(self) -> int:
-        """The GPUs that Ray gives each replica."""
         return 0 if self.options.device == "cpu" else self.options.tensor_parallel
 
     def _shown(self, replica: Replica, log_path: Path, where: str = "") -> tuple[str, Path]:
-        """The name of a replica in messages, and its log."""
         if self.options.samplers == 1:
             return "the sampler", log_path
         name = f"replica {replica.number} of the sampler{where}"
         return name, log_path.with_stem(f"{log_path.stem}-{replica.number}")
 
     def _least_free(self, replica: Replica) -> Gpu | None:
-        """The GPU of a replica that now has the least free memory; None without a GPU."""
         return min(_sampling_gpus(self.options, gpus(), replica.gpus), key=lambda gpu: gpu.free, default=None)
 
 
@@ -311,12 +307,10 @@ def _sampling_gpus(
 
 
 def _share_of_cores(count: int) -> int:
-    """CPU threads of each of `count` replicas on one machine."""
     return max(1, (os.cpu_count() or 1) // count)
 
 
 def _automatic(present: tuple[Gpu, ...]) -> EngineName:
-    """vLLM if it is installed and there is a GPU, else the embedded engine."""
     if not present:
         return "embedded"
     if find_spec("vllm") is None:

@@ -210,7 +210,6 @@ class PoolCalls:
         return sum(known) / len(known) if known else None
 
     async def _next(self, payload: Mapping[str, Json], trajectory: str | None) -> SupervisedSampler:
-        """The member that the call goes to, once one answers. Raises EngineError."""
         await self._pool.ready()
         return self._routes.member(payload, trajectory)
 

@@ -62,7 +62,6 @@ class RunningSampler(SupervisedSampler):
         return f"vLLM at {self.url} broke the connection: {error_text(error)}"
 
     async def _launch(self) -> None:
-        """Wait until vLLM is healthy, check it, and load the adapters. Raises EngineError."""
         connection = self.connection or self._connect(self.url, key=key())  # keep an open one: calls may use it
         control = connection.control
         deadline = time.monotonic() + CONNECT_SECONDS
@@ -100,7 +99,6 @@ class RunningSampler(SupervisedSampler):
             return True
 
     async def _base_name(self, client: httpx.AsyncClient) -> str:
-        """vLLM's name for its base model. Raises EngineError, httpx.HTTPError."""
         response = await client.get("/v1/models", timeout=_NAME_SECONDS)
         if response.status_code == 401:
             raise EngineError(

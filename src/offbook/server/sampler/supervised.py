@@ -412,11 +412,9 @@ class SupervisedSampler:
         return await self.send(lambda connection: connection.control.post(path, json=body))
 
     async def _launch(self) -> None:
-        """Start or reach the sampler, and load its adapters. Raises EngineError."""
         raise NotImplementedError
 
     async def _until_dead(self) -> str:
-        """Return the reason when the sampler no longer answers."""
         raise NotImplementedError
 
     def _connect(self, url: str, *, socket: Path | None = None, key: str | None = None) -> SamplerConnection:

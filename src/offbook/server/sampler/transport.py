@@ -230,7 +230,6 @@ class SamplerConnection:
 
 
 def _control_client(url: str, *, socket: Path | None, key: str | None) -> httpx.AsyncClient:
-    """The client for control requests."""
     limits = httpx.Limits(max_connections=CONTROLS, keepalive_expiry=_IDLE_SECONDS)
     uds = None if socket is None else str(socket)
     return httpx.AsyncClient(

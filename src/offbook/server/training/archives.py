@@ -123,7 +123,6 @@ class Archives:
         self._remove(name)
 
     def _read(self, name: str) -> ArchiveState | None:
-        """The state of an archive; None if it is missing or incomplete."""
         try:
             state = ArchiveState.model_validate_json((self._folder / f"{name}.json").read_text("utf-8"))
             return state if self._tar(name).stat().st_size == state.size else None

@@ -147,7 +147,6 @@ def build_job(
 
 
 def _why_empty(empty: Sequence[JobTrajectory], request: TrainRequest, calls: Mapping[str, Sequence[Call]]) -> str:
-    """The error message for scored trajectories that have no sample with a weight above 0."""
     model, supervised = request.sampled_by or request.model, request.config.supervised
     ids = [trajectory.id for trajectory in empty]
     excluded = len({sample.call_id for trajectory in empty for sample in trajectory.samples})

@@ -34,8 +34,8 @@ from ...engine.protocol import (
     StopCommand,
     TrainCommand,
 )
+from ..base_model import BaseModelPath
 from ..child_process import Child
-from ..models.base_model import BaseModelPath
 from ..on_ray.actor_process import RayPlacement
 from .ray_learners import RayLearners
 
@@ -205,7 +205,6 @@ class LearnerClient:
         return child
 
     async def _started(self) -> Child:
-        """Start the learner, and before it those on a Ray cluster. Raises EngineError."""
         argv, environment = self._argv(), self._env()
         if self._elsewhere is not None:
             argv += ["--elsewhere", ",".join(await self._elsewhere.start(self._options.team))]
@@ -232,7 +231,6 @@ class LearnerClient:
             child.kill()
 
     async def _until_ready(self, child: Child) -> Ready:
-        """Wait for the Ready event. Raises EngineError if the learner fails or ends."""
         while (event := await _next_event(child)) is not None:
             if isinstance(event, Ready):
                 return event
@@ -265,7 +263,6 @@ class LearnerClient:
         return [sys.executable, "-m", LEARNER_MODULE, *self._words(str(self._base.path))]
 
     def _words(self, base: str) -> list[str]:
-        """The options of a learner whose base is in this folder."""
         options = self._options
         team = options.team + options.ray_learners
         words = ["--base", base, "--name", self._base.reference]
@@ -281,7 +278,6 @@ class LearnerClient:
         return words + (["--deterministic"] if options.deterministic else [])
 
     def _ray_learners(self) -> RayLearners | None:
-        """The learners of the team that Ray places; None if there are none."""
         options = self._options
         if not options.ray_learners or options.ray is None:
             return None
@@ -336,7 +332,6 @@ class _HangWatch:
             self._child.kill()
 
     def _is_stopped(self) -> bool:
-        """Whether a signal or a debugger has stopped the process."""
         try:
             return psutil.Process(self._child.pid).status() == psutil.STATUS_STOPPED
         except psutil.Error:
@@ -362,5 +357,4 @@ async def _next_event(child: Child) -> Event | None:
 
 
 def _tail(child: Child) -> str:
-    """The end of the learner's log, for a message."""
     return f"The last lines of {child.log.path}:\n{child.log.tail()}"

@@ -118,7 +118,6 @@ class TrainQueue:
             return await self._accept(request)
 
     def _check_staleness(self, config: TrainConfig) -> None:
-        """Raise ApiError 400 if the sampler cannot hold the adapters that an overlapped run needs."""
         limit = self._max_staleness
         if config.overlap and limit is not None and config.max_staleness > limit:
             raise ApiError(

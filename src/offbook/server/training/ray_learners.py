@@ -14,7 +14,7 @@ from offbook.base.errors import BackendError, EngineError, MissingExtraError
 from offbook.base.ray_cluster import connect
 
 from ...engine.protocol import LEARNER_MODULE, TEAM_KEY_VARIABLE
-from ..models.base_model import BaseModelPath
+from ..base_model import BaseModelPath
 from ..on_ray.actor_process import ActorProcess, RayPlacement, start_engine
 from ..on_ray.engine_actor import remote_engine
 

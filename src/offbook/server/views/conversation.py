@@ -141,7 +141,6 @@ def _text(content: Json) -> str:
 
 
 def _repeated(earlier: Sequence[Message], messages: Sequence[Message]) -> int:
-    """Number of first messages with equal content."""
     size = min(len(earlier), len(messages))
     return next((i for i in range(size) if _content_of(earlier[i]) != _content_of(messages[i])), size)
 

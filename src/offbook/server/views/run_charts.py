@@ -223,7 +223,6 @@ def _evaluation_chart(entries: Iterable[LoggedEvaluation]) -> dict[str, Json]:
 
 
 def _cost_chart(entries: Sequence[LoggedEvaluation]) -> dict[str, Json]:
-    """The cost of other LLMs, such as a judge, that a trainer logged."""
     names = sorted({name for entry in entries for name in entry.metrics if name.startswith(COST)})
     parts = [
         {"label": name.removeprefix(COST), "x": COST, "y": [entry.metrics.get(name) for entry in entries]}

@@ -163,7 +163,6 @@ def facts_of(overview: RunOverview) -> list[Fact]:
 
 
 def _outcome(overview: RunOverview) -> Fact:
-    """The reward of a run, or its cross-entropy if the last update is supervised."""
     if overview.loss is not None:
         return Fact("Cross-entropy", fixed(overview.loss, 3), str(trend(overview.losses) or "nats per token"))
     without_trend = "mean over scenarios" if overview.is_evaluation else "mean of the newest rollouts"

@@ -32,7 +32,6 @@ class TokenPiece:
 
     text: str
     special: bool = False  # markup of the tokenizer, such as the end of a turn
-    part_of: str = ""  # the character that this token and its neighbours form; "" if the token is complete
 
 
 class TokenPieces:
@@ -53,31 +52,20 @@ class TokenPieces:
 
     def pieces(self, ids: Sequence[int]) -> list[TokenPiece]:
         """The pieces of these tokens, one per id."""
-        raw = [self._bytes(token) for token in ids]
-        whole = _characters(
-            [b"" if token in self._added or piece is None else piece for token, piece in zip(ids, raw, strict=True)]
-        )
-        return [
-            TokenPiece(self._added[token], special=True)
-            if token in self._added
-            else TokenPiece(
-                f"\N{MATHEMATICAL LEFT ANGLE BRACKET}id {token}\N{MATHEMATICAL RIGHT ANGLE BRACKET}", special=True
-            )
-            if piece is None
-            else TokenPiece(shown_bytes(piece), part_of=character)
-            for token, piece, character in zip(ids, raw, whole, strict=True)
-        ]
+        return [self._piece(token) for token in ids]
+
+    def _piece(self, token: int) -> TokenPiece:
+        if token in self._added:
+            return TokenPiece(self._added[token], special=True)
+        raw = self._bytes(token)
+        return TokenPiece(f"[id {token}]", special=True) if raw is None else TokenPiece(shown_bytes(raw))
 
     def text(self, ids: Sequence[int]) -> str:
         """The text of these tokens, with markup. Bytes that are not UTF-8 are shown as bytes."""
-        parts: list[bytes] = []
-        for token in ids:
-            known = self._added.get(token)
-            parts.append(known.encode() if known is not None else self._bytes(token) or b"")
+        parts = (self._added[id].encode() if id in self._added else self._bytes(id) or b"" for id in ids)
         return shown_bytes(b"".join(parts))
 
     def _bytes(self, token: int) -> bytes | None:
-        """The bytes of a token; None for an unknown id."""
         if token not in self._known:
             text = self._tokenizer.id_to_token(token)
             self._known[token] = None if text is None else self._encoded(text)
@@ -95,55 +83,12 @@ class TokenPieces:
 
 
 def shown_bytes(raw: bytes) -> str:
-    """Decode UTF-8, and show other bytes in hexadecimal.
+    r"""Decode UTF-8, and show other bytes in hexadecimal.
 
     >>> shown_bytes(b"1 " + "€".encode()[:2])
-    '1 ⟨E2 82⟩'
+    '1 \\xe2\\x82'
     """
-    parts: list[str] = []
-    while raw:
-        try:
-            parts.append(raw.decode())
-            break
-        except UnicodeDecodeError as error:
-            bad = raw[error.start : error.end]
-            parts.append(raw[: error.start].decode())
-            parts.append(
-                f"\N{MATHEMATICAL LEFT ANGLE BRACKET}{bad.hex(' ').upper()}\N{MATHEMATICAL RIGHT ANGLE BRACKET}"
-            )
-            raw = raw[error.end :]
-    return "".join(parts)
-
-
-def _characters(raw: Sequence[bytes]) -> list[str]:
-    """For each piece, the character that it and its neighbours form; "" for a piece of complete characters."""
-    characters = [""] * len(raw)
-    start, pending = 0, b""
-    for i, piece in enumerate(raw):
-        if not pending:
-            start = i
-        pending += piece
-        try:
-            text = pending.decode()
-        except UnicodeDecodeError as error:
-            if error.reason == "unexpected end of data" and i - start < 4:
-                continue
-            pending = b""
-            continue
-        if i > start:
-            shared = next((c for c in text if len(c.encode()) > 1), "")
-            for k in range(start, i + 1):
-                characters[k] = shared if not _is_text(raw[k]) else ""
-        pending = b""
-    return characters
-
-
-def _is_text(raw: bytes) -> bool:
-    try:
-        raw.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+    return raw.decode("utf-8", "backslashreplace")
 
 
 @lru_cache(maxsize=1)

@@ -133,11 +133,9 @@ def _answer(
         Cell(piece.text, " ".join(filter(None, ("t", tint, _marks(piece), "clip" if cut else ""))))
         for piece, tint, cut in zip(texts, tints, clipped, strict=True)
     )
-    characters = {i: piece.part_of for i, piece in enumerate(texts) if piece.part_of}
     shown: dict[str, Json] = {
         "ids": list(ids),
         **{name: _plain(values) for name, values in columns.items()},
-        "characters": characters,
     }
     why = "" if line is not None else not_trained(call, output, record)
     return SampledTokens(call.id, output.index, cells, shown, line[1] if line is not None else None, why, len(ids))
@@ -201,7 +199,6 @@ def _diverging(values: Floats, edges: tuple[float, float, float]) -> list[str]:
 
 
 def _rising(values: Floats, edges: tuple[float, float, float]) -> list[str]:
-    """CSS classes: `s1` to `s3` by size, "" below the first edge, `ctx` for NaN."""
     return [
         "ctx" if math.isnan(value) else "" if value < edges[0] else f"s{_bin(value, edges)}"
         for value in values.tolist()
@@ -215,9 +212,7 @@ def _bin(value: float, edges: tuple[float, float, float]) -> int:
 def _marks(piece: TokenPiece) -> str:
     if piece.special:
         return "special"
-    if piece.text and not piece.text.strip("\n"):
-        return "nl"
-    return "bytes" if piece.part_of else ""
+    return "nl" if piece.text and not piece.text.strip("\n") else ""
 
 
 def _plain(column: Json) -> Json:

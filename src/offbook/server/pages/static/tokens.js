@@ -31,7 +31,6 @@ function describe(answer, index) {
   add('Call', String(answer.call));
   add('Token', `${index + 1} of ${answer.ids.length}`);
   add('Id', String(answer.ids[index]));
-  if (answer.characters[index]) add('Part of', answer.characters[index]);
   if (answer.advantage !== undefined) {
     add('Advantage × weight', signed(answer.advantage));
     if (answer.weight !== 1) add('Weight', String(answer.weight));

@@ -14,7 +14,7 @@ from offbook.base.errors import ConfigError
 from offbook.base.json_files import read_json
 from offbook.base.types import Json
 
-from ... import tiny
+from .. import tiny
 
 _HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*(/[\w.-]+)?$")
 _CACHED = "models--"
@@ -70,7 +70,6 @@ class BaseModelPath:
         return frozenset(re.findall(r"\w+", templates)) if templates else None
 
     def _templates(self) -> str:
-        """The chat templates, one after the other; empty if they cannot be read, or there is none."""
         files = (*self.path.glob("*.jinja"), *self.path.glob("additional_chat_templates/*.jinja"))
         try:
             texts = [file.read_text("utf-8") for file in files]

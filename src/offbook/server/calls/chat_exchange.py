@@ -90,7 +90,8 @@ class ChatExchange(Response):
                     await self._replay(earlier, send)
                     return
                 async with self._leases.lease(request.model) as route:
-                    call = _opened(request, route)
+                    name = request.trajectory_id
+                    call = OpenCall(request, name, route.model, route.step) if name is not None else None
                     sampled = Sampled(request.limits)
                     try:
                         with recorder.sampling(call):
@@ -252,12 +253,6 @@ class ChatExchange(Response):
             await JSONResponse(self._rendering.refusal(error), error.status)(scope, receive, send)
         else:
             await self._end(self._rendering.error(error), send)
-
-
-def _opened(request: ChatRequest, route: ModelRoute) -> OpenCall | None:
-    if request.trajectory_id is None:
-        return None
-    return OpenCall(request, request.trajectory_id, route.model, route.step)
 
 
 def _id_of(call: OpenCall | Call | None) -> str:

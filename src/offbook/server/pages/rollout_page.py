@@ -213,7 +213,7 @@ def _forks(
     """The forks and the new text of each prompt, by number of the call."""
     causes = {fork.later[0]: fork.cause for file in files.values() for fork in file.head.forks}
     sequences = [
-        (number, call.model, _ids(call, output.token_ids))
+        (number, call.model, np.array([*call.prompt_ids, *output.token_ids], np.int32))
         for number, call in enumerate(calls, 1)
         for output in call.outputs
     ]
@@ -257,10 +257,6 @@ def _note(
         text(prompt[position:end]),
         trained,
     )
-
-
-def _ids(call: Call, completion: Sequence[int]) -> NDArray[np.int32]:
-    return np.array([*call.prompt_ids, *completion], np.int32)
 
 
 def explanations(record: TrajectoryRecord | None) -> tuple[str, ...]:

@@ -82,28 +82,6 @@ class RolloutRow:
 
 
 @dataclass(frozen=True)
-class TrainRow:
-    """A stored train request. `status` is the JSON of a TrainStatus, `request` that of a TrainRequest."""
-
-    id: str
-    model: str
-    state: str
-    created_at: float
-    status: str
-    request: str
-
-
-@dataclass(frozen=True)
-class LogRow:
-    """A log entry of a model. `body` is the JSON of a LogRequest."""
-
-    id: int
-    model: str
-    created_at: float
-    body: str
-
-
-@dataclass(frozen=True)
 class CallTimes:
     """Start and end of a trajectory's call in unix seconds, and its number of sampled tokens."""
 
@@ -122,17 +100,13 @@ LISTED: tuple[ColumnElement[Json], ...] = (
 """The columns that `rollout_row` reads."""
 
 
-def run_rows(connection: Connection) -> list[RunRow]:
-    """All runs, most recently active first."""
-    return _run_rows(connection)
-
-
 def run_row(connection: Connection, run: str | None) -> RunRow | None:
     """One run; None if it has no rollouts."""
-    return next(iter(_run_rows(connection, _of_run(run))), None)
+    return next(iter(run_rows(connection, _of_run(run))), None)
 
 
-def _run_rows(connection: Connection, *chosen: ColumnElement[bool]) -> list[RunRow]:
+def run_rows(connection: Connection, *chosen: ColumnElement[bool]) -> list[RunRow]:
+    """The runs with rollouts that meet the conditions, most recently active first."""
     seq, run = trajectories.c.seq, trajectories.c.run
     ends = (
         select(run, func.count().label("count"), func.min(seq).label("first"), func.max(seq).label("last"))
@@ -225,19 +199,14 @@ def train_states(connection: Connection) -> list[tuple[str, str]]:
     return [(row.id, row.state) for row in connection.execute(query)]
 
 
-def train_rows(connection: Connection, ids: Sequence[str]) -> dict[str, TrainRow]:
-    """Train requests by id; unknown ones are left out."""
-    requests: dict[str, TrainRow] = {}
-    for chunk in chunks(list(ids)):
-        for row in connection.execute(select(trains).where(trains.c.id.in_(chunk))):
-            requests[row.id] = TrainRow(row.id, row.model, row.state, row.created_at, row.status, row.request)
-    return requests
+def train_rows(connection: Connection, ids: Sequence[str]) -> list[Row[Json]]:
+    """Rows of the table `trains`; unknown ids are left out."""
+    return [row for chunk in chunks(ids) for row in connection.execute(select(trains).where(trains.c.id.in_(chunk)))]
 
 
-def log_rows(connection: Connection, after: int) -> list[LogRow]:
-    """Log entries with a larger id than `after`, oldest first."""
-    rows = connection.execute(select(logs).where(logs.c.id > after).order_by(logs.c.id))
-    return [LogRow(row.id, row.model, row.created_at, row.body) for row in rows]
+def log_rows(connection: Connection, after: int) -> list[Row[Json]]:
+    """Rows of the table `logs` with a larger id than `after`, oldest first."""
+    return list(connection.execute(select(logs).where(logs.c.id > after).order_by(logs.c.id)))
 
 
 def model_logs(connection: Connection, model: str) -> list[LogRequest]:

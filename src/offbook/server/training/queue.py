@@ -9,7 +9,6 @@ from contextlib import suppress
 from offbook.base.config import TrainConfig
 from offbook.base.errors import OffbookError, ServerError, TrainError
 from offbook.base.redaction import error_text
-from offbook.base.types import TrainResult
 from offbook.base.wire import TrainRequest, TrainStatus
 
 from ...engine.protocol import Failed
@@ -161,12 +160,8 @@ class TrainQueue:
         if isinstance(outcome, Failed):
             await self._fail(feed, outcome.message, outcome.reason)
         else:
-            await self._done(feed, outcome)
-
-    async def _done(self, feed: TrainFeed, result: TrainResult) -> None:
-        request = feed.request
-        await self._close(feed, TrainStatus(id=request.id, model=request.model, state="done", result=result))
-        feed.end(result)
+            await self._close(feed, TrainStatus(id=request.id, model=request.model, state="done", result=outcome))
+            feed.end(outcome)
 
     async def _fail(self, feed: TrainFeed, message: str, reason: str) -> None:
         request = feed.request

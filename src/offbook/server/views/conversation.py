@@ -69,7 +69,8 @@ def turns(calls: Sequence[Call]) -> tuple[CallTurn, ...]:
         thread = max(threads, key=lambda thread: _repeated(thread.messages, messages), default=None)
         kept = _repeated(thread.messages, messages) if thread is not None else 0
         if thread is None or kept <= _instructions(messages):
-            thread, kept = _Thread(len(threads), [], _label(call)), 0
+            label = (call.origin.agent or call.origin.node or "") if call.origin is not None else ""
+            thread, kept = _Thread(len(threads), [], label), 0
             threads.append(thread)
         changed = len(thread.messages) - kept
         names = _tool_names(messages)
@@ -154,10 +155,3 @@ def _content_of(message: Message) -> tuple[str, str, str]:
 def _instructions(messages: Sequence[Message]) -> int:
     """Number of system messages at the beginning, which several agents of an app can have in common."""
     return next((i for i, message in enumerate(messages) if message.get("role") not in ("system", "developer")), 0)
-
-
-def _label(call: Call) -> str:
-    origin = call.origin
-    if origin is None:
-        return ""
-    return origin.agent or origin.node or ""

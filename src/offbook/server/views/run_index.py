@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 
 import orjson
 from pydantic import ValidationError
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Row
 
 from offbook.base.types import Json
 from offbook.base.wire import LogRequest, TrainStatus
 from offbook.server.records import overview
-from offbook.server.records.overview import RunRow, TrainRow
+from offbook.server.records.overview import RunRow
 
 logger = logging.getLogger(__name__)
 
@@ -166,7 +166,7 @@ class UpdateIndex:
             ]
             if not wanted and len(states) == len(self._known):
                 return
-            self._known |= _parsed(connection, overview.train_rows(connection, wanted).values())
+            self._known |= _parsed(connection, overview.train_rows(connection, wanted))
             by_run: dict[str | None, list[TrainUpdate]] = defaultdict(list)
             for id, _ in states:
                 by_run[self._known[id].run].append(self._known[id])
@@ -205,7 +205,7 @@ class EvaluationIndex:
             self._newest = rows[-1].id
 
 
-def _parsed(connection: Connection, rows: Iterable[TrainRow]) -> dict[str, TrainUpdate]:
+def _parsed(connection: Connection, rows: Iterable[Row[Json]]) -> dict[str, TrainUpdate]:
     requests = [(row, orjson.loads(row.request or "{}")) for row in rows]
     firsts = [ids[0] for _, request in requests if (ids := _first_group(request))]
     rollouts = overview.rollouts_by_id(connection, firsts)
@@ -234,7 +234,7 @@ def _parsed(connection: Connection, rows: Iterable[TrainRow]) -> dict[str, Train
     return updates
 
 
-def _status(row: TrainRow) -> TrainStatus:
+def _status(row: Row[Json]) -> TrainStatus:
     try:
         return TrainStatus.model_validate_json(row.status)
     except ValidationError:

@@ -17,8 +17,8 @@ from pydantic import TypeAdapter
 from offbook.base.types import Call
 from offbook.server.calls.sampled_calls import SampledCalls, TrajectoryCalls
 from offbook.server.dialects.dialect import DialectRequest
-from offbook.server.dialects.response_events import ResponseAnswer
 from offbook.server.dialects.responses import Responses
+from offbook.server.dialects.responses_answers import ResponseAnswer
 from offbook.server.errors import ApiError
 from offbook.testing import Action, ScriptedServer, scripted_server
 

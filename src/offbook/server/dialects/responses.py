@@ -9,8 +9,8 @@ from offbook.openai_dialect.chat_answer import Answer
 
 from ..errors import ApiError, shortened
 from .dialect import DialectRequest, Translation, a_list, a_text, an_object, unsupported
-from .response_events import ResponseAnswer, refusal
-from .response_items import Offered, earlier_messages, input_messages, results_beside_calls, spaced
+from .responses_answers import ResponseAnswer, refusal
+from .responses_items import Offered, earlier_messages, input_messages, results_beside_calls, spaced
 
 logger = logging.getLogger(__name__)
 

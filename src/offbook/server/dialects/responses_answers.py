@@ -12,7 +12,7 @@ from offbook.base.types import Json
 from offbook.openai_dialect.chat_answer import Answer
 
 from ..errors import ApiError
-from .response_items import (
+from .responses_items import (
     Offered,
     call_item,
     output_items,

@@ -26,7 +26,7 @@ from offbook.server.models.checkpoints import state_of
 from offbook.server.records.database import open_records
 from offbook.server.records.overview import RolloutRow
 from offbook.server.views.dashboard_source import DashboardSource
-from offbook.server.views.numbers import TIMES, fixed, number, seconds, signed
+from offbook.server.views.numbers import fixed, number, seconds, signed
 from offbook.server.views.page_urls import trajectory_url
 from tests.server.pages.conftest import KEPT
 from tests.server.pages.recorded_run import MODEL, RUN
@@ -92,7 +92,7 @@ def test_the_token_view_has_the_learners_arrays(step: RecordedStep, dashboard: s
             ):
                 kept = np.array(answer[column], np.float64)
                 np.testing.assert_allclose(kept, array[here].astype(np.float64), rtol=1e-8, err_msg=column)
-            words = f"{call.tokens} tokens, advantage {TIMES} weight {signed(call.advantage)}"
+            words = f"{call.tokens} tokens, advantage \N{MULTIPLICATION SIGN} weight {signed(call.advantage)}"
             assert words in re.sub(r"\s+", " ", html.unescape(re.sub("<[^>]+>", "", page)))
 
 

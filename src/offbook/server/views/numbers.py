@@ -9,7 +9,6 @@ from offbook.base import clock
 
 DASH = "\N{EN DASH}"
 MINUS = "\N{MINUS SIGN}"
-TIMES = "\N{MULTIPLICATION SIGN}"
 
 
 def number(value: float | None, digits: int = 3) -> str:

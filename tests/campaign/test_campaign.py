@@ -14,7 +14,7 @@ import pytest
 from offbook.base.server_sent_events import EventReader
 from offbook.base.wire import TRAJECTORY_HEADER
 from offbook.server.maintenance import verify
-from offbook.server.records.store import Store
+from offbook.server.records.store import Store, create_file
 from offbook.testing import Action, scripted_server
 from tests.power_loss.writers import write_files
 
@@ -35,12 +35,12 @@ def test_kills_lose_nothing_that_was_answered_and_apply_no_step_twice(tmp_path: 
     assert "| **all** | 4 |" in table(outcomes, "a command")
 
 
-async def test_what_the_campaign_damages_is_named_by_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_the_campaign_damages_is_named_by_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole = tmp_path / "whole"
     whole.mkdir()
     write_files(whole, lambda _: None)
     (whole / "project").rename(whole / "default")
-    await (await Store.open(whole / "records.db")).close()
+    create_file(whole / "records.db")
     for seed in range(24):
         part = ("checkpoint", "missing file", "state", "facts")[seed % 4]
         folder = Path(shutil.copytree(whole, tmp_path / str(seed)))

@@ -143,7 +143,6 @@ def _generation(call: CallTrace) -> dict[str, Attribute]:
 
 
 def _prompt(metadata: Mapping[str, Json]) -> dict[str, Attribute]:
-    """The link to the managed prompt that the rollout used."""
     name, _, version = str(metadata.get(PROMPT) or "").rpartition("@")
     if not name or not version.isdecimal():
         return {}

@@ -201,7 +201,6 @@ def _bounded(http: httpx.Client, request: httpx.Request) -> httpx.Response:
 
 
 def _items(path: str, answer: Mapping[str, Json]) -> list[Mapping[str, Json]]:
-    """The objects of a page. Raises ConfigError for anything else."""
     items: Json = answer.get("data") or []
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in cast(list[Json], items)):
         raise ConfigError(f"Langfuse answered {path} with `data` that is not a list of objects: {items!r:.200}")

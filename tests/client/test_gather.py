@@ -48,10 +48,10 @@ async def test_the_siblings_of_a_failed_rollout_go_on_and_the_exception_is_kept_
     ("fields", "message"),
     [
         ({"metrics": {"found_at": None}}, "metrics['found_at'] must be a number, got None"),
-        ({"reward": "good"}, "the trajectory['reward'] must be a number, got 'good'"),
-        ({"reward": float("nan")}, "the trajectory['reward'] must be a finite number, got nan"),
-        ({"metrics": {"loss": float("inf")}}, "metrics['loss'] must be a finite number, got inf"),
-        ({"reward": 1e308}, "the trajectory['reward'] must be within +-1e+100, got 1e+308: scale it"),
+        ({"reward": "good"}, "the trajectory: reward must be a number or None (unscored), got 'good'"),
+        ({"reward": float("nan")}, "reward must be finite or None (unscored), got nan"),
+        ({"metrics": {"loss": float("inf")}}, "metrics['loss'] must be finite, got inf"),
+        ({"reward": 1e308}, "reward must be within +-1e+100, got 1e+308: scale it"),
         ({"metrics": {"loss": -2e100}}, "metrics['loss'] must be within +-1e+100, got -2e+100: scale it"),
     ],
 )

@@ -25,7 +25,7 @@ from offbook_langfuse import (
     save_dataset,
     scenarios_from_traces,
 )
-from offbook_langfuse.scores import LangfuseScore, ScoreSender
+from offbook_langfuse.sink import LangfuseScore, ScoreSender
 from tests.fakes.scripted_api import Asked, Reply, scripted_api
 from tests.fakes.trace_server import PUBLIC, SECRET, TraceServer, trace_server
 

@@ -58,8 +58,10 @@ async def test_a_run_goes_on_and_trains_whatever_single_rollouts_hand_to_their_r
     failures = sorted(record.exception.message for record in page.trajectories if record.exception is not None)
     assert failures[0] == "cannot read ?.txt"
     assert failures[1].endswith("Wordless: <exception str() failed>")
-    assert failures[2].startswith("the rollout returned a trajectory of which metadata['client'] is not JSON")
-    assert failures[3].startswith("the rollout returned a trajectory of which something cannot be recorded: ")
+    assert failures[3].startswith(
+        "the rollout returned what cannot be recorded: the trajectory: metadata['client'] is not JSON"
+    )
+    assert failures[2].startswith("the rollout returned what cannot be recorded: the trajectory: 1 validation error")
 
 
 def test_an_odd_scenario_has_an_id() -> None:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from pathlib import Path
 
-from offbook.base.backoff import backoff_seconds
+from offbook.base.clock import backoff_seconds
 from offbook.base.errors import StoreError
 from offbook.server.models.checkpoints import FACTS
 from offbook.server.models.registry import ModelRegistry, ServedModel

@@ -265,7 +265,6 @@ class observe:  # used like a function: `with observe() as trajectory`
             raise self._capture.faults[0] from error
 
     def _mask(self) -> None:
-        """Filter the conversations of the trajectory, and count the texts that changed."""
         masking = Masking(self._filter)
         for history in (self._trajectory, *self._trajectory.additional_histories):
             masking.filter_in_place(history)

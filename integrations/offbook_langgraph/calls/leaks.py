@@ -65,7 +65,6 @@ def _installed(name: str) -> Any:
 
 
 def _wrap(owner: type[Any], name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Replace a method by the checking one, unless it is there."""
     method = getattr(owner, name)
     if not hasattr(method, _WATCHED):
         checked = functools.wraps(method)(wrap(method))

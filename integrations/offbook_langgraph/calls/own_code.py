@@ -143,7 +143,6 @@ def _closure(function: FunctionType) -> list[object]:
 
 @remembered
 def _names(code: CodeType) -> frozenset[str]:
-    """The globals and attributes that a function names, with those of the functions inside it."""
     inner = (_names(value) for value in code.co_consts if isinstance(value, CodeType))
     return frozenset(code.co_names).union(*inner)
 
@@ -169,7 +168,6 @@ def _holds_model(value: object, depth: int) -> bool:
 
 
 def _declared(kind: type[Any] | None) -> frozenset[str]:
-    """The fields and private attributes of a class."""
     fields: Mapping[str, object] = getattr(kind, "model_fields", {})
     private: Mapping[str, object] = getattr(kind, "__private_attributes__", {})
     return frozenset([*fields, *private])
@@ -189,7 +187,6 @@ def _overridden(kind: type[BaseChatModel]) -> Iterator[str]:
 
 @remembered
 def _of_app(kind: type[Any]) -> tuple[type[Any], ...]:
-    """The app's own classes among a class and its bases."""
     return tuple(cls for cls in kind.__mro__ if is_app_file(_file_of(cls)))
 
 
@@ -388,7 +385,6 @@ def _items(run: OwnRun, items: Iterator[Any]) -> Iterator[Any]:
 
 
 async def _async_items(run: OwnRun, items: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    """As `_items`."""
     end = object()
     try:
         while True:

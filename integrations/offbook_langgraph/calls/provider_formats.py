@@ -190,7 +190,6 @@ def _function_tool(tool: Any) -> Fields | None:
 
 
 def _is_cache_point(tool: Any) -> bool:
-    """Whether a list item is Amazon's cache marker between tools."""
     return isinstance(tool, Mapping) and "cachePoint" in tool
 
 
@@ -287,5 +286,4 @@ def kept_settings(original: BaseChatModel) -> dict[str, Any]:
 
 @functools.cache
 def _options_of(kind: type[BaseChatModel]) -> tuple[str, ...]:
-    """The fields of a chat model class that are options of its calls."""
     return tuple(name for name in (*OURS, *SAME, *FORMATS, *DROPPED, *PROVIDER_STATE) if name in kind.model_fields)

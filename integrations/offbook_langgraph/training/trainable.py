@@ -106,7 +106,6 @@ class AgentTrainer(Trainer):
             logger.info(line)
 
     def _idle(self) -> list[str]:
-        """Names of the models that got no call."""
         return [model.name for model in self.models if not self._counts.to(model.name)]
 
     def _check_taken(self) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from openai import AsyncOpenAI, BadRequestError
 from openai.types.chat.chat_completion import ChatCompletion, Choice
@@ -17,6 +16,7 @@ from offbook.base import clock
 from offbook.base.errors import ConfigError
 from offbook.base.json_files import parse_json
 from offbook.base.redaction import error_text
+from offbook.base.sync_calls import gather_all
 from offbook.base.types import ToolRun
 from offbook_mcp.tools.free_form import result_digest
 from offbook_mcp.tools.results import ToolResult, bounded_text
@@ -78,7 +78,6 @@ class ToolClock:
         return sorted(runs, key=lambda run: run.started_at)
 
 
-T = TypeVar("T")
 SYSTEM = "Use the tools for what the user asks. Then answer in one short sentence."
 """The system prompt of every rollout, and of the served model."""
 _CONTEXT_FULL = "context_length_exceeded"
@@ -185,7 +184,7 @@ class AgentLoop:
 
     async def _run_calls(self, calls: Sequence[ChatCompletionMessageToolCallUnion], turn: int) -> list[ToolRecord]:
         """Run all calls of one message concurrently. `RolloutTools` serialises those to a server that may write."""
-        return await _all([self._call(call, turn) for call in calls])
+        return await gather_all([self._call(call, turn) for call in calls])
 
     async def _call(self, call: ChatCompletionMessageToolCallUnion, turn: int) -> ToolRecord:
         if call.type != "function":
@@ -228,15 +227,3 @@ def _neutral(value: object, tools: RolloutTools) -> object:
     if isinstance(value, dict):
         return {key: _neutral(item, tools) for key, item in cast(dict[str, object], value).items()}
     return value
-
-
-async def _all(jobs: Sequence[Coroutine[object, object, T]]) -> list[T]:
-    """Await all jobs. After the first exception, cancel the others, wait until they ended, and re-raise it."""
-    tasks = [asyncio.create_task(job) for job in jobs]
-    try:
-        return await asyncio.gather(*tasks)
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise

@@ -134,7 +134,6 @@ COLLAPSE_ADVICE = (
 
 
 def _is_right(history: Sequence[Metrics]) -> bool:
-    """Whether the commonest answer of the last step earns the run's highest reward."""
     earned = history[-1].get("answers/commonest_reward")
     low = min((step["reward/min"] for step in history if "reward/min" in step), default=0.0)
     high = max((step["reward/max"] for step in history if "reward/max" in step), default=0.0)

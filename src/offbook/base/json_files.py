@@ -32,7 +32,6 @@ def too_deep(value: Json, structures: int) -> bool:
 
 
 def _structures(value: Json) -> list[Json]:
-    """The dictionaries and lists directly inside a value."""
     children: Iterable[Json] = ()
     if isinstance(value, dict):
         children = cast(dict[str, Json], value).values()

@@ -78,7 +78,7 @@ FOREIGN: dict[str, str] = {
     "batch_size": "scenarios_per_step, and group_size= rollouts of each",
     "rank": "r",
     # OpenPipe ART
-    "_config": "config",
+    "_config": "config=TrainConfig(...)",
     "_internal_config": "TrainableModel(lora=LoraOptions(...)) and LocalBackend(max_model_len=..., engine_args={...})",
     "_openai_client_config": "LocalBackend(max_model_len=..., engine_args={...})",
     "base_path": "dir",

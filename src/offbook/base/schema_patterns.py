@@ -107,7 +107,6 @@ def _longest(parsed: Any, repeats: int, unlimited: int) -> int:
 
 
 def _parts(argument: Any) -> list[Any]:
-    """The patterns inside an operation's argument."""
     if isinstance(argument, parser.SubPattern):
         return [argument]
     items = cast(list[Any], argument) if isinstance(argument, list | tuple) else []

@@ -1,10 +1,10 @@
-"""The sync twins of async methods: `train` of `atrain`, and so on."""
+"""The sync twins of async methods, `train` of `atrain` and so on, and jobs that end together."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
@@ -57,3 +57,15 @@ def _show_as_one_line(interrupt: KeyboardInterrupt) -> None:
             shown(kind, error, trace)
 
     sys.excepthook = show
+
+
+async def gather_all(jobs: Sequence[Awaitable[Result]]) -> list[Result]:
+    """Await all jobs. After the first exception, cancel the others, wait until they ended, and re-raise it."""
+    tasks = [asyncio.ensure_future(job) for job in jobs]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise

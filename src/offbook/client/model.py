@@ -480,7 +480,6 @@ class TrainableModel(Model[ConfigT]):
 
 
 def _check_kinds(backend: object, lora: object) -> None:
-    """Raise ConfigError for a backend or LoRA options of another type, such as a URL or a rank."""
     if backend is not None and not isinstance(backend, Backend):
         write = f"RemoteBackend({backend!r})" if isinstance(backend, str) else "RemoteBackend(url), or LocalBackend()"
         raise ConfigError(f"backend: a backend is needed, got {backend!r:.200}: write backend={write}")

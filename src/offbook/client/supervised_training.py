@@ -384,7 +384,6 @@ class SupervisedTraining:
         return TrainConfig.parse(**taken | {"loss": "cross_entropy", "learning_rate": rate, "epochs": 1})
 
     def _no_improvement(self) -> bool:
-        """Whether the last `patience` evaluations are not below the best before them."""
         patience, losses = self.config.patience, [point.loss for point in self._held_out]
         if patience is None or len(losses) <= patience:
             return False

@@ -267,7 +267,6 @@ def connection_limits() -> ConnectionLimits:
 
 
 def _open_files() -> int:
-    """The limit of open files of this process."""
     if sys.platform == "win32":
         return OPEN_FILES  # sockets are no files there
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

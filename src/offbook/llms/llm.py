@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 from pydantic import BaseModel
 
-from offbook.base.backoff import backoff_seconds
+from offbook.base.clock import backoff_seconds
 from offbook.base.errors import ConfigError, LlmError
 from offbook.base.redaction import is_secret_name, protect, protect_environment, redact
 

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 
 import httpx
 
-from offbook.base.backoff import Backoff
+from offbook.base.clock import Backoff
 from offbook.base.errors import ConfigError, OffbookError, ServerError
 from offbook.base.wire import ArchiveRequest, ArchiveState, ExportFormat
 
@@ -195,7 +195,6 @@ async def _check_digest(api: Api, archive: ArchiveState, part: Path) -> None:
 
 
 def _place(part: Path, target: Path, sender: str) -> None:
-    """Unpack to a folder beside the target, rename it to the target, and delete the archive."""
     scratch = target.with_name(f".{target.name}.unpacked-{os.getpid()}")
     try:
         unpack(part, scratch, sender)

@@ -11,15 +11,16 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import PurePath
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 from urllib.parse import quote
 
 import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from offbook.base.audits import AuditRequest, Removal, StepAudit, TrajectoryAudit
-from offbook.base.backoff import Backoff
+from offbook.base.clock import Backoff
 from offbook.base.config import Name
 from offbook.base.errors import ConfigError, ServerError, UnreachableError
 from offbook.base.takeovers import TakeoverRule, TakeoverState
@@ -131,10 +132,6 @@ FIRST_SECONDS = 4.0
 """Replaces both limits above for a server that has never answered: its URL may be wrong."""
 
 _NAME: TypeAdapter[str] = TypeAdapter(Name)
-_MODELS = TypeAdapter(list[ModelState])
-_LOGS = TypeAdapter(list[LogRequest])
-_CHECKPOINTS = TypeAdapter(list[CheckpointState])
-_AUDITS = TypeAdapter(list[TrajectoryAudit])
 
 
 class Api:
@@ -162,7 +159,7 @@ class Api:
 
     async def health(self) -> Health:
         """The server's state and versions."""
-        return self._read(Health.model_validate, await self._ask("GET", "/health"))
+        return await self._ask(Health, "GET", "/health")
 
     async def register(self, request: RegisterRequest) -> ModelState:
         """Create a trainable model, or return the existing one of the same name and base.
@@ -170,82 +167,78 @@ class Api:
         A folder may hold an adapter, which the server compares with its base first: it loads the base for it.
         """
         seconds = ADAPTER_SECONDS if PurePath(request.base_model).is_absolute() else None
-        answer = await self._ask("POST", "/api/models", request, timeout=seconds)
-        return self._read(ModelState.model_validate, answer)
+        return await self._ask(ModelState, "POST", "/api/models", request, timeout=seconds)
 
     async def models(self) -> list[ModelState]:
         """Every registered model."""
-        return self._read(_MODELS.validate_python, await self._ask("GET", "/api/models"))
+        return await self._ask(list[ModelState], "GET", "/api/models")
 
     async def model(self, name: str) -> ModelState:
         """One registered model, with its newest step."""
-        return self._read(ModelState.model_validate, await self._ask("GET", _path(name)))
+        return await self._ask(ModelState, "GET", _path(name))
 
     async def latest_model(self) -> ModelState:
         """The model that `lora:latest` means. Raises ServerError with code `ambiguous_model` when it could mean several."""
-        return self._read(ModelState.model_validate, await self._ask("GET", f"/api/models/{LATEST}"))
+        return await self._ask(ModelState, "GET", f"/api/models/{LATEST}")
 
     async def fork(self, name: str, request: ForkRequest) -> ModelState:
         """Create a model that starts from a step of this one."""
-        return self._read(
-            ModelState.model_validate, await self._ask("POST", f"{_path(name)}/fork", request, repeat=False)
-        )
+        return await self._ask(ModelState, "POST", f"{_path(name)}/fork", request, repeat=False)
 
     async def adopt(self, name: str, request: AdoptRequest) -> ModelState:
         """Make a step of another model the newest step of this one."""
-        return self._read(ModelState.model_validate, await self._ask("POST", f"{_path(name)}/adopt", request))
+        return await self._ask(ModelState, "POST", f"{_path(name)}/adopt", request)
 
     async def log(self, name: str, request: LogRequest) -> None:
         """Store metrics with the model. A request with an `id` is sent again while nothing answers."""
-        await self._ask("POST", f"{_path(name)}/log", request, repeat=request.id is not None)
+        await self._send("POST", f"{_path(name)}/log", request, repeat=request.id is not None)
 
     async def logs(self, name: str) -> list[LogRequest]:
         """Everything logged with the model, oldest first."""
-        return self._read(_LOGS.validate_python, await self._ask("GET", f"{_path(name)}/log"))
+        return await self._ask(list[LogRequest], "GET", f"{_path(name)}/log")
 
     async def end_run(self, run: str) -> None:
         """Tell the server that a run is over."""
-        await self._ask("POST", "/api/runs/ended", RunEnd(run=run))
+        await self._send("POST", "/api/runs/ended", RunEnd(run=run))
 
     async def state(self, name: str) -> dict[str, Json]:
         """The user's JSON object stored with the model."""
-        return self._read(UserState.model_validate, await self._ask("GET", f"{_path(name)}/state")).value
+        return (await self._ask(UserState, "GET", f"{_path(name)}/state")).value
 
     async def set_state(self, name: str, value: dict[str, Json]) -> None:
         """Replace the user's JSON object stored with the model."""
-        await self._ask("PUT", f"{_path(name)}/state", UserState(value=value))
+        await self._send("PUT", f"{_path(name)}/state", UserState(value=value))
 
     async def checkpoints(self, name: str) -> list[CheckpointState]:
         """The checkpoints that exist, by step."""
-        checkpoints = self._read(_CHECKPOINTS.validate_python, await self._ask("GET", f"{_path(name)}/checkpoints"))
+        checkpoints = await self._ask(list[CheckpointState], "GET", f"{_path(name)}/checkpoints")
         return sorted(checkpoints, key=lambda checkpoint: checkpoint.step)
 
     async def delete_checkpoint(self, name: str, step: int) -> None:
         """Delete one checkpoint. Raises ServerError for the newest."""
-        await self._ask("DELETE", f"{_path(name)}/checkpoints/{step}", repeat=False)
+        await self._send("DELETE", f"{_path(name)}/checkpoints/{step}", repeat=False)
 
     async def export(self, name: str, step: int, request: ExportRequest) -> ExportResult:
         """Export a checkpoint to a folder on the server's machine; may take up to an hour."""
         path = f"{_path(name)}/checkpoints/{step}/export"
-        return self._read(
-            ExportResult.model_validate, await self._ask("POST", path, request, repeat=False, timeout=3600)
-        )
+        return await self._ask(ExportResult, "POST", path, request, repeat=False, timeout=3600)
 
     async def archive(self, name: str, step: int, request: ArchiveRequest) -> ArchiveState:
         """Create a downloadable archive of an export, or return the existing one; may take up to an hour."""
         path = f"{_path(name)}/checkpoints/{step}/archive"
-        return self._read(ArchiveState.model_validate, await self._ask("POST", path, request, timeout=3600))
+        return await self._ask(ArchiveState, "POST", path, request, timeout=3600)
 
     async def delete_archive(self, archive_id: str) -> None:
         """Remove an archive from the server's disk."""
-        await self._ask("DELETE", archive_path(archive_id), repeat=False)
+        await self._send("DELETE", archive_path(archive_id), repeat=False)
 
     async def finish(self, records: Sequence[TrajectoryRecord]) -> dict[str, int]:
         """Finish trajectories, in batches below the server's body limit; returns the recorded calls per trajectory id."""
         calls: dict[str, int] = {}
         for batch in _batches(records):
-            answer = await self._ask("POST", "/api/trajectories", FinishRequest(trajectories=tuple(batch)))
-            result = self._read(FinishResult.model_validate, answer)
+            result = await self._ask(
+                FinishResult, "POST", "/api/trajectories", FinishRequest(trajectories=tuple(batch))
+            )
             calls.update(result.calls)
             for trajectory_id, count in result.expired.items():
                 logger.warning(
@@ -259,7 +252,7 @@ class Api:
     async def train_status(self, request_id: str) -> TrainStatus | None:
         """The state of a train request; None if the server does not know it."""
         try:
-            return self._read(TrainStatus.model_validate, await self._ask("GET", f"/api/train/{request_id}"))
+            return await self._ask(TrainStatus, "GET", f"/api/train/{request_id}")
         except ServerError as error:
             if error.status != 404:
                 raise
@@ -268,64 +261,77 @@ class Api:
     async def trajectories(self, query: TrajectoryQuery) -> TrajectoryPage:
         """A page of the finished trajectories that match; pass `after=page.next` for the next page."""
         parameters = httpx.QueryParams(query.model_dump(exclude_none=True))
-        return self._read(TrajectoryPage.model_validate, await self._ask("GET", f"/api/trajectories?{parameters}"))
+        return await self._ask(TrajectoryPage, "GET", f"/api/trajectories?{parameters}")
 
     async def traces(self, query: TrajectoryQuery) -> TracePage:
         """Like `trajectories`, with the calls of every trajectory but without their token arrays."""
         parameters = httpx.QueryParams(query.model_dump(exclude_none=True))
-        path = f"/api/traces?{parameters}"
-        response = await self._send("GET", path)
-        try:
-            return TracePage.model_validate_json(response.content)  # half the time of parsing first
-        except ValidationError:
-            return self._read(TracePage.model_validate, self._json(path, response))
+        return await self._ask(TracePage, "GET", f"/api/traces?{parameters}")
 
     async def trajectory(self, trajectory_id: str) -> TrajectoryWithCalls:
         """A trajectory and the calls recorded under it."""
-        return self._read(
-            TrajectoryWithCalls.model_validate, await self._ask("GET", f"/api/trajectories/{trajectory_id}")
-        )
+        return await self._ask(TrajectoryWithCalls, "GET", f"/api/trajectories/{trajectory_id}")
 
     async def feedback(self, request: FeedbackRequest) -> FeedbackResult:
         """Store a score for a finished trajectory, one of its calls, or a thread."""
-        return self._read(FeedbackResult.model_validate, await self._ask("POST", "/api/feedback", request))
+        return await self._ask(FeedbackResult, "POST", "/api/feedback", request)
 
     async def step_audit(self, name: str, step: int) -> StepAudit:
         """What trained a step of a model."""
         path = f"/api/audit/{checked_name(name, 'name')}/{step}"
-        return self._read(StepAudit.model_validate, await self._ask("GET", path))
+        return await self._ask(StepAudit, "GET", path)
 
     async def audit(self, request: AuditRequest) -> list[TrajectoryAudit]:
         """The steps that each of these trajectories trained."""
-        return self._read(_AUDITS.validate_python, await self._ask("POST", "/api/audit", request))
+        return await self._ask(list[TrajectoryAudit], "POST", "/api/audit", request)
 
     async def remove(self, request: AuditRequest) -> Removal:
         """Delete these trajectories, and those made from them; may take up to an hour with large records."""
-        answer = await self._ask("POST", "/api/audit/removal", request, timeout=3600)
-        return self._read(Removal.model_validate, answer)
+        return await self._ask(Removal, "POST", "/api/audit/removal", request, timeout=3600)
 
     async def takeover_state(self, route: str | None = None) -> TakeoverState:
         """The takeover of a route, with every decision. None: that of the server's --route."""
-        return self._read(TakeoverState.model_validate, await self._ask("GET", f"/api/takeover{_of_route(route)}"))
+        return await self._ask(TakeoverState, "GET", f"/api/takeover{_of_route(route)}")
 
     async def takeover(
         self, action: Literal["start", "stop"], rule: TakeoverRule | None = None, route: str | None = None
     ) -> TakeoverState:
         """Start or stop a takeover. `route` as in `takeover_state`."""
-        answer = await self._ask("POST", f"/api/takeover/{action}{_of_route(route)}", rule, repeat=False)
-        return self._read(TakeoverState.model_validate, answer)
+        return await self._ask(TakeoverState, "POST", f"/api/takeover/{action}{_of_route(route)}", rule, repeat=False)
 
     async def _ask(
         self,
+        kind: type[Answer],
         method: Literal["GET", "POST", "PUT", "DELETE"],
         path: str,
         body: BaseModel | None = None,
         *,
         repeat: bool = True,
         timeout: float | None = None,
-    ) -> Json:
-        """Send a request and return the response's JSON; None for an empty body. Raises UnreachableError, ServerError."""
-        return self._json(path, await self._send(method, path, body, repeat=repeat, timeout=timeout))
+    ) -> Answer:
+        """Send a request and return the response as `kind`. Raises UnreachableError, ServerError."""
+        response = await self._send(method, path, body, repeat=repeat, timeout=timeout)
+        reader = _reader(kind)
+        try:
+            return cast(Answer, reader.validate_json(response.content))  # half the time of parsing first
+        except ValidationError:
+            value = self._json(path, response)  # Python also parses what pydantic does not, such as lone surrogates
+        try:
+            return cast(Answer, reader.validate_python(value))
+        except ValidationError as error:
+            raise ServerError(
+                f"{self.url} answered with values that this version does not know: {error!s:.500}; install the same version on "
+                "both sides"
+            ) from error
+
+    def _json(self, path: str, response: httpx.Response) -> Json:
+        try:
+            return response.json()
+        except (ValueError, RecursionError) as error:
+            raise ServerError(
+                f"{self.url} answered {path} with something that is not JSON: {response.text[:200]!r}; "
+                "is this the URL of an Offbook server?"
+            ) from error
 
     async def _send(
         self,
@@ -357,23 +363,10 @@ class Api:
                 raise server_error(self.url, answer)
             return answer
 
-    def _json(self, path: str, response: httpx.Response) -> Json:
-        try:
-            return response.json() if response.content else None
-        except (ValueError, RecursionError) as error:
-            raise ServerError(
-                f"{self.url} answered {path} with something that is not JSON: {response.text[:200]!r}; "
-                "is this the URL of an Offbook server?"
-            ) from error
 
-    def _read(self, read: Callable[[Json], Answer], answer: Json) -> Answer:
-        try:
-            return read(answer)
-        except ValidationError as error:
-            raise ServerError(
-                f"{self.url} answered with values that this version does not know: {error!s:.500}; install the same version on "
-                "both sides"
-            ) from error
+@cache
+def _reader(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
 def checked_url(url: str) -> str:

@@ -10,7 +10,7 @@ from typing import NoReturn
 import httpx
 from pydantic import ValidationError
 
-from offbook.base.backoff import Backoff
+from offbook.base.clock import Backoff
 from offbook.base.errors import (
     BackendError,
     ServerError,

@@ -169,7 +169,6 @@ def is_app_file(file: str) -> bool:
 
 @functools.cache
 def _installed(root: str) -> frozenset[str]:
-    """The files and folders that the packages installed in a folder of `sys.path` brought."""
     return frozenset(
         path.parts[0]
         for distribution in distributions(path=[root.rstrip(os.sep)])

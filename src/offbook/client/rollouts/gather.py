@@ -19,6 +19,7 @@ from offbook.base.errors import (
     RolloutError,
 )
 from offbook.base.options import RunOptions, close_unstarted, option, takes
+from offbook.base.sync_calls import gather_all
 from offbook.base.types import (
     PendingRollout,
     RolloutException,
@@ -136,7 +137,7 @@ async def gather_trajectory_groups(options: GatherArguments) -> list[TrajectoryG
             if isinstance(group, TrajectoryGroup):
                 runner.adopt(group.pending)
         with runner.bar:
-            gathered = await _all([_group(group, runner, options.after_each) for group in group_list])
+            gathered = await gather_all([_group(group, runner, options.after_each) for group in group_list])
     finally:
         runner.close()
         close_unstarted(group_list)
@@ -166,7 +167,7 @@ async def gather_trajectories(options: AnyRolloutArguments) -> list[Trajectory] 
     try:
         runner.adopt(group.pending)
         with runner.bar:
-            results = await _all([runner.run(rollout) for rollout in group.take_pending()])
+            results = await gather_all([runner.run(rollout) for rollout in group.take_pending()])
     finally:
         runner.close()
     runner.check_fraction()
@@ -289,7 +290,7 @@ class _Runner:
             try:  # the progress bar and means need plain numbers
                 make_recordable(trajectory)
             except ConfigError as error:
-                return as_rollout_exception(RolloutError(f"the rollout returned a trajectory of which {error}"))
+                return as_rollout_exception(RolloutError(f"the rollout returned what cannot be recorded: {error}"))
         return result if isinstance(result, Trajectory) else cast(list[Trajectory], trajectories)
 
     def failed(self, error: RolloutException) -> None:
@@ -339,7 +340,7 @@ async def _group(source: PendingGroup, runner: _Runner, after_each: AfterEach | 
     for number, trajectory in enumerate(group.trajectories):
         trajectory.place = trajectory.place.filled(group.place, number)
     first_index = len(group.trajectories) + len(group.exceptions)
-    results = await _all([runner.run(rollout) for rollout in group.take_pending()])
+    results = await gather_all([runner.run(rollout) for rollout in group.take_pending()])
     for number, result in enumerate(results, first_index):
         if isinstance(result, Trajectory):
             result.place = result.place.filled(group.place, number)
@@ -369,15 +370,3 @@ def raise_common_fault(error: Exception) -> None:
             raise_common_fault(inner)
     if isinstance(error, CaptureError | BudgetExceeded):
         raise error
-
-
-async def _all(jobs: Sequence[Awaitable[Result]]) -> list[Result]:
-    """Await all jobs. After the first exception, cancel the others, wait until they ended, and re-raise it."""
-    tasks = [asyncio.ensure_future(job) for job in jobs]
-    try:
-        return await asyncio.gather(*tasks)
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise

@@ -137,10 +137,16 @@ def trajectory_record(
     is missing of its place; `where` begins the error messages. Keys in texts that are not trained are redacted.
     """
     protect_environment()
+    return redacted_record(_plain_record(trajectory, model, where, known, index))
+
+
+def _plain_record(
+    trajectory: Trajectory, model: str, where: str, known: RolloutPlace, index: int | None = None
+) -> TrajectoryRecord:
     histories = [trajectory, *trajectory.additional_histories]
     refs = dict.fromkeys(ref for history in histories for ref in history.call_refs())
     rendered = [history_record for history in histories if (history_record := _rendered(history)) is not None]
-    record = TrajectoryRecord(
+    return TrajectoryRecord(
         id=trajectory.id,
         model=model,
         calls=None if trajectory.captured else tuple(refs),
@@ -159,7 +165,6 @@ def trajectory_record(
         ended_at=clock.end_of(trajectory.started_at) if trajectory.ended_at is None else trajectory.ended_at,
         place=trajectory.place.filled(known, index),
     )
-    return redacted_record(record)
 
 
 def make_recordable(trajectory: Trajectory) -> None:
@@ -167,20 +172,17 @@ def make_recordable(trajectory: Trajectory) -> None:
 
     Raises ConfigError for what cannot be recorded, so that it fails this rollout and not the request with all others.
     """
-    numbers = as_numbers(trajectory.metrics, "metrics")
-    if trajectory.reward is not None:
-        trajectory.reward = as_numbers({"reward": trajectory.reward}, "the trajectory")["reward"]
-        _check_finite(trajectory.reward, "the trajectory['reward']")
-    for name, value in numbers.items():
-        _check_finite(value, f"metrics[{name!r}]")
-        if not isinstance(trajectory.metrics[name], int | float):  # pyright: ignore[reportUnnecessaryIsInstance]  # user input
-            trajectory.metrics[name] = value
-    trajectory.logs = [plain_text(line) for line in trajectory.logs]
-    trajectory.metadata = as_json(trajectory.metadata, "metadata")
     try:
-        trajectory_record(trajectory, "", "it", RolloutPlace()).model_dump_json()
+        plain = _plain_record(trajectory, "", "the trajectory", RolloutPlace())
+        plain.model_dump_json()
+    except ConfigError:
+        raise
     except (ValueError, TypeError) as error:  # pydantic's errors are ValueErrors
-        raise ConfigError(f"something cannot be recorded: {plain_text(error)}") from error
+        raise ConfigError(f"the trajectory: {plain_text(error)}") from error
+    trajectory.reward = plain.reward
+    foreign = [name for name, value in trajectory.metrics.items() if not isinstance(value, int | float)]  # pyright: ignore[reportUnnecessaryIsInstance]  # user input
+    trajectory.metrics |= {name: plain.metrics[name] for name in foreign}
+    trajectory.logs, trajectory.metadata = list(plain.logs), plain.metadata
 
 
 def require_calls(groups: Iterable[GroupWire], recorded: Mapping[str, int]) -> None:
@@ -227,50 +229,30 @@ def _rendered(history: History) -> RenderedHistory | None:
 
 
 def _reward(reward: float | None, where: str) -> float | None:
-    if reward is None:
-        return None
-    try:
-        value = float(reward)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ConfigError(f"{where}: reward must be a number or None (unscored), got {reward!r:.200}") from error
-    if not math.isfinite(value):
-        raise ConfigError(f"{where}: reward must be finite or None (unscored), got {value!r}")
-    if abs(value) > LARGEST_NUMBER:
-        raise ConfigError(f"{where}: reward must be within +-{LARGEST_NUMBER:g}, got {value!r}: scale it")
-    return value
-
-
-def as_numbers(values: Mapping[str, float], where: str) -> dict[str, float]:
-    """Convert the values to float; NaN and infinities pass. Raises ConfigError naming the first value that is not a number
-    or whose magnitude is above LARGEST_NUMBER."""
-    numbers: dict[str, float] = {}
-    for name, value in values.items():
-        try:
-            numbers[name] = float(value)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise ConfigError(f"{where}[{name!r}] must be a number, got {value!r:.200}") from error
-        if LARGEST_NUMBER < abs(numbers[name]) < math.inf:
-            raise ConfigError(f"{where}[{name!r}] must be within +-{LARGEST_NUMBER:g}, got {numbers[name]!r}: scale it")
-    return numbers
+    return None if reward is None else _number(reward, f"{where}: reward", " or None (unscored)")
 
 
 def _finite(numbers: Mapping[str, Metric], where: str) -> dict[str, float]:
-    values = as_numbers(numbers, where)
-    for name, value in values.items():
-        if not math.isfinite(value):
-            raise ConfigError(f"{where}[{name!r}] must be finite, got {value!r}")
-    return values
+    return {name: _number(value, f"{where}[{name!r}]") for name, value in numbers.items()}
 
 
-def _check_finite(value: float, where: str) -> None:
-    if not math.isfinite(value):
-        raise ConfigError(f"{where} must be a finite number, got {value!r}")
+def _number(value: object, where: str, otherwise: str = "") -> float:
+    """A finite number of numpy, torch or Python as a float. Raises ConfigError, also for a magnitude above LARGEST_NUMBER."""
+    try:
+        number = float(value)  # type: ignore[arg-type]  # user input, checked here
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ConfigError(f"{where} must be a number{otherwise}, got {value!r:.200}") from error
+    if not math.isfinite(number):
+        raise ConfigError(f"{where} must be finite{otherwise}, got {number!r}")
+    if abs(number) > LARGEST_NUMBER:
+        raise ConfigError(f"{where} must be within +-{LARGEST_NUMBER:g}, got {number!r}: scale it")
+    return number
 
 
 def _weights(weights: Mapping[str, float], where: str) -> dict[str, float]:
-    values = as_numbers(weights, f"{where}: weights")
+    values = _finite(weights, f"{where}: weights")
     for call_id, value in values.items():
-        if not 0 <= value < math.inf:
+        if value < 0:
             raise ConfigError(
                 f"{where}: weights[{call_id!r}] must be a finite number of at least 0 (0 leaves the call out), got {value!r}"
             )

@@ -19,8 +19,8 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
+from offbook.base.config import TeacherEndpoint
 from offbook.base.errors import ConfigError, TrainError
-from offbook.base.teacher_endpoint import TeacherEndpoint
 from offbook.base.types import Json
 
 from .. import checkpoint_files

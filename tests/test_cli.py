@@ -15,8 +15,7 @@ import pytest
 import typer
 
 from offbook import LocalBackend
-from offbook.base.errors import ConfigError, LeakError
-from offbook.base.extras import install_command
+from offbook.base.errors import ConfigError, LeakError, install_command
 from offbook.base.types import new_id
 from offbook.commands.main import guarded, run
 from offbook.trainer.trainable_target import load_target

@@ -7,8 +7,7 @@ import sys
 
 import pytest
 
-from offbook.base.errors import MissingExtraError
-from offbook.base.extras import command_from, install_command
+from offbook.base.errors import MissingExtraError, command_from, install_command
 from tests.paths import ROOT
 
 

@@ -129,7 +129,7 @@ def test_importing_the_test_kit_loads_nothing_and_a_scripted_llm_needs_no_server
         "kit.scripted_llm, kit.says, kit.check_sink, kit.judges; print(json.dumps({'before': before, 'loaded': sorted(sys.modules)}))"
     )
     found = in_fresh_process(code)
-    assert sorted(found["before"]) == ["offbook.base", "offbook.base.errors", "offbook.base.extras", "offbook.testing"]
+    assert sorted(found["before"]) == ["offbook.base", "offbook.base.errors", "offbook.testing"]
     loaded = {name.split(".")[0] for name in found["loaded"]}
     assert not {*HEAVY, "pytest", "_pytest", "uvicorn", "fastapi", "sqlalchemy"} & loaded
     assert not [name for name in found["loaded"] if name.startswith("offbook.server")]

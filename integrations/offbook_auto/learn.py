@@ -15,8 +15,8 @@ from offbook.base import clock
 from offbook.base.audits import AUDITED_AT_ONCE, AuditRequest
 from offbook.base.config import SFTConfig, TrainConfig
 from offbook.base.errors import ConfigError, ServerError, TrainError
-from offbook.base.held_folders import held_folder
 from offbook.base.json_files import read_json
+from offbook.base.locked_folders import held_folder
 from offbook.base.options import Headline, RunOptions, option
 from offbook.base.terminal import echo
 from offbook.base.text import counted

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from offbook.base.errors import BackendError, ConfigError
-from offbook.base.extras import install_source
+from offbook.base.errors import DISTRIBUTION, BackendError, ConfigError, installation_origin, origin_folder
 from offbook.base.http_access import KEY_VARIABLE
 from offbook.base.types import Json
 
@@ -51,10 +50,7 @@ class ServerTask:
     def as_json(self) -> dict[str, Json]:
         """The task as SkyPilot reads it from YAML."""
         extras = "gpu,mirror" if self.mirror is not None else "gpu"
-        try:
-            requirement, mounts = install_source(extras)
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
+        requirement, mounts = source_from(installation_origin(), extras)
         # An open tunnel is an SSH session, which would keep the machine's idle timer at zero: it counts jobs alone.
         stop = {"idle_minutes": STOP_MINUTES, "down": self.mirror is not None, "wait_for": "jobs"}
         words = ["--model", self.base_model, "--host", "127.0.0.1", "--port", str(SERVER_PORT)]
@@ -72,6 +68,32 @@ class ServerTask:
             f"exec offbook serve --dir ~/offbook {shlex.join([*words, *self.serve])}\n",
         }
         return task | ({"file_mounts": dict(mounts)} if mounts else {})
+
+
+def source_from(origin: Mapping[str, object], extras: str) -> tuple[str, dict[str, str]]:
+    """What installs this package on another machine: the requirement, and the files to copy there, as {there: here}. `origin`: as
+    PEP 610 records it. Raises ConfigError if that is unknown.
+
+    >>> source_from({"url": "file:///srv/offbook", "dir_info": {"editable": True}}, "gpu")
+    ('./offbook-source[gpu]', {'~/offbook-source': '/srv/offbook'})
+    >>> source_from({"url": "https://example.com/offbook.git", "vcs_info": {"vcs": "git", "commit_id": "a1"}}, "gpu")
+    ('offbook[gpu] @ git+https://example.com/offbook.git@a1', {})
+    """
+    url = str(origin.get("url", ""))
+    match origin:
+        case {"dir_info": _}:
+            return f"./offbook-source[{extras}]", {"~/offbook-source": origin_folder(url)}
+        case {"vcs_info": {"vcs": str(vcs), "commit_id": str(commit)}}:
+            return f"{DISTRIBUTION}[{extras}] @ {vcs}+{url}@{commit}", {}
+        case {"archive_info": _} if url.startswith("file:"):
+            name = origin_folder(url).rsplit("/", 1)[-1]
+            return f"./{name}[{extras}]", {f"~/{name}": origin_folder(url)}
+        case {"archive_info": _}:
+            return f"{DISTRIBUTION}[{extras}] @ {url}", {}
+        case _:
+            raise ConfigError(
+                "this installation does not say where it came from: install Offbook from a checkout or wheel"
+            )
 
 
 def wanted_resources(gpu: str | None, resources: object, use_spot: bool) -> dict[str, Json]:

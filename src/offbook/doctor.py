@@ -24,9 +24,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 import offbook
 from offbook.base.child_processes import last_line
 from offbook.base.devices import driver_fault
-from offbook.base.extras import install_command
+from offbook.base.errors import install_command
+from offbook.base.locked_folders import TemporaryFolder
 from offbook.base.server_options import EngineOptions
-from offbook.base.temporary_folders import TemporaryFolder
 from offbook.base.text import counted
 from offbook.base.wire import Health
 from offbook.client.local import running_server

@@ -162,7 +162,7 @@ def test_a_schedule_is_a_time_of_day(capsys: pytest.CaptureFixture[str]) -> None
 HOLD = """
 import sys, time
 from pathlib import Path
-from offbook.base.held_folders import held_folder
+from offbook.base.locked_folders import held_folder
 with held_folder(Path(sys.argv[1]), "--output"):
     print("held", flush=True)
     time.sleep(600)

@@ -21,7 +21,7 @@ from tests.server.test_faults import ended
 
 _USER = """
 import sys
-from offbook.base.temporary_folders import TemporaryFolder
+from offbook.base.locked_folders import TemporaryFolder
 folders = [TemporaryFolder("rollout") for _ in range(3)]
 for folder in folders:
     (folder.path / "read-only").mkdir()

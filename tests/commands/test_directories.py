@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from offbook.base.extras import install_command
+from offbook.base.errors import install_command
 from tests.paths import ROOT
 
 WRITTEN = ROOT / "tests/server/written_directory/files"

@@ -23,7 +23,7 @@ CONVERSIONS = [
     "offbook.engine.learner.targets.batch",  # trajectories -> targets
     "offbook.engine.learner.rows.layouts",  # targets -> rows
     "offbook.engine.learner.update.loss",  # trajectories -> divisors
-    "offbook.base.extras",  # where the package came from -> a pip command
+    "offbook.base.errors",  # where the package came from -> a pip command
     "offbook.memory_plan.parts",  # config.json -> numbers of weights; a size -> bytes
     "offbook.base.user_values",  # an object -> text
     "offbook.base.text",  # a count and a noun -> text

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from offbook.base.extras import install_command
+from offbook.base.errors import install_command
 from offbook.base.server_options import EngineOptions
 from offbook.doctor import (
     KNOWN,

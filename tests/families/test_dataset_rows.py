@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from offbook.base.extras import install_command
+from offbook.base.errors import install_command
 from offbook.scenarios.loading import load_scenarios
 from tests.families.builders import ATTENTION, QWEN3_5, Family, make_tokenizer
 from tests.families.tool_calls import ASKED, SAID, TOOL

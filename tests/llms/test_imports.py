@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 import offbook.llms
-from offbook.base.errors import ConfigError
-from offbook.base.extras import install_command
+from offbook.base.errors import ConfigError, install_command
 from offbook.llms import Llm
 
 

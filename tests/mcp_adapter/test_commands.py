@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from offbook.base.extras import install_command
+from offbook.base.errors import install_command
 from offbook.commands.main import guarded
 from offbook_mcp import Limits, Target
 from offbook_mcp.commands import app

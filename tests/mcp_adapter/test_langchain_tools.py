@@ -16,8 +16,7 @@ from langchain_core.messages import ToolMessage
 from langchain_openai import ChatOpenAI
 
 from offbook import RemoteBackend, TrainableModel, Trajectory
-from offbook.base.errors import ConfigError
-from offbook.base.extras import install_command
+from offbook.base.errors import ConfigError, install_command
 from offbook.client.rollouts.capture import capturing
 from offbook.testing import scripted_server
 from offbook_langgraph import trainable

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 import offbook
-from offbook.base.errors import ConfigError, MissingExtraError
-from offbook.base.extras import install_command
+from offbook.base.errors import ConfigError, MissingExtraError, install_command
 from offbook.scenarios.loading import load_scenarios
 from offbook.trainer.trainer import checked_scenarios
 

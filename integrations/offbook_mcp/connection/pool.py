@@ -17,7 +17,7 @@ from types import TracebackType
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from offbook.base.errors import ConfigError
-from offbook.base.temporary_folders import TemporaryFolder
+from offbook.base.locked_folders import TemporaryFolder
 from offbook_mcp.errors import McpServerError, McpToolsChangedError
 from offbook_mcp.tools.rollout_tools import RolloutTools
 from offbook_mcp.tools.tool import ServerDescription, fingerprint, signature

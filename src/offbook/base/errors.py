@@ -19,11 +19,16 @@ OffbookError
 └── StoreError             records could not be written or read
 """
 
+from __future__ import annotations
+
+import json
 import sys
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, distribution
 from opcode import opmap
 from typing import Literal
-
-from .extras import install_command
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 IMPORT_FROM = opmap["IMPORT_FROM"]
 
@@ -154,3 +159,47 @@ class StoreError(OffbookError, RuntimeError):
 
 class NotFiniteError(OffbookError, ArithmeticError):
     """A loss or gradient is NaN or infinite."""
+
+
+DISTRIBUTION = "offbook"
+"""Name of the distribution. It has no release yet, so no command may install it from the package index."""
+
+
+def install_command(extra: str) -> str:
+    """`pip install ...` for an extra, from the checkout, wheel or repository of this installation; else from a checkout
+    in the current folder."""
+    return command_from(installation_origin(), extra)
+
+
+def installation_origin() -> dict[str, object]:
+    """Where this installation came from, as PEP 610 records it; empty if that is unknown."""
+    try:
+        origin = distribution(DISTRIBUTION).read_text("direct_url.json")
+    except PackageNotFoundError:
+        origin = None
+    return json.loads(origin) if origin else {}
+
+
+def command_from(origin: Mapping[str, object], extra: str) -> str:
+    """The command for an origin as PEP 610 records it (`direct_url.json`).
+
+    >>> command_from({"url": "file:///srv/offbook", "dir_info": {"editable": True}}, "server")
+    'pip install -e "/srv/offbook[server]"'
+    """
+    url = str(origin.get("url", ""))
+    match origin:
+        case {"dir_info": {"editable": True}}:
+            return f'pip install -e "{origin_folder(url)}[{extra}]"'
+        case {"dir_info": _}:
+            return f'pip install "{origin_folder(url)}[{extra}]"'
+        case {"vcs_info": {"vcs": str(vcs), "commit_id": str(commit)}}:
+            return f'pip install "{DISTRIBUTION}[{extra}] @ {vcs}+{url}@{commit}"'
+        case {"archive_info": _}:
+            return f'pip install "{DISTRIBUTION}[{extra}] @ {url}"'
+        case _:
+            return f'pip install ".[{extra}]" in a checkout of Offbook'
+
+
+def origin_folder(url: str) -> str:
+    """The folder or file of a `file:` URL."""
+    return url2pathname(urlsplit(url).path)

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from offbook.base.errors import ConfigError, RolloutError
-from offbook.base.temporary_folders import TemporaryFolder
+from offbook.base.locked_folders import TemporaryFolder
 from offbook.base.terminal import echo
 from offbook.base.text import counted
 from offbook.base.types import Call, RolloutPlace, Trajectory, as_rollout_exception

@@ -18,8 +18,8 @@ from typing import Any, Literal, cast
 from offbook.base.child_processes import last_line, last_lines
 from offbook.base.errors import ConfigError, RolloutError
 from offbook.base.json_files import parse_json
+from offbook.base.locked_folders import TemporaryFolder
 from offbook.base.options import RunOptions, option, takes
-from offbook.base.temporary_folders import TemporaryFolder
 from offbook.base.text import one_line
 from offbook.base.types import Trajectory, as_rollout_exception
 from offbook.base.user_values import json_value

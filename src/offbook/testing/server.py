@@ -11,8 +11,8 @@ from pathlib import Path
 
 import httpx
 
+from offbook.base.locked_folders import TemporaryFolder
 from offbook.base.server_options import EngineOptions, ServerOptions
-from offbook.base.temporary_folders import TemporaryFolder
 from offbook.base.types import Call
 from offbook.base.wire import TrajectoryWithCalls
 from offbook.server.base_model import BaseModelPath

@@ -15,8 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from offbook.base.errors import ServerError
+from offbook.base.locked_folders import TemporaryFolder
 from offbook.base.redaction import error_text
-from offbook.base.temporary_folders import TemporaryFolder
 from offbook.client.connection.download import download_export
 from offbook.client.connection.http import Api
 from offbook.contracts import CheckpointSaved, EvaluationFinished, GroupsFinished, RejectedError, TraceEvent, TraceSink

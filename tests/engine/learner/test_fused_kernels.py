@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from offbook.base.extras import install_command
+from offbook.base.errors import install_command
 from offbook.engine.learner.model.layer_kernels import fuse
 from tests.paths import ROOT
 

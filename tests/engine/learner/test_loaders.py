@@ -17,8 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from offbook import tiny
 from offbook.base.config import LoraOptions
-from offbook.base.errors import ConfigError
-from offbook.base.extras import install_command
+from offbook.base.errors import ConfigError, install_command
 from offbook.base.server_options import EngineOptions
 from offbook.engine.learner.learner import Learner
 from offbook.engine.learner.model import loaders

@@ -17,7 +17,7 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from offbook.base.extras import install_command
+from offbook.base.errors import install_command
 from offbook.engine.learner.model import unsloth_attention
 from offbook.engine.learner.model.attention import TreeContext, tree_attention
 from offbook.engine.learner.model.unsloth_attention import (

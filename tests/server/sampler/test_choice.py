@@ -8,8 +8,7 @@ import pytest
 
 from offbook import tiny
 from offbook.base.devices import gpus
-from offbook.base.errors import ConfigError, MissingExtraError
-from offbook.base.extras import install_command
+from offbook.base.errors import ConfigError, MissingExtraError, install_command
 from offbook.base.server_options import EngineOptions
 from offbook.server.base_model import BaseModelPath
 from offbook.server.on_ray.actor_process import RayPlacement

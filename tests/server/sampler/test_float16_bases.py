@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from offbook.base.errors import ConfigError
-from offbook.base.extras import install_command
+from offbook.base.errors import ConfigError, install_command
 from offbook.base.server_options import EngineOptions, ServerOptions
 from offbook.server import serving
 from offbook.server.sampler.engine_choice import NO_FLOAT16, choose

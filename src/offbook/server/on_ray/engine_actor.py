@@ -15,7 +15,7 @@ from typing import Any
 
 from offbook.base.devices import gpus
 from offbook.base.errors import ConfigError
-from offbook.base.temporary_folders import TemporaryFolder, remove_tree
+from offbook.base.locked_folders import TemporaryFolder, remove_tree
 
 from ... import tiny
 from ..base_model import BaseModelPath, find

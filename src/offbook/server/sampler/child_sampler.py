@@ -13,7 +13,7 @@ from typing import Protocol
 import httpx
 
 from offbook.base.errors import ConfigError, EngineError
-from offbook.base.temporary_folders import TemporaryFolder
+from offbook.base.locked_folders import TemporaryFolder
 
 from ..child_process import Child, ChildLog
 from .supervised import SupervisedSampler

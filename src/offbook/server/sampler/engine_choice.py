@@ -14,8 +14,7 @@ from pathlib import Path
 
 from offbook.base.config import MAX_RANK
 from offbook.base.devices import Gpu, automatic_dtype, chosen, gpus, visible_to
-from offbook.base.errors import ConfigError, MissingExtraError
-from offbook.base.extras import install_command
+from offbook.base.errors import ConfigError, MissingExtraError, install_command
 from offbook.base.server_options import OF_EMBEDDED, OF_VLLM, EngineName, EngineOptions
 
 from ...engine.protocol import SAMPLER_MODULES, PromptOptions

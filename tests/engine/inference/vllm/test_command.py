@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from offbook.base.errors import ConfigError
-from offbook.base.extras import install_command
+from offbook.base.errors import ConfigError, install_command
 from offbook.engine.inference.vllm.command import Place, arguments, environment, find_place, main, parse
 from offbook.tiny import path as tiny_policy
 

@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 
-from offbook.base.errors import ConfigError
-from offbook.base.extras import install_command
-from offbook.base.temporary_folders import TemporaryFolder
+from offbook.base.errors import ConfigError, install_command
+from offbook.base.locked_folders import TemporaryFolder
 
 if TYPE_CHECKING:
     from peft import PeftModel

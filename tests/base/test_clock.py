@@ -16,7 +16,7 @@ from offbook.server.records.running_time import RunningTime
 from offbook.server.views.numbers import ago, moment
 from offbook.testing import Action, scripted_server
 from offbook_langgraph.calls.recorded_calls import StartedCall
-from offbook_langgraph.calls.run_tree import StartedTool
+from offbook_langgraph.calls.run_tree import ToolWatch
 from offbook_mcp.rollouts.agent_loop import ToolClock
 
 DAY = 86_400.0
@@ -78,14 +78,19 @@ def test_a_clock_that_is_right_again_is_followed_again() -> None:
 
 @pytest.mark.parametrize("seconds", [-DAY, DAY])
 def test_durations_survive_a_jump(jump: Jump, seconds: float) -> None:
-    trajectory, call, tool, tools = Trajectory(), StartedCall((), None), StartedTool("1", "find"), ToolClock()
+    trajectory, call, watch, tools = Trajectory(), StartedCall((), None), ToolWatch(), ToolClock()
+    run = uuid4()
+    watch.start(run, "find", "1")
     with tools.timed("1", "find"):
         jump(seconds)
+    watch.end(run, "it")
+    watch.write(trajectory, ())
+    [tool] = trajectory.tool_runs
     ended = call.ended(trajectory, (), "complete", call_id="c")  # pyright: ignore[reportArgumentType]
     for begun, done in [
         (trajectory.started_at, trajectory.finish().ended_at or 0.0),
         (ended.started_at, ended.ended_at),
-        (tool.started_at, tool.ended().ended_at),
+        (tool.started_at, tool.ended_at),
         (tools.runs()[0].started_at, tools.runs()[0].ended_at),
     ]:
         assert 0 <= done - begun < QUICK

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any, cast
 from uuid import UUID
@@ -101,24 +101,16 @@ LONGEST_ERROR = 1_000
 """The most characters kept of a tool's error."""
 
 
-@dataclass(frozen=True)
-class StartedTool:
-    """A running tool. `started_at` is in Unix seconds."""
-
-    tool_call_id: str
-    name: str
-    started_at: float = field(default_factory=clock.now)
-
-    def ended(self, error: str | None = None, result: str | None = None) -> ToolRun:
-        """Build the finished run, with the end time now."""
-        return ToolRun(
-            tool_call_id=self.tool_call_id,
-            name=self.name,
-            started_at=self.started_at,
-            ended_at=clock.end_of(self.started_at),
-            error=error,
-            result=result,
-        )
+def _ended(started: ToolRun, error: str | None = None, result: str | None = None) -> ToolRun:
+    """The run that began as `started` and ends now."""
+    return ToolRun(
+        tool_call_id=started.tool_call_id,
+        name=started.name,
+        started_at=started.started_at,
+        ended_at=clock.end_of(started.started_at),
+        error=error,
+        result=result,
+    )
 
 
 class ToolWatch:
@@ -126,13 +118,16 @@ class ToolWatch:
     and are not recorded."""
 
     def __init__(self) -> None:
-        self._running: dict[UUID, StartedTool] = {}
+        self._running: dict[UUID, ToolRun] = {}
         self._ended: list[ToolRun] = []
 
     def start(self, run: UUID, name: object, tool_call_id: object) -> None:
         """Note the start of a tool run."""
         if isinstance(tool_call_id, str) and tool_call_id:
-            self._running[run] = StartedTool(tool_call_id, str(name or "tool"))
+            now = clock.now()
+            self._running[run] = ToolRun(
+                tool_call_id=tool_call_id, name=str(name or "tool"), started_at=now, ended_at=now
+            )
 
     def end(self, run: UUID, output: object) -> None:
         """Note the result of a tool run. A tool message with status "error" counts as an error."""
@@ -142,14 +137,14 @@ class ToolWatch:
         text = result_text(output, started.tool_call_id)
         failed = any(message.status == "error" for message in _tool_messages(output))
         error = (text or "the tool reported an error")[:LONGEST_ERROR] if failed else None
-        self._ended.append(started.ended(error, text))
+        self._ended.append(_ended(started, error, text))
 
     def fail(self, run: UUID, error: BaseException) -> None:
         """Note that a tool raised. An interrupt or a hand-off to another agent is not an error."""
         started = self._running.pop(run, None)
         if started is not None:
             text = None if isinstance(error, GraphBubbleUp) else error_text(error, LONGEST_ERROR)
-            self._ended.append(started.ended(text))
+            self._ended.append(_ended(started, text))
 
     def write(self, trajectory: Trajectory, seen: Collection[str]) -> None:
         """Add the runs to a trajectory, in order of their start.
@@ -157,7 +152,7 @@ class ToolWatch:
         `seen` has the tool call ids whose results are in a recorded call; their runs are stored without the result.
         """
         runs = [run.model_copy(update={"result": None}) if run.tool_call_id in seen else run for run in self._ended]
-        unfinished = [run.ended("it had not ended when the rollout did") for run in list(self._running.values())]
+        unfinished = [_ended(run, "it had not ended when the rollout did") for run in list(self._running.values())]
         trajectory.tool_runs = sorted([*trajectory.tool_runs, *runs, *unfinished], key=lambda run: run.started_at)
 
 

@@ -9,7 +9,7 @@ import inspect
 import types
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Protocol, cast
 
 from langchain_core.runnables import Runnable, RunnableBinding, RunnableSequence
@@ -17,12 +17,14 @@ from pydantic import SecretStr
 
 from offbook import TrainableModel
 from offbook.base.errors import ConfigError
+from offbook.base.options import RunOptions, option
 from offbook_langgraph.calls.active_capture import (
     ActiveCapture,
     CallRoute,
     activate,
     activated,
 )
+from offbook_langgraph.calls.capture_block import Models
 from offbook_langgraph.calls.fallback_calls import Chooser, FallbackChat
 from offbook_langgraph.calls.langchain_patches import install
 from offbook_langgraph.calls.origins import Predicate
@@ -55,26 +57,31 @@ def subclassed(graph: Any, mixin: type, **attributes: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Serving:
-    """How a served app is answered: which models, at which steps, from which server.
+class ServingOptions(RunOptions):
+    """The arguments of `trained`."""
 
-    `step=None` is the newest. `url=None` is the models' own server. Raises ConfigError for a step that names no model here.
-    """
+    step: int | Mapping[str, int] | None = option(None, "a step, or one per model name; None: the newest")
+    _: KW_ONLY
+    url: str | None = option(None, "a server that has the model; None: the model's own")
+    api_key: str | None = option(None, "its key")
+    temperature: float | None = option(None, "of all calls; None: the server's default")
+    model: Models | None = option(None, "the model of an app that was wrapped without one, or another than its own")
+
+
+@dataclass(frozen=True)
+class Serving:
+    """How a served app is answered: which models, at which steps, from which server. Raises ConfigError for a step that
+    names no model here."""
 
     models: Mapping[TrainableModel, Predicate | None]
-    exclude: Predicate | None = None
-    step: int | Mapping[str, int] | None = None
-    temperature: float | None = None
-    url: str | None = None
-    api_key: str | None = None
+    exclude: Predicate | None
+    options: ServingOptions
 
     def __post_init__(self) -> None:
-        names = [model.name for model in self.models]
-        if isinstance(self.step, int) and len(names) > 1:
-            raise ConfigError(
-                f"step: several models are served: give each its own, step={{{names[0]!r}: {self.step}, ...}}"
-            )
-        if isinstance(self.step, Mapping) and (unknown := sorted(set(self.step) - set(names))):
+        step, names = self.options.step, [model.name for model in self.models]
+        if isinstance(step, int) and len(names) > 1:
+            raise ConfigError(f"step: several models are served: give each its own, step={{{names[0]!r}: {step}, ...}}")
+        if isinstance(step, Mapping) and (unknown := sorted(set(step) - set(names))):
             raise ConfigError(f"step: there is no model {unknown[0]!r} here; there are {', '.join(names)}")
 
     async def capture(self) -> ActiveCapture:
@@ -88,10 +95,11 @@ class Serving:
         return in_own_loop(self.capture())
 
     async def _target(self, model: TrainableModel) -> ChatOffbook:
-        step = self.step.get(model.name) if isinstance(self.step, Mapping) else self.step
-        if self.url is not None:
-            return chat_model_at(self.url, self.api_key, model, self.temperature, step)
-        return await chat_model(model, self.temperature, step)
+        chosen = self.options
+        step = chosen.step.get(model.name) if isinstance(chosen.step, Mapping) else chosen.step
+        if chosen.url is not None:
+            return chat_model_at(chosen.url, chosen.api_key, model, chosen.temperature, step)
+        return await chat_model(model, chosen.temperature, step)
 
 
 @dataclass(frozen=True)

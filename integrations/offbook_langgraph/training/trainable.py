@@ -20,7 +20,6 @@ from offbook import (
     TrajectoryGroup,
 )
 from offbook.base.errors import ConfigError, RolloutError
-from offbook.base.option_names import names_checked
 from offbook.base.options import option, takes
 from offbook.contracts import Judge
 from offbook.trainer.evaluate import Evaluation
@@ -49,6 +48,7 @@ from .serving import (
     CaptureSource,
     FallbackServing,
     Serving,
+    ServingOptions,
     served_runnable,
     serving_function,
     subclassed,
@@ -265,17 +265,9 @@ class TrainingMethods:
         check_scored(options, agent, judged)
         return await options.rollout(agent, scenario, judged, OriginCounts(), trajectory=trajectory, as_is=True)
 
-    def _serving(
-        self,
-        step: int | Mapping[str, int] | None,
-        url: str | None,
-        api_key: str | None,
-        temperature: float | None,
-        model: Models | None,
-    ) -> Serving:
-        options = self._app_options if model is None else replace(self._app_options, model=model)
-        models = by_model(options.models(), options.select)
-        return Serving(models, as_predicate(options.exclude, "exclude"), step, temperature, url, api_key)
+    def _serving(self, served: ServingOptions) -> Serving:
+        options = self._app_options if served.model is None else replace(self._app_options, model=served.model)
+        return Serving(by_model(options.models(), options.select), as_predicate(options.exclude, "exclude"), served)
 
     def with_fallback(
         self,
@@ -320,22 +312,10 @@ class TrainableFunction(TrainingMethods, Generic[P, R]):
         options = self._app_options
         return FunctionAgent(self._function, options.to_input, options.on_interrupt, options.context)
 
-    @names_checked("trained")
-    def trained(
-        self,
-        step: int | Mapping[str, int] | None = None,
-        *,
-        url: str | None = None,
-        api_key: str | None = None,
-        temperature: float | None = None,
-        model: Models | None = None,
-    ) -> Callable[P, R]:
-        """Return the function with its chat models answered by the trained model. Nothing is recorded.
-
-        step: a step, or one per model name; None: the newest. url, api_key: a server that has the model; None: the model's
-        own. temperature: of all calls; None: the server's default.
-        """
-        return self._served(self._serving(step, url, api_key, temperature, model))
+    @takes(ServingOptions, "trained")
+    def trained(self, options: ServingOptions) -> Callable[P, R]:
+        """Return the function with its chat models answered by the trained model. Nothing is recorded."""
+        return self._served(self._serving(options))
 
     def _served(self, serving: CaptureSource) -> Callable[P, R]:
         return serving_function(self._function, serving)
@@ -354,18 +334,10 @@ class TrainableRunnable(TrainingMethods, Runnable[Any, Any]):
     def _agent(self) -> GraphAgent:
         return GraphAgent(self, self._app_options.to_input, self._app_options.on_interrupt, self._app_options.context)
 
-    @names_checked("trained")
-    def trained(
-        self,
-        step: int | Mapping[str, int] | None = None,
-        *,
-        url: str | None = None,
-        api_key: str | None = None,
-        temperature: float | None = None,
-        model: Models | None = None,
-    ) -> Any:
-        """Return the graph with its chat models answered by the trained model. Options as `TrainableFunction.trained`."""
-        return self._served(self._serving(step, url, api_key, temperature, model))
+    @takes(ServingOptions, "trained")
+    def trained(self, options: ServingOptions) -> Any:
+        """Return the graph with its chat models answered by the trained model. Nothing is recorded."""
+        return self._served(self._serving(options))
 
     def _served(self, serving: CaptureSource) -> Any:
         return served_runnable(self, serving)

@@ -1,0 +1,80 @@
+"""The weight of the house: each room and wing has a budget in tokens. `make weight` prints the table.
+
+Who needs more raises the number here in the same commit, and says why in its message.
+"""
+
+from __future__ import annotations
+
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.paths import ROOT
+
+BUDGET: dict[str, int] = {}
+"""Room or wing -> the most tokens of code, as `tokenize` counts them: without comments and blank lines."""
+
+UNCOUNTED = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENCODING,
+    tokenize.ENDMARKER,
+}
+
+
+def tokens_of(path: Path) -> int:
+    with path.open("rb") as file:
+        return sum(token.type not in UNCOUNTED for token in tokenize.tokenize(file.readline))
+
+
+def rooms() -> Iterator[tuple[str, list[Path]]]:
+    """Each room of the core with its files, those of server and engine one by one, and each wing; what lies directly in a folder
+    of rooms counts as one room."""
+    for folder in (
+        ROOT / "src/offbook",
+        ROOT / "src/offbook/server",
+        ROOT / "src/offbook/engine",
+        ROOT / "integrations",
+    ):
+        split = ("server", "engine") if folder.name == "offbook" else ()
+        inner = [
+            path for path in sorted(folder.iterdir()) if path.is_dir() and path.name not in (*split, "__pycache__")
+        ]
+        for room in inner:
+            if files := sorted(room.rglob("*.py")):
+                yield (
+                    room.relative_to(ROOT / "src/offbook" if folder != ROOT / "integrations" else folder).as_posix(),
+                    files,
+                )
+        if direct := sorted(folder.glob("*.py")):
+            yield f"{folder.name}/*.py", direct
+
+
+def test_no_room_is_heavier_than_its_budget() -> None:
+    heavy: list[str] = []
+    for room, files in rooms():
+        tokens, most = sum(map(tokens_of, files)), BUDGET.get(room)
+        if most is None:
+            heavy.append(f"{room}: a new room of {tokens:,} tokens: name its budget in tests/test_weight.py")
+        elif tokens > most:
+            heavy.append(
+                f"{room}: {tokens:,} tokens, and its budget is {most:,}: take something off, or raise it here and say why"
+            )
+    assert heavy == []
+
+
+def main() -> None:
+    total = [0, 0, 0]
+    print(f"{'room':<28}{'files':>7}{'lines':>9}{'tokens':>9}{'budget':>9}")
+    for room, files in rooms():
+        row = [len(files), sum(len(path.read_text("utf-8").splitlines()) for path in files), sum(map(tokens_of, files))]
+        print(f"{room:<28}{row[0]:>7}{row[1]:>9,}{row[2]:>9,}{BUDGET.get(room, 0):>9,}")
+        total = [one + other for one, other in zip(total, row, strict=True)]
+    print(f"{'all':<28}{total[0]:>7}{total[1]:>9,}{total[2]:>9,}{sum(BUDGET.values()):>9,}")
+
+
+if __name__ == "__main__":
+    main()

@@ -128,6 +128,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "offbook_auto": ADAPTERS | COMMAND_OPTIONS | {"offbook_compare", "offbook_mcp", "scenarios.file_rows"},
     "offbook_langfuse": ADAPTERS,
     "offbook_production": ADAPTERS | {"offbook_langgraph"},
+    "offbook_ray": SERVER_WING | {"engine.protocol", "tiny"},
 }
 """The public names (`offbook.__init__`) may name any part: they are loaded lazily."""
 

@@ -21,7 +21,7 @@ OWNERS = {
     "lora=LoraOptions({}=...) in TrainableModel()": "r alpha dropout target_modules seed",
     "{}=... in LocalBackend()": "dir start_timeout engine loader device gpus inference_gpus tensor_parallel replicas train_gpus dtype load_in_4bit "
     "max_model_len max_batch max_string max_items max_loras max_lora_rank tool_call_parser reasoning_parser engine_args "
-    "vllm_url ray ray_learners memory_layout card threads prompt_date control_tokens deterministic keep_tokens learners shard",
+    "vllm_url cluster cluster_learners memory_layout card threads prompt_date control_tokens deterministic keep_tokens learners shard",
     "{}=... in TrainableModel()": "name project base_model backend lora",
     "{}=... in Trainer(), MCPTrainer() or app.train()": "scenarios reward judge eval eval_every group_size "
     "scenarios_per_step concurrency timeout retries max_completion_tokens config replayed patience keep_checkpoints target_reward max_cost seed run "

@@ -150,7 +150,7 @@ OF_OUR_VLLM = (
 
 
 OF_ONE_MACHINE = ("inference_gpus", "gpus", "memory_layout", "card")
-"""Options that do not go together with `ray`."""
+"""Options that do not go together with `cluster`."""
 
 
 class EngineOptions(Options):
@@ -231,14 +231,14 @@ class EngineOptions(Options):
         default_factory=dict, description='further vLLM arguments as JSON, such as {"max-num-batched-tokens": 8192}'
     )
     vllm_url: Urls = Field(default=(), description="URLs of running vLLM servers, comma-separated")
-    ray: str | None = Field(
+    cluster: str | None = Field(
         default=None,
         min_length=1,
-        description="Ray cluster whose machines run the replicas of vLLM, and ray_learners: auto (this machine's), local "
-        "(start one), or its address",
+        description="cluster whose machines run the replicas of vLLM, and cluster_learners: the name of a plug-in, or "
+        "NAME:ADDRESS",
     )
-    ray_learners: int = Field(
-        default=0, ge=0, le=64, description="learners on the Ray cluster, which compute each step with those here"
+    cluster_learners: int = Field(
+        default=0, ge=0, le=64, description="learners on the cluster, which compute each step with those here"
     )
     memory_layout: Literal["auto", "side_by_side", "free_cache", "offload"] = Field(
         default="auto", description="how sampler and learner share one GPU; auto: the memory plan chooses"
@@ -277,28 +277,30 @@ class EngineOptions(Options):
             self._refuse(("memory_layout", "card"), "a vLLM server that is already running keeps its memory")
         if self.engine == "embedded":
             self._refuse(OF_VLLM, "only vLLM has this option, but the engine is embedded")
-        if self.ray is not None:
-            if self.vllm_url and not self.ray_learners:
+        if self.cluster is not None:
+            if self.vllm_url and not self.cluster_learners:
                 raise ValueError(
-                    "vllm_url: Ray does not place vLLM servers that are already running: leave out one of the two"
+                    "vllm_url: a cluster does not place vLLM servers that are already running: leave out one of the two"
                 )
-            if self.engine == "embedded" and not self.ray_learners:
-                raise ValueError("ray: a Ray cluster runs replicas of vLLM, but the engine is embedded")
-        if self.samplers_on_ray:
-            self._refuse(OF_ONE_MACHINE, "Ray chooses the GPUs of the replicas, and the learner shares none with them")
-        if self.ray_learners and self.device == "mps":
-            raise ValueError("ray_learners: learners on a Ray cluster have CUDA devices or CPUs, not mps")
-        if self.ray_learners and self.ray is None:
-            raise ValueError(f"ray_learners: name the Ray cluster with ray (got {self.ray_learners})")
+            if self.engine == "embedded" and not self.cluster_learners:
+                raise ValueError("cluster: it runs replicas of vLLM, but the engine is embedded")
+        if self.samplers_on_cluster:
+            self._refuse(
+                OF_ONE_MACHINE, "the cluster chooses the GPUs of the replicas, and the learner shares none with them"
+            )
+        if self.cluster_learners and self.device == "mps":
+            raise ValueError("cluster_learners: learners on a cluster have CUDA devices or CPUs, not mps")
+        if self.cluster_learners and self.cluster is None:
+            raise ValueError(f"cluster_learners: name the cluster with cluster (got {self.cluster_learners})")
         self._check_gpus()
         if self.shard:
             self._check_shard()
         return self
 
     @property
-    def samplers_on_ray(self) -> bool:
-        """Whether the Ray cluster runs the sampler."""
-        return self.ray is not None and self.engine != "embedded" and not self.vllm_url
+    def samplers_on_cluster(self) -> bool:
+        """Whether the cluster runs the sampler."""
+        return self.cluster is not None and self.engine != "embedded" and not self.vllm_url
 
     @property
     def team(self) -> int:
@@ -333,11 +335,11 @@ class EngineOptions(Options):
                 f"{self.samplers * self.tensor_parallel}, and {len(sampling)} are named: change tensor_parallel or "
                 "replicas"
             )
-        if self.tensor_parallel > 1 and not sampling and not self.samplers_on_ray:
+        if self.tensor_parallel > 1 and not sampling and not self.samplers_on_cluster:
             raise ValueError(f"tensor_parallel: name the GPUs with inference_gpus (got {self.tensor_parallel})")
         if training and self.team != len(training):
             raise ValueError(f"learners: must be the number of train_gpus, {len(training)} (got {self.learners})")
-        elsewhere = self.vllm_url or self.samplers_on_ray
+        elsewhere = self.vllm_url or self.samplers_on_cluster
         if len(training) > 1 and not elsewhere and (not sampling or sampling & training):
             raise ValueError(
                 f"train_gpus: several learners do not share their GPUs with the sampler (got {self.train_gpus}): name "
@@ -352,7 +354,8 @@ class EngineOptions(Options):
                 "shard: one learner holds the whole base: name several GPUs with train_gpus, or set learners"
             )
         self._refuse(
-            ("ray_learners",), "a base is sharded over learners of one machine: leave out shard, or ray_learners"
+            ("cluster_learners",),
+            "a base is sharded over learners of one machine: leave out shard, or cluster_learners",
         )
         if self.loader == "unsloth":
             raise ValueError("shard: Unsloth's layers are not sharded: leave out loader, or shard")

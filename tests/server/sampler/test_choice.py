@@ -6,17 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from offbook import tiny
 from offbook.base.devices import gpus
-from offbook.base.errors import ConfigError, MissingExtraError, install_command
+from offbook.base.errors import ConfigError, install_command
 from offbook.base.server_options import EngineOptions
 from offbook.server.base_model import BaseModelPath
-from offbook.server.on_ray.actor_process import RayPlacement
 from offbook.server.sampler import engine_choice as engines
 from offbook.server.sampler.engine_choice import choose
 from offbook.server.sampler.gpu_sharing import GpuSharing
 from offbook.server.sampler.pool import SamplerPool
-from offbook.server.sampler.ray_sampler import RaySampler
 from tests.server.sampler.cards import GIB, H100, L4, T4
 
 
@@ -192,70 +189,6 @@ def test_a_base_that_cannot_be_sharded_so_is_refused_by_name(options: dict[str, 
     with pytest.raises(ConfigError, match=message):
         EngineOptions.parse(shard=True, **options)
     assert EngineOptions.parse(shard=True, learners=2).team == 2
-
-
-def test_on_ray_every_replica_is_vllm_with_gpus_that_ray_chooses_and_the_learner_keeps_its_own(
-    driver, tmp_path: Path
-) -> None:
-    driver(H100.format(index=0, free=60 * GIB), H100.format(index=1, free=60 * GIB))
-    options = EngineOptions(ray="auto", replicas=3, tensor_parallel=2, max_batch=7)
-    engine = choose(options, "tiny", trains=True)
-    assert (engine.name, engine.sharing, engine.options.train_gpus) == ("vllm", None, (0,))
-    assert (engine.options.device, engine.quirks.no_seed) == ("cuda", False)
-    assert engine.described() == "vLLM, 3 on the Ray cluster auto"
-    pool = engine.sampler(BaseModelPath("tiny", tiny.path(), "reference"), tmp_path / "sampler.log")
-    assert isinstance(pool, SamplerPool) and [member.shares_gpu for member in pool.members] == [False] * 3
-    member = pool.members[1]
-    assert isinstance(member, RaySampler)
-    assert member._placement == RayPlacement("auto", gpus=2, cpus=1, taken=frozenset({0}))
-    remote = member._engine()
-    assert (remote.module, remote.base) == ("offbook.engine.inference.vllm.command", "tiny")
-    assert remote.words[:4] == ("--model", "{base}", "--served-model-name", "base")
-    assert remote.words[10:16] == ("--device", "cuda", "--dtype", "auto", "--max-batch", "7")
-    on_cpu = choose(EngineOptions(ray="auto", device="cpu"), "tiny", trains=True)
-    assert on_cpu.quirks.no_seed and on_cpu.options.train_gpus == ()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"inference_gpus": (0,)}, "inference_gpus: Ray chooses the GPUs"),
-        ({"gpus": "auto"}, "gpus: Ray chooses the GPUs"),
-        ({"memory_layout": "offload"}, "memory_layout: Ray chooses the GPUs"),
-        ({"vllm_url": ("http://a:1",)}, "vllm_url: Ray does not place vLLM servers"),
-        ({"engine": "embedded"}, "a Ray cluster runs replicas of vLLM"),
-    ],
-)
-def test_what_ray_decides_cannot_be_set_beside_it(options: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        EngineOptions.parse(ray="auto", **options)
-
-
-def test_learners_on_ray_leave_the_sampler_where_it_is(driver) -> None:
-    driver()
-    embedded = choose(EngineOptions(engine="embedded", ray="auto", ray_learners=2), "tiny", trains=True)
-    assert embedded.described() == "embedded, 2 more learners on the Ray cluster auto"
-    running = choose(EngineOptions.parse(vllm_url="http://a:1", ray="auto", ray_learners=2), "tiny", trains=True)
-    assert running.described() == "vLLM, already running at http://a:1, 2 more learners on the Ray cluster auto"
-    both = choose(EngineOptions(ray="auto", ray_learners=3, device="cpu"), "tiny", trains=True)
-    assert both.described() == "vLLM, 1 on the Ray cluster auto, 3 more learners on the Ray cluster auto"
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"ray_learners": 1}, r"ray_learners: name the Ray cluster with ray \(got 1\)"),
-        ({"ray": "auto", "ray_learners": 1, "shard": True, "learners": 2}, "ray_learners: a base is sharded over"),
-    ],
-)
-def test_learners_on_ray_need_a_cluster_and_a_whole_base(options: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        EngineOptions.parse(**options)
-
-
-def test_without_ray_the_option_names_the_extra(without_vllm: None) -> None:
-    with pytest.raises(MissingExtraError, match="ray"):
-        choose(EngineOptions(ray="auto"), "tiny", trains=True)
 
 
 def test_a_gpu_that_is_not_there_is_named_with_those_that_are(driver) -> None:

@@ -1,7 +1,7 @@
 """The connection between the first learner of a team and one on another machine, which listens.
 
 Both prove that they have the team's key (HMAC, as `multiprocessing.connection` does it). What follows is not encrypted:
-it is for a network as trusted as a Ray cluster's.
+it is for a network as trusted as that of a cluster of your own.
 """
 
 from __future__ import annotations

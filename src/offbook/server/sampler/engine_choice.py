@@ -14,17 +14,15 @@ from pathlib import Path
 
 from offbook.base.config import MAX_RANK
 from offbook.base.devices import Gpu, automatic_dtype, chosen, gpus, visible_to
-from offbook.base.errors import ConfigError, MissingExtraError, install_command
+from offbook.base.errors import ConfigError, install_command
 from offbook.base.server_options import OF_EMBEDDED, OF_VLLM, EngineName, EngineOptions
 
 from ...engine.protocol import SAMPLER_MODULES, PromptOptions
 from ..base_model import BaseModelPath
-from ..on_ray.actor_process import RayPlacement
-from ..on_ray.engine_actor import remote_engine
+from ..cluster import ClusterEngine, cluster_of
 from .child_sampler import ChildSampler
 from .gpu_sharing import FORCING, GpuSharing, divide_gpus, share_gpu
 from .pool import SamplerPool
-from .ray_sampler import REMOTE_WORDS, RaySampler
 from .running_sampler import RunningSampler, key
 from .sampler import Quirks, Sampler, SamplerCalls
 from .supervised import SupervisedSampler
@@ -37,6 +35,13 @@ NO_FLOAT16 = frozenset({"gemma2", "gemma3", "gemma3_text", "glm4"})
 """Architectures that vLLM 0.32 refuses in float16, in which they overflow: `_FLOAT16_NOT_SUPPORTED_MODELS` of its config/model.py."""
 MAX_STALENESS = 62
 """The upper bound of `TrainConfig.max_staleness`. The embedded engine has no lower limit."""
+
+
+REMOTE_WORDS = (
+    *("--model", "{base}", "--served-model-name", SERVED_NAME),
+    *("--host", "{host}", "--port", "{port}", "--parent-pid", "{pid}"),
+)
+"""The first words of the command line of an engine elsewhere, which its machine completes."""
 
 
 @dataclass(frozen=True)
@@ -77,16 +82,16 @@ class EngineChoice:
 
     def described(self) -> str:
         """The engine, its GPUs and the memory layout, for people."""
-        learners = self.options.ray_learners
+        learners, cluster = self.options.cluster_learners, self.options.cluster
         return self._described() + (
-            f", {learners} more learners on the Ray cluster {self.options.ray}" if learners else ""
+            f", {learners} more learners on {cluster_of(cluster)}" if cluster and learners else ""
         )
 
     def _described(self) -> str:
         if self.options.vllm_url:
             return f"vLLM, already running at {', '.join(self.options.vllm_url)}"
-        if self.options.samplers_on_ray:
-            return f"vLLM, {self.options.samplers} on the Ray cluster {self.options.ray}"
+        if self.options.samplers_on_cluster:
+            return f"vLLM, {self.options.samplers} on {cluster_of(str(self.options.cluster))}"
         replicas = self.replicas
         sampling = ", ".join(",".join(map(str, replica.gpus)) for replica in replicas)
         training = ",".join(map(str, self.options.train_gpus))
@@ -124,7 +129,9 @@ class EngineChoice:
         return replace(self, quirks=replace(self.quirks, stream_blocks=blocks, template=template))
 
     def _dtype(self) -> str:
-        if self.options.dtype != "auto" or self.options.samplers_on_ray:  # there, by the GPU that Ray chooses
+        if (
+            self.options.dtype != "auto" or self.options.samplers_on_cluster
+        ):  # there, by the GPU that the cluster chooses
             return self.options.dtype
         present = () if self.options.device == "cpu" else gpus()
         return automatic_dtype([gpu.capability for gpu in _sampling_gpus(self.options, present)])
@@ -150,8 +157,8 @@ class EngineChoice:
     def _words(self, replica: Replica) -> list[str]:
         """The options other than model and address. On a shared GPU, the memory plan sets vLLM's share."""
         options, sharing = self.options, self.sharing if replica.shares_gpu else None
-        several = options.samplers > 1 and not options.samplers_on_ray
-        device = options.device if not options.samplers_on_ray else ("cuda" if self._ray_gpus() else "cpu")
+        several = options.samplers > 1 and not options.samplers_on_cluster
+        device = options.device if not options.samplers_on_cluster else ("cuda" if self._cluster_gpus() else "cpu")
         words = ["--device", device, "--dtype", self._dtype() if several else options.dtype]
         values: dict[str, object] = {
             "max-batch": options.max_batch or (None if sharing is None else sharing.decoded_calls),
@@ -184,8 +191,8 @@ class EngineChoice:
         replica 1 of several to a file such as sampler-1.log beside it."""
         if self.options.vllm_url:
             members: list[SupervisedSampler] = [RunningSampler(url) for url in self.options.vllm_url]
-        elif self.options.samplers_on_ray:
-            members = [self._on_ray(base, log_path, replica) for replica in self.replicas]
+        elif self.options.samplers_on_cluster:
+            members = [self._on_cluster(base, log_path, replica) for replica in self.replicas]
         else:
             members = [self._child(base.path, log_path, replica) for replica in self.replicas]
         return members[0] if len(members) == 1 else SamplerPool(members)
@@ -202,22 +209,22 @@ class EngineChoice:
         child.shares_gpu = replica.shares_gpu
         return child
 
-    def _on_ray(self, base: BaseModelPath, log_path: Path, replica: Replica) -> RaySampler:
-        assert self.options.ray is not None, "the caller looks"
-        placement = RayPlacement(
-            self.options.ray,
-            gpus=self._ray_gpus(),
+    def _on_cluster(self, base: BaseModelPath, log_path: Path, replica: Replica) -> SupervisedSampler:
+        engine = ClusterEngine(
+            SAMPLER_MODULES[self.name],
+            base,
+            (*REMOTE_WORDS, *self._words(replica)),
+            ("--gpus", "{gpus}"),
+            gpus=self._cluster_gpus(),
             cpus=self.options.threads or 1,
             taken=frozenset(self.options.train_gpus),
         )
-        words = (*REMOTE_WORDS, *self._words(replica))
-        engine = partial(remote_engine, SAMPLER_MODULES[self.name], base, words, ("--gpus", "{gpus}"))
         name, log = self._shown(replica, log_path)
-        child = RaySampler(engine, placement, log, name=name)
+        child = cluster_of(str(self.options.cluster)).replica(engine, log, name=name)
         child.shares_gpu = False
         return child
 
-    def _ray_gpus(self) -> int:
+    def _cluster_gpus(self) -> int:
         return 0 if self.options.device == "cpu" else self.options.tensor_parallel
 
     def _shown(self, replica: Replica, log_path: Path, where: str = "") -> tuple[str, Path]:
@@ -236,14 +243,14 @@ def choose(options: EngineOptions, model: str, *, trains: bool) -> EngineChoice:
     If both share a GPU, this reads the config.json of the base `model` to plan the memory. Raises ConfigError for
     GPUs that do not exist and for a plan that does not fit.
     """
-    if options.ray is not None and find_spec("ray") is None:
-        raise MissingExtraError("ray", "ray")
+    if options.cluster is not None:
+        cluster_of(options.cluster)  # raises now for a cluster that cannot be used
     if options.vllm_url:
         key()  # raises now, not at the first call, for an unusable key
         return EngineChoice("vllm", options, quirks=_VLLM_QUIRKS)
     present = () if options.device == "cpu" else gpus()
-    if options.samplers_on_ray:
-        return _on_ray(options, present)
+    if options.samplers_on_cluster:
+        return _on_cluster(options, present)
     name = options.engine if options.engine != "auto" else _automatic(present)
     options = _placed(name, options, model, present, trains=trains)
     sampling, training = options.inference_gpus, options.train_gpus
@@ -266,8 +273,8 @@ def choose(options: EngineOptions, model: str, *, trains: bool) -> EngineChoice:
     )
 
 
-def _on_ray(options: EngineOptions, present: tuple[Gpu, ...]) -> EngineChoice:
-    """The choice for replicas on a Ray cluster: `present`, this machine's GPUs, are the learner's. Raises ConfigError."""
+def _on_cluster(options: EngineOptions, present: tuple[Gpu, ...]) -> EngineChoice:
+    """The choice for replicas on a cluster: `present`, this machine's GPUs, are the learner's. Raises ConfigError."""
     training = tuple(gpu.index for gpu in chosen(options.train_gpus, present, "train-gpus"))
     on_cpu = options.device == "cpu"
     device = "cuda" if training and options.device == "auto" else options.device

@@ -36,8 +36,7 @@ from ...engine.protocol import (
 )
 from ..base_model import BaseModelPath
 from ..child_process import Child
-from ..on_ray.actor_process import RayPlacement
-from .ray_learners import RayLearners
+from ..cluster import ClusterEngine, ClusterLearners, cluster_of
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +78,7 @@ class LearnerClient:
         self._row_limit = row_limit
         self._unrecomputed_tokens = unrecomputed_tokens
         self._child: Child | None = None
-        self._elsewhere = self._ray_learners()
+        self._elsewhere = self._learners_elsewhere()
         self._watch: asyncio.Task[None] | None = None
         self._lost = ""
         self._one_at_a_time = asyncio.Lock()
@@ -217,10 +216,10 @@ class LearnerClient:
         except OSError as error:
             raise EngineError(f"The learner could not be started: {error}") from error
         if self._elsewhere is not None:
-            self._watch = asyncio.create_task(self._end_with(self._elsewhere, child), name="learners on Ray")
+            self._watch = asyncio.create_task(self._end_with(self._elsewhere, child), name="learners elsewhere")
         return child
 
-    async def _end_with(self, elsewhere: RayLearners, child: Child) -> None:
+    async def _end_with(self, elsewhere: ClusterLearners, child: Child) -> None:
         """When one of the others has ended, see to it that the learner ends: it may wait for a machine that is gone."""
         lost = await elsewhere.lost()
         with suppress(TimeoutError):
@@ -264,7 +263,7 @@ class LearnerClient:
 
     def _words(self, base: str) -> list[str]:
         options = self._options
-        team = options.team + options.ray_learners
+        team = options.team + options.cluster_learners
         words = ["--base", base, "--name", self._base.reference]
         words += ["--loader", options.loader, *(["--load-in-4bit"] if options.load_in_4bit else [])]
         words += ["--device", options.device, "--dtype", options.dtype]
@@ -277,17 +276,19 @@ class LearnerClient:
         words += ["--unrecomputed-tokens", str(self._unrecomputed_tokens)] if self._unrecomputed_tokens else []
         return words + (["--deterministic"] if options.deterministic else [])
 
-    def _ray_learners(self) -> RayLearners | None:
+    def _learners_elsewhere(self) -> ClusterLearners | None:
         options = self._options
-        if not options.ray_learners or options.ray is None:
+        if not options.cluster_learners or options.cluster is None:
             return None
-        placement = RayPlacement(
-            options.ray,
+        engine = ClusterEngine(
+            LEARNER_MODULE,
+            self._base,
+            tuple(self._words("{base}")),
             gpus=int(options.device.startswith("cuda") or (options.device == "auto" and bool(gpus()))),
             cpus=options.threads or 1,
             taken=frozenset({*options.train_gpus, *options.inference_gpus}),
         )
-        return RayLearners(self._base, placement, options.ray_learners, self._words, self._log_path)
+        return cluster_of(options.cluster).learners(engine, options.cluster_learners, self._log_path)
 
     def _env(self) -> dict[str, str]:
         """Environment of the learner: it sees only its own GPUs, torch pins host memory without rounding it up, and

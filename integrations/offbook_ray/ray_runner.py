@@ -17,7 +17,6 @@ from urllib.parse import urlsplit
 from offbook.base.errors import ConfigError, RolloutError
 from offbook.base.http_access import is_loopback
 from offbook.base.option_names import names_checked
-from offbook.base.ray_cluster import connect, ray_module
 from offbook.base.redaction import error_text
 from offbook.base.types import RecordedError, RolloutException, Trajectory, as_rollout_exception
 from offbook.client.model import TrainableModel
@@ -25,6 +24,8 @@ from offbook.client.rollouts.capture import at_temperature, completion_limit, co
 from offbook.client.rollouts.gather import raise_common_fault
 from offbook.contracts import RolloutState
 from offbook.llms.ledger import SpendingTotals, budget, spending
+
+from .connection import connect, ray_module
 
 Rollout = Callable[[Any, Any], Awaitable[Trajectory]]
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from offbook.base.errors import EngineError
-from offbook.base.ray_cluster import ray_module
+from offbook.server.child_process import open_log
 
-from ..child_process import open_log
+from .connection import ray_module
 from .engine_actor import EngineActor, EngineNews, EnginePlace, RemoteEngine
 
 logger = logging.getLogger(__name__)

@@ -12,23 +12,17 @@ from pathlib import Path
 import httpx
 
 from offbook.base.errors import BackendError, EngineError, MissingExtraError
-from offbook.base.ray_cluster import connect
+from offbook.engine.checkpoint_files import ADAPTER, ADAPTER_CONFIG
+from offbook.server.sampler.child_sampler import ChildSampler
 
-from ...engine.checkpoint_files import ADAPTER, ADAPTER_CONFIG
-from ..on_ray.actor_process import ActorProcess, RayPlacement, answer_of, reason_of, start_engine
-from ..on_ray.engine_actor import RemoteEngine
-from .child_sampler import ChildSampler
-from .transport import SERVED_NAME
+from .actor_process import ActorProcess, RayPlacement, answer_of, reason_of, start_engine
+from .connection import connect
+from .engine_actor import RemoteEngine
 
 logger = logging.getLogger(__name__)
 
 KEY_VARIABLE = "VLLM_API_KEY"
 """Environment variable of the engine with the key that calls must have."""
-REMOTE_WORDS = (
-    *("--model", "{base}", "--served-model-name", SERVED_NAME),
-    *("--host", "{host}", "--port", "{port}", "--parent-pid", "{pid}"),
-)
-"""The first words of the engine's command line, which the actor completes."""
 
 
 class RaySampler(ChildSampler):
@@ -53,7 +47,7 @@ class RaySampler(ChildSampler):
         self._copies.clear()
         key = secrets.token_urlsafe(32)
         try:
-            await asyncio.to_thread(connect, self._placement.address, option="--ray")
+            await asyncio.to_thread(connect, self._placement.address, option="--cluster ray")
             engine = await asyncio.to_thread(self._engine)
         except (BackendError, MissingExtraError, OSError) as error:
             raise EngineError(f"{self._title} could not be started: {error}") from error

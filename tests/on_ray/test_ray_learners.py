@@ -21,7 +21,7 @@ from offbook.engine.protocol import LEARNER_MODULE, Event, Failed, Progressed, T
 from offbook.server.base_model import find
 from offbook.server.training.learner_client import LearnerClient
 from tests.engine.learner.jobs import command, random_groups
-from tests.ray_cluster import ray_cluster
+from tests.on_ray.local_cluster import ray_cluster
 
 pytestmark = pytest.mark.slow("real Ray")
 CONFIG = TrainConfig(learning_rate=1e-2, kl_coef=0.05, epochs=4, minibatches=2, row_tokens=64)
@@ -37,7 +37,7 @@ def cluster(require: Callable[[bool, str], None]) -> Iterator[None]:
 
 @asynccontextmanager
 async def team(folder: Path, **options: Any) -> AsyncIterator[LearnerClient]:
-    of_ray = {"ray": "auto", "ray_learners": 1} | options
+    of_ray = {"cluster": "ray", "cluster_learners": 1} | options
     client = LearnerClient(
         find("tiny"),
         EngineOptions(engine="embedded", device="cpu", threads=1, **of_ray),
@@ -68,7 +68,7 @@ async def last(client: LearnerClient, folder: Path, step: int) -> Event:
 
 async def test_it_trains_as_one_learner_and_leaves_no_process(tmp_path: Path) -> None:
     metrics: dict[str, list[float]] = {}
-    for name, options in {"alone": {"ray": None, "ray_learners": 0}, "team": {}}.items():
+    for name, options in {"alone": {"cluster": None, "cluster_learners": 0}, "team": {}}.items():
         async with team(tmp_path, **options) as client:
             for step in range(2):
                 event = await last(client, tmp_path / name, step)

@@ -13,13 +13,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from offbook import tiny
 from offbook.base.devices import gpus
 from offbook.base.errors import ConfigError
 from offbook.base.locked_folders import TemporaryFolder, remove_tree
-
-from ... import tiny
-from ..base_model import BaseModelPath, find
-from ..child_process import Child
+from offbook.server.base_model import BaseModelPath, find
+from offbook.server.child_process import Child
 
 LOG_PIECE = 2**20
 """Bytes of the log in one answer at most."""

@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from offbook.base.devices import learner_settings
 from offbook.base.errors import BackendError, EngineError, MissingExtraError
-from offbook.base.ray_cluster import connect
+from offbook.engine.protocol import LEARNER_MODULE, TEAM_KEY_VARIABLE
+from offbook.server.base_model import BaseModelPath
 
-from ...engine.protocol import LEARNER_MODULE, TEAM_KEY_VARIABLE
-from ..base_model import BaseModelPath
-from ..on_ray.actor_process import ActorProcess, RayPlacement, start_engine
-from ..on_ray.engine_actor import remote_engine
+from .actor_process import ActorProcess, RayPlacement, start_engine
+from .connection import connect
+from .engine_actor import remote_engine
 
 logger = logging.getLogger(__name__)
 
@@ -29,10 +29,10 @@ class RayLearners:
         base: BaseModelPath,
         placement: RayPlacement,
         count: int,
-        words: Callable[[str], list[str]],
+        words: Sequence[str],
         log_path: Path,
     ) -> None:
-        """`words(base)`: the options of a learner for a base's folder. `log_path`: the first learner's, beside which theirs are
+        """`words`: the options of a learner. `log_path`: the first learner's, beside which theirs are
         copied."""
         self._base = base
         self._placement = placement
@@ -48,7 +48,7 @@ class RayLearners:
         self.kill()
         self.key = secrets.token_urlsafe(32)
         try:
-            await asyncio.to_thread(connect, self._placement.address, option="--ray")
+            await asyncio.to_thread(connect, self._placement.address, option="--cluster ray")
             async with asyncio.TaskGroup() as group:
                 starts = [group.create_task(self._start(rank)) for rank in range(first, first + self._count)]
         except (BackendError, MissingExtraError) as error:
@@ -89,7 +89,7 @@ class RayLearners:
     async def _start(self, rank: int) -> str:
         """Place learner `rank`, and return where it listens. Raises EngineError."""
         device = "cuda" if self._placement.gpus else "cpu"  # the one that is reserved, whatever its number is here
-        words = [*self._words("{base}"), "--device", device, "--rank", str(rank), "--listen", "{host}", "{port}"]
+        words = [*self._words, "--device", device, "--rank", str(rank), "--listen", "{host}", "{port}"]
         try:
             engine = await asyncio.to_thread(remote_engine, LEARNER_MODULE, self._base, words)
         except OSError as error:

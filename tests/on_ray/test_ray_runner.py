@@ -21,8 +21,8 @@ from offbook.base.errors import ConfigError, LeakError
 from offbook.base.types import RecordedError
 from offbook.client.rollouts.capture import at_temperature, completion_limit, completions_limited, forced_temperature
 from offbook.llms.ledger import SpendingTotals, budget, spending
-from offbook.trainer.ray_runner import RayRunner, RemoteResult, RemoteRollout, pickled, remote_result
-from tests.ray_cluster import ray_cluster
+from offbook_ray.ray_runner import RayRunner, RemoteResult, RemoteRollout, pickled, remote_result
+from tests.on_ray.local_cluster import ray_cluster
 
 SCENARIOS = [{"id": str(number), "prompt": f"say {number}"} for number in range(3)]
 

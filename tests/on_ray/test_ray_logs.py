@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from offbook.server.on_ray.actor_process import ActorProcess
-from offbook.server.on_ray.engine_actor import EngineNews, EnginePlace
+from offbook_ray.actor_process import ActorProcess
+from offbook_ray.engine_actor import EngineNews, EnginePlace
 
 
 class Answered:

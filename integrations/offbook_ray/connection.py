@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from .errors import BackendError, MissingExtraError
+from offbook.base.errors import BackendError, MissingExtraError
 
 CONNECT_SECONDS = 10.0
 IDLE_MILLISECONDS = 600_000

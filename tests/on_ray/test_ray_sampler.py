@@ -20,13 +20,13 @@ import pytest
 
 from offbook import tiny
 from offbook.base.errors import EngineError
-from offbook.server.on_ray.actor_process import RayPlacement
-from offbook.server.on_ray.engine_actor import RemoteEngine, fingerprint
+from offbook.server.sampler.engine_choice import REMOTE_WORDS
 from offbook.server.sampler.pool import SamplerPool
-from offbook.server.sampler.ray_sampler import REMOTE_WORDS, RaySampler
-from tests.ray_cluster import ray_cluster
-
-from .test_replicas import MODULE, call, count_of, notes, streamed, until
+from offbook_ray.actor_process import RayPlacement
+from offbook_ray.engine_actor import RemoteEngine, fingerprint
+from offbook_ray.ray_sampler import RaySampler
+from tests.on_ray.local_cluster import ray_cluster
+from tests.server.sampler.test_replicas import MODULE, call, count_of, notes, streamed, until
 
 pytestmark = pytest.mark.slow("real Ray")
 
@@ -177,7 +177,7 @@ async def test_a_replica_that_cannot_start_fails_the_start_with_the_reason(
 async def test_a_cluster_without_room_is_told_while_the_replica_waits(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("offbook.server.on_ray.actor_process.WAIT_NOTICE", 0.5)
+    monkeypatch.setattr("offbook_ray.actor_process.WAIT_NOTICE", 0.5)
     sampler = replica(tmp_path, 0, gpus=2)
     sampler.start()
     try:
@@ -190,7 +190,7 @@ async def test_a_cluster_without_room_is_told_while_the_replica_waits(
 SERVER = """
 import asyncio, sys
 from pathlib import Path
-from tests.server.sampler.test_ray_sampler import replica
+from tests.on_ray.test_ray_sampler import replica
 
 async def main():
     sampler = replica(Path(sys.argv[1]), 0)

@@ -1,0 +1,5 @@
+"""Rollouts, replicas of the sampler, and learners on the machines of a Ray cluster."""
+
+from .ray_runner import RayRunner
+
+__all__ = ["RayRunner"]

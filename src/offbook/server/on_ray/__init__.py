@@ -1,1 +1,0 @@
-"""Engines on the machines of a Ray cluster."""

@@ -41,7 +41,7 @@ Inside = Annotated[
 ]
 Runner = Annotated[
     str | None,
-    typer.Option(help="run the rollouts elsewhere: the name of a plug-in, such as ray for a Ray cluster"),
+    typer.Option(help="run the rollouts elsewhere: the name of a plug-in, such as ray"),
 ]
 SuccessAt = Annotated[float | None, more_option(help="lowest reward that counts as a success")]
 FailBelow = Annotated[

@@ -42,7 +42,9 @@ WINGS = {
         ("auto_wing",),
         ("auto.md", "improve.md"),
     ),
-    "cloud": Wing(("offbook_cloud",), ("cloud", "push", "pull"), r"\bmirror|SkyPilotBackend", ("cloud",), ("cloud.md",)),
+    "cloud": Wing(
+        ("offbook_cloud",), ("cloud", "push", "pull"), r"\bmirror|SkyPilotBackend", ("cloud",), ("cloud.md",)
+    ),
     "ray": Wing(("offbook_ray",), (), r"\bRay\b|RayRunner|ray_(?!cluster)", ("on_ray",)),
 }
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "node_modules", ".venv", ".hypothesis", ".pytest_cache")

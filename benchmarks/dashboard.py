@@ -46,12 +46,6 @@ PAGES = {
     "a run's data": "/pages/data/runs/run-0",
     "compare six runs": "/compare?" + "&".join(f"run=run-{number}" for number in range(6)),
     "step": "/runs/run-0/steps/3",
-    "search: all": "/search",
-    "search: run and reward": "/search?run=run-0&lowest=0.9",
-    "search: exception": "/search?exception=ToolError",
-    "search: tool": "/search?tool=refund_order",
-    "search: text in many": "/search?text=cracked",
-    "search: text in none": "/search?text=nowhere+to+be+found",
     "group": "/runs/run-0/steps/3/groups/g-51",
     "rollout": "/trajectories/t-400",
 }
@@ -194,7 +188,7 @@ def write_results(found: dict[int, list[Row]]) -> None:
     RESULTS.write_text(
         f"# The dashboard over many trajectories\n\n`{command}`: milliseconds on the server, without a network; three calls a "
         "trajectory, SQLite. *first* is the first\ntime that a process shows the page, *p95* what passed in 20 further times, "
-        "*processor* the p95 of the processor's time. A search for text looks for\nat most about 0.12 s, then offers to go on."
+        "*processor* the p95 of the processor's time."
         f"\n{platform.machine()}, {cores} cores, load average {load:.1f}, Python {platform.python_version()}. With a load above "
         f"the number of cores, *p95* is what other work leaves.\n\n{table(found)}\n",
         encoding="utf-8",

@@ -69,7 +69,7 @@ def test_the_task_listens_on_loopback_and_ends_itself() -> None:
 
 def test_the_example_is_the_task_that_is_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        sky_command, "install_source", lambda extras: (f"./offbook-source[{extras}]", {"~/offbook-source": "."})
+        sky_command, "source_from", lambda origin, extras: (f"./offbook-source[{extras}]", {"~/offbook-source": "."})
     )
     example = yaml.safe_load((ROOT / "examples" / "cloud" / "server.yaml").read_text("utf-8"))
     resources = {"accelerators": "L4:1", "use_spot": True}

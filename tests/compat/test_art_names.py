@@ -71,7 +71,7 @@ def test_every_module_of_art_imports_and_each_of_its_names_is_ours_or_says_what_
     ("line", "says"),
     [
         ("from offbook.compat.art.skypilot.stop_server import main", "use initialize_cluster"),
-        ("from offbook.compat.art.utils.benchmarking.charts import training_progress_chart", "`offbook compare`"),
+        ("from offbook.compat.art.utils.benchmarking.charts import training_progress_chart", "`offbook ui`"),
         ("from offbook.compat.art.utils import get_model_step", "await model.get_step()"),
         ("from offbook.compat.art.pipeline_trainer import PipelineTrainer", "overlap=True"),
         ("from offbook.compat.art.dev import ServerArgs", "option sets are dicts here"),

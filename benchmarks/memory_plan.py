@@ -11,7 +11,7 @@ from offbook.memory_plan.parts import (
     CALL_TOKENS,
     CUDA_GRAPHS,
     GIB,
-    LEAST_CALLS,
+    MIN_CALLS,
     PROCESSES,
     BaseShape,
     Workload,
@@ -112,7 +112,7 @@ def page() -> str:
         "",
         f"A cell is the memory layout that `auto` chooses, the largest row in tokens (asked: {usual.row_tokens:,}), the largest that "
         "keeps its activations instead of recomputing them, and how many "
-        f"calls of {CALL_TOKENS:,} tokens the key-value cache holds (at least {LEAST_CALLS}, or `--max-batch`), and the host memory; or `no` and what to change. "
+        f"calls of {CALL_TOKENS:,} tokens the key-value cache holds (at least {MIN_CALLS}, or `--max-batch`), and the host memory; or `no` and what to change. "
         "[What the layouts are](../../docs/one_gpu.md).",
         "",
     ]

@@ -358,9 +358,9 @@ except ImportError:
     psutil = None
 
 GIB = 2**30
-LEAST_DISK = 2 * GIB
+MIN_DISK = 2 * GIB
 """Bytes of free disk below which the check warns: a few checkpoints or one download could fill it."""
-LEAST_MEMORY = GIB
+MIN_MEMORY = GIB
 """Bytes of free memory below which the check warns."""
 
 
@@ -435,7 +435,7 @@ def machine_checks(folder: Path) -> list[Check]:
     if psutil is not None:
         memory = psutil.virtual_memory()
         text = f"{size(memory.available)} of {size(memory.total)} free"
-        checks.append(Check("machine", "memory", "ok" if memory.available > LEAST_MEMORY else "warn", text))
+        checks.append(Check("machine", "memory", "ok" if memory.available > MIN_MEMORY else "warn", text))
     for name, place in (("disk", folder), ("model cache", model_cache())):
         checks.append(disk_check(name, place))
     return checks
@@ -445,7 +445,7 @@ def disk_check(name: str, place: Path, usage: Callable[[Path], int] | None = Non
     """Free disk space at `place`, a folder that may not exist yet. `usage` returns the free bytes of a folder."""
     existing = next((folder for folder in (place, *place.parents) if folder.exists()), Path("/"))
     free = usage(existing) if usage else shutil.disk_usage(existing).free
-    status = "ok" if free > LEAST_DISK else "warn"
+    status = "ok" if free > MIN_DISK else "warn"
     fix = None if status == "ok" else ("--dir" if name == "disk" else "HF_HOME")
     return Check("machine", name, status, f"{size(free)} free at {place}", fix)
 

@@ -31,7 +31,7 @@ from offbook.memory_plan.parts import (
 from offbook.memory_plan.plan import (
     CARDS,
     LABELS,
-    LEAST_ROW,
+    MIN_ROW,
     CardsPlan,
     cards_lines,
     cards_remedy,
@@ -83,7 +83,7 @@ def test_whatever_is_planned_is_below_the_cards_memory_in_both_phases_and_fills_
             except ConfigError:
                 continue
             assert max(plan.sampling, plan.step) <= card.memory
-            assert LEAST_ROW <= plan.row_tokens <= plan.work.row_tokens
+            assert MIN_ROW <= plan.row_tokens <= plan.work.row_tokens
             room = card.memory - (plan.sampling - plan.parts.cache)
             token = cache_per_token(shape, plan.work)
             assert plan.cache_tokens * token <= room < (plan.cache_tokens + 1) * token
@@ -152,7 +152,7 @@ def test_several_cards_are_used_up_by_replicas_and_learners_that_fit_or_the_chan
             assert follow(change, shape, card, count)
             continue
         assert plan.replicas * plan.tensor_parallel + plan.learners == count and plan.learners >= max(1, count // 4)
-        assert sum(plan.learner.values()) <= card.memory and LEAST_ROW <= plan.row_tokens <= 16_384
+        assert sum(plan.learner.values()) <= card.memory and MIN_ROW <= plan.row_tokens <= 16_384
         assert shape.heads % plan.tensor_parallel == 0
         cached = plan.cache_tokens * cache_per_token(shape, Workload()) // plan.tensor_parallel
         assert sum(plan.replica.values()) - plan.replica["cache"] + cached <= 0.92 * card.memory

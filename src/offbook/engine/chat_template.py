@@ -359,7 +359,12 @@ def _mapped(messages: Sequence[Message], style: _Style) -> list[Message]:
     if style.short_ids:
         mapped = [_with_short_ids(message) for message in mapped]
     if not style.raw_arguments:
-        mapped = [_with_arguments(message) if message.get("tool_calls") else message for message in mapped]
+        mapped = [
+            message | {"tool_calls": [_with_value(call) for call in message["tool_calls"]]}
+            if message.get("tool_calls")
+            else message
+            for message in mapped
+        ]
     return mapped
 
 
@@ -404,12 +409,8 @@ def _short_id(fields: Json, name: str) -> dict[str, str]:
     return {name: hashlib.sha256(call_id.encode("utf-8", "surrogatepass")).hexdigest()[:9]}
 
 
-def _with_arguments(message: Message) -> Message:
-    """The message with the arguments of its calls as JSON values. Text that is not JSON stays as it is."""
-    return message | {"tool_calls": [_with_value(call) for call in message["tool_calls"]]}
-
-
 def _with_value(call: Json) -> Json:
+    """The call with its arguments as a JSON value. Text that is not JSON stays as it is."""
     arguments = call["function"]["arguments"]
     if isinstance(arguments, str):
         try:

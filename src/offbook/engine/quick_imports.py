@@ -71,13 +71,13 @@ def packages_distributions() -> dict[str, list[str]]:
 
     It reads the same files, as text: no path object for each file, no e-mail parser for the names.
     """
-    found: defaultdict[str, list[str]] = defaultdict(list)
+    packages: defaultdict[str, list[str]] = defaultdict(list)
     for distribution in metadata.distributions():
         _, _, name = (distribution.read_text("METADATA") or "").partition("\nName: ")
         declared = distribution.read_text("top_level.txt")
         for package in declared.split() if declared else _packages(distribution.read_text("RECORD") or ""):
-            found[package].append(name.partition("\n")[0] or distribution.metadata["Name"])
-    return dict(found)
+            packages[package].append(name.partition("\n")[0] or distribution.metadata["Name"])
+    return dict(packages)
 
 
 def _packages(record: str) -> set[str]:

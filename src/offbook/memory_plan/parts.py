@@ -269,7 +269,7 @@ CUDA_GRAPHS = GIB
 """Assumed: vLLM's captured CUDA graphs, with and without LoRA."""
 CALL_TOKENS = 2048
 """Tokens of key-value cache to reserve per call, for prompt and completion."""
-LEAST_CALLS = 8
+MIN_CALLS = 8
 """Number of calls whose cache must fit where `--max-batch` is not set."""
 LOGIT_BYTES = 25
 """Counted on torch's meta device: bytes per logit that are allocated at the peak of `target_logprobs`, with top-k and
@@ -369,7 +369,7 @@ def cache_per_token(shape: BaseShape, work: Workload) -> int:
 def cache(shape: BaseShape, work: Workload) -> int:
     """Bytes of the smallest key-value cache: for `--max-batch` calls of CALL_TOKENS, and at least for one call of
     `--max-model-len` if that is set."""
-    calls = work.max_batch or LEAST_CALLS
+    calls = work.max_batch or MIN_CALLS
     tokens = calls * min(CALL_TOKENS, work.longest(shape))
     if work.max_model_len is not None:
         tokens = max(tokens, work.longest(shape))

@@ -19,7 +19,7 @@ from .parts import (
     CONTEXT,
     GIB,
     LAYOUTS,
-    LEAST_CALLS,
+    MIN_CALLS,
     PROCESSES,
     RESERVE,
     BaseShape,
@@ -38,9 +38,9 @@ from .parts import (
     step_parts,
 )
 
-LEAST_ROW = 2048
+MIN_ROW = 2048
 """Smallest row in tokens that is planned. Smaller rows could hold few calls."""
-LARGEST_ROW = 131_072
+MAX_ROW = 131_072
 """Largest row in tokens that is tried."""
 SHORT_CALL_TOKENS = 512
 """Tokens of a short call, prompt and completion."""
@@ -106,7 +106,7 @@ class MemoryPlan:
         """Number of calls for vLLM to decode in one batch: `--max-batch`, else vLLM's default for the card, but at most
         the short calls that the cache holds. vLLM would preempt further calls and compute them again."""
         return self.work.max_batch or min(
-            self.card.decoded_calls, max(LEAST_CALLS, self.cache_tokens // SHORT_CALL_TOKENS)
+            self.card.decoded_calls, max(MIN_CALLS, self.cache_tokens // SHORT_CALL_TOKENS)
         )
 
     @property
@@ -114,7 +114,7 @@ class MemoryPlan:
         """The largest row in tokens that fits, whatever the train config says."""
         if self.layout == "side_by_side":
             return self.row_tokens  # the cache fills the rest of the GPU
-        largest = replace(self.work, row_tokens=max(self.work.row_tokens, LARGEST_ROW))
+        largest = replace(self.work, row_tokens=max(self.work.row_tokens, MAX_ROW))
         return _largest_rows(self.shape, self.card, largest, self.layout) or self.row_tokens
 
     @property
@@ -190,12 +190,12 @@ def _largest_rows(shape: BaseShape, card: Card, work: Workload, layout: MemoryLa
 
 
 def row_sizes(wanted: int) -> tuple[int, ...]:
-    """Row sizes to try, in tokens, the largest first: the wanted one, and the multiples of ROW_UNIT below it down to LEAST_ROW.
+    """Row sizes to try, in tokens, the largest first: the wanted one, and the multiples of ROW_UNIT below it down to MIN_ROW.
 
     >>> row_sizes(3500)
     (3500, 3072, 2048)
     """
-    return wanted, *range((wanted - 1) // ROW_UNIT * ROW_UNIT, min(LEAST_ROW, wanted) - 1, -ROW_UNIT)
+    return wanted, *range((wanted - 1) // ROW_UNIT * ROW_UNIT, min(MIN_ROW, wanted) - 1, -ROW_UNIT)
 
 
 def _changes(
@@ -240,7 +240,7 @@ def remedy(shape: BaseShape, card: Card, work: Workload, wanted: MemoryLayout | 
 
 
 def _refusal(base: str, shape: BaseShape, card: Card, work: Workload, wanted: MemoryLayout | Literal["auto"]) -> str:
-    rows = min(LEAST_ROW, work.row_tokens)
+    rows = min(MIN_ROW, work.row_tokens)
     held = parts(shape, card, work, rows)
     layout = "offload" if wanted == "auto" else wanted
     sampling, step = (sum(held_in(layout, held).values()) for held_in in (sampling_parts, step_parts))
@@ -256,7 +256,7 @@ OWN_SHARE = 0.92
 """vLLM 0.32's default of --gpu-memory-utilization, its share of a GPU of its own (`config/cache.py`)."""
 LEARNER_SHARE = 4
 """One of so many GPUs trains, and at least one. A rule of thumb: rollouts mostly take longer than steps."""
-MOST_CARDS = 64
+MAX_CARDS = 64
 _CARDS = re.compile(r"(\d{1,3})\s*[xX]\s*(\S.*)")
 
 
@@ -304,8 +304,8 @@ def parse_cards(text: str) -> tuple[int, Card]:
     (8, 80000000000)
     """
     match = _CARDS.fullmatch(text.strip())
-    if match is None or not 1 <= int(match[1]) <= MOST_CARDS:
-        raise ConfigError(f"--cards {text!r}: give a number up to {MOST_CARDS} and a GPU's memory, such as 8x80GB")
+    if match is None or not 1 <= int(match[1]) <= MAX_CARDS:
+        raise ConfigError(f"--cards {text!r}: give a number up to {MAX_CARDS} and a GPU's memory, such as 8x80GB")
     return int(match[1]), parse_card(match[2])
 
 
@@ -351,7 +351,7 @@ def _divided(base: str, shape: BaseShape, card: Card, count: int, work: Workload
     """The plan of `plan_cards`, or what is missing."""
     if count < 2:
         return "two cards or more are divided"
-    least = parts(shape, card, work, min(LEAST_ROW, work.row_tokens))
+    least = parts(shape, card, work, min(MIN_ROW, work.row_tokens))
     holding = _least_learners(shape, card, work, count) if trains else 0
     if isinstance(holding, str):
         return holding
@@ -421,7 +421,7 @@ def _least_learners(shape: BaseShape, card: Card, work: Workload, count: int) ->
     for learners in range(1, 2 if work.four_bit else max(2, count)):
         if _learner(shape, card, work, learners) is not None:
             return learners
-    rows, most = min(LEAST_ROW, work.row_tokens), count - 1
+    rows, most = min(MIN_ROW, work.row_tokens), count - 1
     needed = sum(_learner_parts(shape, card, work, rows, 1).values())
     missing = f"a learner needs {needed / GIB:.1f} GiB for the whole base and rows of {rows:,} tokens"
     if most > 1 and not work.four_bit:

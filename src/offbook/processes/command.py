@@ -355,8 +355,8 @@ def _last_words(ending: Ending) -> str:
 
 
 def _no_call(gateway: ProgramGateway, trajectory: Trajectory) -> RolloutError:
-    said = f" Its output: {one_line(trajectory.logs[-1][-300:])}" if trajectory.logs else ""
+    output = f" Its output: {one_line(trajectory.logs[-1][-300:])}" if trajectory.logs else ""
     return RolloutError(
         f"the program made no call that was answered. It must send them to {gateway.root}/v1 ($OPENAI_BASE_URL) or to "
-        f"{gateway.root} ($ANTHROPIC_BASE_URL); {gateway.model!r} answers them, whatever model it names.{said}"
+        f"{gateway.root} ($ANTHROPIC_BASE_URL); {gateway.model!r} answers them, whatever model it names.{output}"
     )

@@ -30,7 +30,7 @@ AROUND_THE_GATEWAY = frozenset({"ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN
 }
 """Variables taken out of the program's environment: with them, a client would go past the gateway."""
 
-_MOST_NAMED = 10
+_MAX_NAMED = 10
 _CODEX = """\
 model = {model}
 model_provider = "offbook"
@@ -73,8 +73,8 @@ class ProgramGateway:
     def root(self) -> str:
         """The URL of the trajectory, below which the routes of every API stand. Its model answers whatever the program asks for:
         most programs name a model of their own."""
-        at = "" if self.temperature is None else f"/at/{self.temperature}"
-        return f"{self.url}/m/{quote(self.model, safe='/@')}/t/{self.trajectory}{at}"
+        suffix = "" if self.temperature is None else f"/at/{self.temperature}"
+        return f"{self.url}/m/{quote(self.model, safe='/@')}/t/{self.trajectory}{suffix}"
 
 
 def gateway_variables(gateway: ProgramGateway, files: Path, inherited: Mapping[str, str]) -> dict[str, str]:
@@ -152,7 +152,7 @@ def models_line(calls: Sequence[Call], model: str) -> str | None:
     )
     if len(names) < 2:
         return None
-    shown = ", ".join(f"{one_line(name)} ({counted(count, 'call')})" for name, count in names.most_common(_MOST_NAMED))
+    shown = ", ".join(f"{one_line(name)} ({counted(count, 'call')})" for name, count in names.most_common(_MAX_NAMED))
     return (
         f"the program named {len(names)} models, and {model} answered for all: {shown}. If one of them is a judge or a "
         "simulated user, give its client an address and a key of its own, so that the policy does not judge itself"

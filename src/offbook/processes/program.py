@@ -67,8 +67,8 @@ class ProgramOutput:
         return (bytes(self._head) + between + bytes(self._tail)).decode("utf-8", "replace")
 
     def _find(self, lines: bytes) -> None:
-        if found := _REWARD_LINE.findall(lines):
-            self.reward = found[-1].decode("utf-8", "replace")
+        if rewards := _REWARD_LINE.findall(lines):
+            self.reward = rewards[-1].decode("utf-8", "replace")
 
 
 @dataclass(frozen=True)

@@ -165,12 +165,12 @@ def _descendants() -> list[int]:
         except (OSError, IndexError):
             continue  # it ended while the list was read
         children.setdefault(parent, []).append(int(name))
-    found, waiting = list[int](), [os.getpid()]
+    descendants, waiting = list[int](), [os.getpid()]
     while waiting:
         own = children.get(waiting.pop(), [])
-        found += own
+        descendants += own
         waiting += own
-    return found
+    return descendants
 
 
 def _signal_group(group: int, number: int) -> None:

@@ -54,9 +54,9 @@ class Masking:
     def _entry(self, entry: MessageOrChoice) -> MessageOrChoice:
         if not is_choice(entry):
             return cast(MessageOrChoice, self.message(cast(Message, entry)))
-        told = entry.message.model_dump(exclude_unset=True)
-        clean = self.message(told)
-        if clean == told:
+        written = entry.message.model_dump(exclude_unset=True)
+        clean = self.message(written)
+        if clean == written:
             return entry
         return entry.model_copy(update={"message": type(entry.message).model_validate(clean)})
 

@@ -148,11 +148,11 @@ def test_a_complete_checkpoint_is_never_overwritten_and_a_damaged_one_is_put_asi
 def test_a_checkpoint_is_found_by_its_request_and_its_model(tmp_path: Path) -> None:
     write(tmp_path, 1, "first")
     write(tmp_path, 2, "second")
-    found = checkpoints.made_by(tmp_path, "agent", "first")
+    found = checkpoints.of_request(tmp_path, "agent", "first")
     assert found is not None
     assert found.note.step == 1
-    assert checkpoints.made_by(tmp_path, "a-fork", "first") is None
-    assert checkpoints.made_by(tmp_path, "agent", "third") is None
+    assert checkpoints.of_request(tmp_path, "a-fork", "first") is None
+    assert checkpoints.of_request(tmp_path, "agent", "third") is None
 
 
 def test_the_note_is_plain_json_with_the_fields_that_others_read(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def drip(port: int) -> tuple[socket.socket, threading.Thread]:
 def test_one_more_stranger_than_can_prove_at_once_ends_the_oldest(
     listening: tuple[int, Callable[[], Connection]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(team_sockets, "MOST_PROOFS", 1)
+    monkeypatch.setattr(team_sockets, "MAX_PROOFS", 1)
     monkeypatch.setattr(team_sockets, "PROOF_SECONDS", 60)
     port, wait = listening
     with contextlib.closing(drip(port)[0]) as oldest:

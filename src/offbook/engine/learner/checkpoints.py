@@ -68,7 +68,7 @@ def newest(folder: Path, warn: Callable[[str], None], *, trusted: int = 0) -> Ch
     return next(checkpoint_files.whole(folder, skip, trusted=trusted), None)
 
 
-def made_by(folder: Path, model: str, request_id: str) -> Checkpoint | None:
+def of_request(folder: Path, model: str, request_id: str) -> Checkpoint | None:
     """The complete checkpoint that this train request of the model wrote, or None. Raises StoreError if one cannot be
     read, because the request must not be applied twice."""
     for step in checkpoint_files.steps(folder):

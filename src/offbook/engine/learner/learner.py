@@ -96,7 +96,7 @@ class Learner:
         self._warnings = []
         warn = self._warner(command.request_id)
         checkpoints.remove_scratch(command.checkpoints)
-        stored = checkpoints.made_by(command.checkpoints, command.model, command.request_id)
+        stored = checkpoints.of_request(command.checkpoints, command.model, command.request_id)
         if stored is not None:
             return stored.result()
         newest = checkpoints.newest(command.checkpoints, warn, trusted=self._step_at(command.checkpoints))
@@ -108,7 +108,7 @@ class Learner:
             return self._step(command, job, newest)
         except BaseException:
             self._state = None
-            stored = checkpoints.made_by(command.checkpoints, command.model, command.request_id)
+            stored = checkpoints.of_request(command.checkpoints, command.model, command.request_id)
             if stored is not None:  # it failed after the rename, so the step is applied
                 return stored.result()
             self._restore(command, newest)
@@ -164,7 +164,9 @@ class Learner:
         if selection.batch is None:
             metrics = selection_metrics(selection, command.step, self._policy)
             return no_selection(selection, job.config.min_reward).result(command, metrics, self._warnings)
-        config = self._within_limit(job.config)
+        config = job.config
+        if self._row_limit is not None and config.row_tokens > self._row_limit:
+            config = config.model_copy(update={"row_tokens": self._row_limit})
         if job.evaluate:
             return self._evaluate(command, config, selection, selection.batch)
         teacher = self._taught(command, config, selection.batch, newest)
@@ -268,11 +270,6 @@ class Learner:
         if tokens is not None:
             store_token_file(command, tokens, warn)
         return result.model_copy(update={"warnings": tuple(self._warnings)})
-
-    def _within_limit(self, config: TrainConfig) -> TrainConfig:
-        if self._row_limit is None or config.row_tokens <= self._row_limit:
-            return config
-        return config.model_copy(update={"row_tokens": self._row_limit})
 
     def _warn_of_plain_rows(self, layout: str, request_id: str) -> None:
         """Warn why trees are refused: once in the life of this process, and whenever the job asks for them."""

@@ -25,18 +25,18 @@ COMING_SECONDS = 3600.0
 """How long that one waits for the first, which starts when all have a place and the base."""
 PROOF_SECONDS = 10.0
 """How long a peer has for its whole proof, however it spreads its bytes."""
-MOST_PROOFS = 64
+MAX_PROOFS = 64
 """Proofs under way at once; one more peer ends the oldest. A peer that has the key proves it in milliseconds."""
 
 
 def accepted(host: str, port: int) -> Connection:
     """Listen until the first learner has come. Raises OSError if the address is taken, or nobody comes: the first learner,
     or what should start it, may have ended. Proofs run side by side, so a slow stranger delays nobody."""
-    proved: Queue[Connection] = Queue(1)
+    arrived: Queue[Connection] = Queue(1)
     with socket.create_server((host, port)) as listening:
-        threading.Thread(target=_accept, args=(listening, proved), name="accept", daemon=True).start()
+        threading.Thread(target=_accept, args=(listening, arrived), name="accept", daemon=True).start()
         try:
-            return proved.get(timeout=COMING_SECONDS)
+            return arrived.get(timeout=COMING_SECONDS)
         except Empty:
             raise TimeoutError(f"no first learner came to {host}:{port} within {COMING_SECONDS:g} s") from None
         finally:
@@ -44,14 +44,14 @@ def accepted(host: str, port: int) -> Connection:
                 listening.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
 
 
-def _accept(listening: socket.socket, proved: Queue[Connection]) -> None:
+def _accept(listening: socket.socket, arrived: Queue[Connection]) -> None:
     """Let each peer prove the key in a thread of its own, until the listening socket is closed."""
 
     def prove(peer: socket.socket) -> None:
         with suppress(AuthenticationError, AssertionError, EOFError, OSError):
-            connection = _proved(peer, deliver_challenge, answer_challenge)
+            connection = _authenticated(peer, deliver_challenge, answer_challenge)
             try:
-                proved.put_nowait(connection)
+                arrived.put_nowait(connection)
             except Full:
                 connection.close()
 
@@ -61,7 +61,7 @@ def _accept(listening: socket.socket, proved: Queue[Connection]) -> None:
             peer = listening.accept()[0]
             threading.Thread(target=prove, args=(peer,), name="proof", daemon=True).start()
             peers.append(peer)
-            if len(peers) > MOST_PROOFS:
+            if len(peers) > MAX_PROOFS:
                 _hang_up(peers.popleft())
 
 
@@ -72,7 +72,7 @@ def connected(address: str) -> Connection:
     while True:
         try:
             peer = socket.create_connection((host, int(port)), PROOF_SECONDS)
-            return _proved(peer, answer_challenge, deliver_challenge)
+            return _authenticated(peer, answer_challenge, deliver_challenge)
         except (AuthenticationError, AssertionError) as error:  # Python 3.11 asserts the other side's first words
             raise OSError(f"what listens at {address} is no learner of this team: {error}") from error
         except (EOFError, OSError) as error:  # it does not listen yet, or has hung up
@@ -81,7 +81,7 @@ def connected(address: str) -> Connection:
             time.sleep(0.2)
 
 
-def _proved(peer: socket.socket, *steps: Callable[[Connection, bytes], None]) -> Connection:
+def _authenticated(peer: socket.socket, *steps: Callable[[Connection, bytes], None]) -> Connection:
     """The connection to a peer after the `steps` of the proof. Closes `peer`. Raises AuthenticationError, AssertionError,
     EOFError, OSError: also for a peer that takes longer than PROOF_SECONDS."""
     with peer:

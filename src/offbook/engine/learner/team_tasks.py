@@ -214,14 +214,14 @@ class _Worker:
         if isinstance(task, ScoreRows):
             scores = Scores.empty(len(self._inputs.sampler))
             self._rows.score(task.rows, scores, _unreported, adapter=task.adapter is not None)
-            return _at(scores, targets)
+            return _scores_of(scores, targets)
         update = task.update
         loss, tally = self._rows.backward(task.rows, update, _unreported)
         last = update.last
         return Gradient(
             loss,
             tally,
-            _at(update.old, targets),
+            _scores_of(update.old, targets),
             LastUpdate(last.coefficients[targets], last.logprobs[targets], last.clipped[targets]),
             self._gradients(),
         )
@@ -238,5 +238,5 @@ def _unreported(_: int) -> None:
     """Only the first learner reports progress."""
 
 
-def _at(scores: Scores, target_numbers: Tensor) -> Scores:
+def _scores_of(scores: Scores, target_numbers: Tensor) -> Scores:
     return Scores(scores.logprobs[target_numbers], scores.entropy[target_numbers], scores.kept[target_numbers])

@@ -36,7 +36,7 @@ _WITHOUT_EFFECT = frozenset(
     ]
 )
 """Fields that are accepted and ignored, because they do not affect sampling, or stand in `chat_template_kwargs` too."""
-_MOST_LOGPROBS = 20
+_MAX_LOGPROBS = 20
 _VALUE_SHOWN = 100  # characters of a value in an error message
 
 
@@ -231,9 +231,9 @@ def read_completion(body: bytes) -> CompletionRequest:
         fields["prompt"] = prompt[0]
     if "logprobs" in fields:
         count = fields["logprobs"]
-        if type(count) is not int or not 0 <= count <= _MOST_LOGPROBS:
+        if type(count) is not int or not 0 <= count <= _MAX_LOGPROBS:
             raise DialectError(
-                f"logprobs: a number of 0 to {_MOST_LOGPROBS} is needed (got {shortened(count)})", param="logprobs"
+                f"logprobs: a number of 0 to {_MAX_LOGPROBS} is needed (got {shortened(count)})", param="logprobs"
             )
         fields |= {"logprobs": True, "top_logprobs": count}
     request = checked(CompletionRequest, {"max_tokens": DEFAULT_TOKENS, **fields})

@@ -136,7 +136,7 @@ class _Block:
     """
 
     def __init__(self) -> None:
-        self._at: int = 0
+        self._position: int = 0
         self._start: int = 0
         self._depth = 0
         self._quoted = False
@@ -146,29 +146,29 @@ class _Block:
         """The index of the closing tag; -1 if it is not known yet."""
         while self.scanning:
             pattern = _QUOTED if self._quoted else _BARE if self._depth else _FIRST
-            match = pattern.search(text, self._at)
+            match = pattern.search(text, self._position)
             if match is None:
-                self._at = max(self._at, len(text))
+                self._position = max(self._position, len(text))
                 return -1
-            self._at = match.end()
+            self._position = match.end()
             self._take(match.group(), text)
-        end = text.find(CLOSE, self._at)
+        end = text.find(CLOSE, self._position)
         if end < 0:
-            self._at = max(self._at, len(text) - len(CLOSE) + 1)
+            self._position = max(self._position, len(text) - len(CLOSE) + 1)
         return end
 
     def has_no_object(self) -> None:
         """Note that the block does not contain JSON, so that quotes in it have no meaning."""
-        self.scanning, self._at = False, 0
+        self.scanning, self._position = False, 0
 
     def _take(self, character: str, text: str) -> None:
         match character:
             case '"' if self._depth:
                 self._quoted = not self._quoted
             case "\\" if self._quoted:
-                self._at += 1  # skip the escaped character, even if it has not arrived yet
+                self._position += 1  # skip the escaped character, even if it has not arrived yet
             case "{":
-                self._start = self._start if self._depth else self._at - 1
+                self._start = self._start if self._depth else self._position - 1
                 self._depth += 1
             case "}" if self._depth:
                 self._depth -= 1

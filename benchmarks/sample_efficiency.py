@@ -41,7 +41,7 @@ from offbook import LocalBackend, LoraOptions, TrainableModel, TrainConfig
 from offbook.quickstart.run import STEPS, schedule
 from offbook.trainer.statistics import Interval
 from offbook_mcp import MCPTrainer
-from offbook_mcp.scenarios.files import load_scenarios
+from offbook_mcp.scenarios.scenario import load_scenarios
 from offbook_mcp.training.defaults import default_config
 
 RESULTS = Path(__file__).parent / "results" / "sample_efficiency.json"

@@ -35,13 +35,12 @@ from offbook.rewards.transcripts import Transcript
 from offbook.server.records.claims import _answer
 from offbook.server.views.conversation import indented
 from offbook.tracing.spans import _parsed
-from offbook_mcp.connection.missing_variables import variable_hint
+from offbook_mcp.connection.environment_references import variable_hint
 from offbook_mcp.rollouts.agent_loop import parsed
 from offbook_mcp.rollouts.argument_score import argument_score
 from offbook_mcp.rollouts.rewards import answer_score
 from offbook_mcp.scenarios.error_texts import reads_like_error
-from offbook_mcp.scenarios.harvest import is_empty, leaves_of
-from offbook_mcp.scenarios.listed_values import values_for
+from offbook_mcp.scenarios.harvest import is_empty, leaves_of, values_for
 from offbook_mcp.tools.result_values import digest_of, scalars_of, structure_of
 from offbook_mcp.tools.results import bounded_text
 
@@ -84,11 +83,10 @@ def scored(text: str) -> None:
 
 READERS: dict[str, Callable[[str], object]] = {
     "result of a tool": structure_of,
-    "result that was cut": lambda text: structure_of(text, cut=True),
     "digest": digest_of,
-    "harvest": lambda text: leaves_of("find", {}, bounded_text(text, 10**6), text),
-    "emptiness": lambda text: is_empty(bounded_text(text, 10**6), text),
-    "error text": lambda text: reads_like_error("find", {"a": "b"}, bounded_text(text, 10**6), text, None),
+    "harvest": lambda text: leaves_of("find", {}, bounded_text(text, 10**6)),
+    "emptiness": lambda text: is_empty(bounded_text(text, 10**6)),
+    "error text": lambda text: reads_like_error("find", {"a": "b"}, bounded_text(text, 10**6), None),
     "description": lambda text: values_for("a", text, text),
     "stderr": variable_hint,
     "expected answer": lambda text: answer_score(["5", text[:50]], text),

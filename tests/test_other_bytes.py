@@ -25,8 +25,8 @@ from offbook.tracing.jsonl import JsonlSink
 from offbook.trainer.evaluate import read_report
 from offbook.trainer.judge_check import read_ranked, ruler_at
 from offbook_mcp.commands.permissions import Permissions
-from offbook_mcp.connection.mcp_json import read_mcp_json
-from offbook_mcp.scenarios.files import load_scenarios as load_mcp_scenarios
+from offbook_mcp.connection.target import read_mcp_json
+from offbook_mcp.scenarios.scenario import load_scenarios as load_mcp_scenarios
 
 
 class Reader(NamedTuple):

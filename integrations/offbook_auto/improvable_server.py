@@ -15,7 +15,7 @@ from offbook_compare.candidates import CandidateLike
 from offbook_compare.comparison import acompare
 from offbook_compare.results import ComparisonReport
 from offbook_compare.targets import RolloutTarget
-from offbook_mcp.scenarios.files import ScenarioSet
+from offbook_mcp.scenarios.scenario import ScenarioSet
 from offbook_mcp.scenarios.split import HELD_OUT
 from offbook_mcp.training.mcp_trainer import MCPTrainer
 from offbook_mcp.training.scenario_judge import ScenarioJudge, unused_judge

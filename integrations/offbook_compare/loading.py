@@ -31,5 +31,5 @@ def load_server(text: str, **options: Any) -> ServerTarget | None:
     Raises ConfigError, MissingExtraError."""
     if not text.startswith(MCP):
         return None
-    named: Any = importlib.import_module("offbook_mcp.commands.named_trainer")
+    named: Any = importlib.import_module("offbook_mcp.commands.model_options")
     return named.named_trainer(text.removeprefix(MCP), **options)

@@ -20,10 +20,9 @@ def _needed(package: str) -> str:
 
 
 try:
-    from .connection.limits import Limits
     from .connection.oauth import client_credentials
     from .connection.pool import ServerPool
-    from .connection.servers import HttpServer, InProcessServer, StdioServer
+    from .connection.servers import HttpServer, InProcessServer, Limits, StdioServer
     from .connection.target import Target
     from .errors import (
         McpConnectionError,
@@ -34,16 +33,15 @@ try:
         McpTimeoutError,
         McpToolsChangedError,
     )
-    from .scenarios.files import ScenarioSet, load_scenarios, save_scenarios
     from .scenarios.generate import generate_scenarios
-    from .scenarios.scenario import McpScenario
+    from .scenarios.scenario import McpScenario, ScenarioSet, load_scenarios, save_scenarios
     from .tools.mcp_tools import mcp_tools
     from .tools.results import ToolResult
     from .tools.rollout_tools import RolloutTools
     from .tools.tool import ServerDescription, ServerTool, ToolKind
     from .tools.toolset import ModelTool, Toolset
     from .training.mcp_trainer import MCPTrainer
-    from .training.probe_rollouts import set_aside
+    from .training.scenario_source import set_aside
 except ModuleNotFoundError as error:
     if error.name is None or error.name.startswith("offbook"):
         raise

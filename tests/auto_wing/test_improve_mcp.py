@@ -16,8 +16,7 @@ from offbook.client.connection.http import Api
 from offbook.commands.main import run
 from offbook.llms import llm
 from offbook.testing import LlmReply, LlmRequest, calls_tool, fails, says, scripted_llm
-from offbook_mcp.scenarios.files import ScenarioSet, load_scenarios, save_scenarios
-from offbook_mcp.scenarios.scenario import CheckKind
+from offbook_mcp.scenarios.scenario import CheckKind, ScenarioSet, load_scenarios, save_scenarios
 from tests.compare_wing.test_mcp import current_time, likes_the_tool
 from tests.mcp_adapter.conftest import python_module
 from tests.mcp_training.conftest import told

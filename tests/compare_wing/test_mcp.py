@@ -11,8 +11,7 @@ from offbook.base.errors import ConfigError
 from offbook.commands.main import run
 from offbook.testing import LlmReply, LlmRequest, ScriptedServer, calls_tool, judges, says, scripted_llm
 from offbook_compare import acompare
-from offbook_mcp.scenarios.files import ScenarioSet, save_scenarios
-from offbook_mcp.scenarios.scenario import CheckKind, McpScenario
+from offbook_mcp.scenarios.scenario import CheckKind, McpScenario, ScenarioSet, save_scenarios
 from offbook_mcp.training.mcp_trainer import MCPTrainer
 from tests.mcp_adapter.conftest import python_module
 from tests.mcp_training.conftest import told

@@ -24,8 +24,8 @@ from offbook.server.records.database import open_records
 from offbook.server.records.store import Store
 from offbook.server.views.dashboard_source import DashboardSource
 from offbook.testing import scripted_sampler
+from offbook_mcp.commands.serve import ToolEndpoint
 from offbook_mcp.rollouts.agent_loop import LoopOptions
-from offbook_mcp.serving.endpoint import ToolEndpoint
 from tests.fakes.gateway import gateway_over
 from tests.paths import ROOT
 

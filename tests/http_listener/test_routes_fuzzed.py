@@ -28,9 +28,9 @@ from offbook.server.http.auth import Guard
 from offbook.server.upstream import passing
 from offbook.testing import scripted_sampler
 from offbook.testing.asgi import serving
+from offbook_mcp.commands.serve import ToolEndpoint
 from offbook_mcp.errors import McpServerError
 from offbook_mcp.rollouts.agent_loop import LoopOptions
-from offbook_mcp.serving.endpoint import ToolEndpoint
 from tests.fakes.gateway import gateway_over
 from tests.server.http.test_wire_values import INTEGERS, NUMBERS, TEXTS, nested
 

@@ -94,6 +94,6 @@ def children() -> set[int]:
 def is_server(process: psutil.Process) -> bool:
     try:
         words = process.cmdline()
-        return process.status() != psutil.STATUS_ZOMBIE and not any("reaper_process" in word for word in words)
+        return process.status() != psutil.STATUS_ZOMBIE and not any(word.endswith("reaper.py") for word in words)
     except psutil.NoSuchProcess:
         return False

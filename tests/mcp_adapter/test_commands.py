@@ -128,9 +128,9 @@ def test_the_deadlines_of_a_start_and_of_a_call_are_options(called: Called) -> N
     targets: list[Target] = []
     command = typer.Typer()
     command.command()(on_target(targets.append))
-    command(["server", "--call-timeout", "0.2", "--explore-timeout", "9"], standalone_mode=False)
+    command(["server", "--call-timeout", "0.2"], standalone_mode=False)
     command(["server"], standalone_mode=False)
-    assert [target.limits for target in targets] == [Limits(call_seconds=0.2, explore_seconds=9), Limits()]
+    assert [target.limits for target in targets] == [Limits(call_seconds=0.2, explore_seconds=0.2), Limits()]
 
 
 @pytest.mark.parametrize(

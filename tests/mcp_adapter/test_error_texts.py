@@ -29,7 +29,7 @@ def _runs_close_together(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def is_error(text: str, tool: str = "query", control: Control | None = None, **arguments: object) -> bool:
-    return reads_like_error(tool, arguments, ToolResult(text), text, control)
+    return reads_like_error(tool, arguments, ToolResult(text), control)
 
 
 @pytest.mark.parametrize(

@@ -75,14 +75,19 @@ def shop() -> Any:
 async def test_a_url_is_called_with_its_headers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CALLER", "ada-lovelace")
     with served(shop()) as url:
-        async with ServerPool(Target.parse(f"{url}/mcp", headers={"x-caller": "${env:CALLER}"})) as pool:
+        async with ServerPool(
+            Target.parse(f"{url}/mcp", headers={"x-caller": "${env:CALLER}"}, allow_all=True)
+        ) as pool:
             assert pool.servers[0].title == "notes"
             async with pool.rollout() as one, pool.rollout() as two:
                 assert (
                     await one.call("who", {})
                 ).text == "***"  # it was given as a reference, and is treated as a secret
                 assert (await two.call("list_notes", {})).text == "[]"
-        async with ServerPool(Target.parse(f"{url}/mcp", headers={"x-caller": "ada"})) as pool, pool.rollout() as one:
+        async with (
+            ServerPool(Target.parse(f"{url}/mcp", headers={"x-caller": "ada"}, allow_all=True)) as pool,
+            pool.rollout() as one,
+        ):
             assert (await one.call("who", {})).text == "ada"
 
 
@@ -97,7 +102,10 @@ async def test_a_server_with_sse_alone_is_called_over_it(tmp_path: Path) -> None
     with served(server.sse_app()) as url:
         file = tmp_path / "mcp.json"
         file.write_text(json.dumps({"mcpServers": {"notes": {"type": "sse", "url": f"{url}/sse"}}}))
-        for target in (Target.parse(f"{url}/sse", limits=QUICK), Target.parse(file, limits=QUICK)):
+        for target in (
+            Target.parse(f"{url}/sse", limits=QUICK, allow_all=True),
+            Target.parse(file, limits=QUICK, allow_all=True),
+        ):
             async with ServerPool(target) as pool, pool.rollout() as rollout:
                 assert pool.servers[0].title == "notes"
                 for _ in range(3):  # more than one answer may have, in all
@@ -109,13 +117,13 @@ async def test_a_server_with_sse_alone_is_called_over_it(tmp_path: Path) -> None
 
 async def test_a_url_that_is_neither_is_told_with_what_it_answered() -> None:
     with served(shop()) as url, pytest.raises(McpStartError, match="HTTP 404 Not Found"):
-        async with ServerPool(Target.parse(f"{url}/nothing", limits=QUICK)):
+        async with ServerPool(Target.parse(f"{url}/nothing", limits=QUICK, allow_all=True)):
             pass
 
 
 async def test_a_flood_a_hang_and_the_end_of_a_server_are_told() -> None:
     with served(shop()) as url:
-        async with ServerPool(Target.parse(f"{url}/mcp", limits=QUICK)) as pool:
+        async with ServerPool(Target.parse(f"{url}/mcp", limits=QUICK, allow_all=True)) as pool:
             async with pool.rollout() as tools:
                 assert (await tools.call("long", {"size": 30_000})).cut
                 with pytest.raises(McpOverflowError):
@@ -124,13 +132,13 @@ async def test_a_flood_a_hang_and_the_end_of_a_server_are_told() -> None:
                 with pytest.raises(McpTimeoutError, match="no answer to the call of 'slow' within call_seconds=3"):
                     await tools.call("slow", {})
     with pytest.raises(McpStartError, match="could not be started, ConnectError"):
-        async with ServerPool(Target.parse(f"{url}/mcp", limits=QUICK)):
+        async with ServerPool(Target.parse(f"{url}/mcp", limits=QUICK, allow_all=True)):
             pass
 
 
 async def test_a_server_that_goes_away_ends_the_rollout() -> None:
     with served(shop()) as url:
-        pool = ServerPool(Target.parse(f"{url}/mcp", limits=QUICK))
+        pool = ServerPool(Target.parse(f"{url}/mcp", limits=QUICK, allow_all=True))
         await pool.__aenter__()
         tools = await pool.acquire()
         assert (await tools.call("list_notes", {})).text == "[]"
@@ -152,7 +160,7 @@ def refusing(status: int) -> App:
 @pytest.mark.parametrize(("status", "reason"), [(401, "Unauthorized"), (403, "Forbidden"), (500, "Internal Server")])
 async def test_a_refusal_is_told_with_its_status(status: int, reason: str) -> None:
     with served(refusing(status)) as url, pytest.raises(McpStartError, match=f"HTTP {status} {reason}"):
-        async with ServerPool(Target.parse(url, limits=QUICK)):
+        async with ServerPool(Target.parse(url, limits=QUICK, allow_all=True)):
             pass
 
 
@@ -160,10 +168,12 @@ async def test_a_refusal_is_told_with_its_status(status: int, reason: str) -> No
 async def test_a_url_that_denies_access_is_told_with_the_ways_to_give_credentials(status: int) -> None:
     with served(refusing(status)) as url:
         with pytest.raises(McpStartError) as denied:
-            async with ServerPool(Target.parse(url, limits=QUICK)):
+            async with ServerPool(Target.parse(url, limits=QUICK, allow_all=True)):
                 pass
         with pytest.raises(McpStartError, match="it does not accept the credentials: check that they are valid"):
-            async with ServerPool(Target.parse(url, headers={"Authorization": "Bearer old-token"}, limits=QUICK)):
+            async with ServerPool(
+                Target.parse(url, headers={"Authorization": "Bearer old-token"}, limits=QUICK, allow_all=True)
+            ):
                 pass
     for remedy in ("--header 'Authorization: Bearer ${env:TOKEN}'", "`auth` in an mcp.json", "Target.parse(url, auth="):
         assert remedy in str(denied.value)
@@ -171,7 +181,7 @@ async def test_a_url_that_denies_access_is_told_with_the_ways_to_give_credential
 
 async def test_another_refusal_of_a_url_speaks_of_no_credentials() -> None:
     with served(refusing(500)) as url, pytest.raises(McpStartError) as refused:
-        async with ServerPool(Target.parse(url, limits=QUICK)):
+        async with ServerPool(Target.parse(url, limits=QUICK, allow_all=True)):
             pass
     assert "Authorization" not in str(refused.value)
 
@@ -187,7 +197,7 @@ async def test_a_compressed_answer_is_refused_as_its_size_is_not_known() -> None
 
     refused = r"it compressed a response \(gzip\) despite `accept-encoding: identity`"
     with served(app) as url, pytest.raises(McpStartError, match=refused):
-        async with ServerPool(Target.parse(url, limits=QUICK)):
+        async with ServerPool(Target.parse(url, limits=QUICK, allow_all=True)):
             pass
 
 
@@ -226,7 +236,7 @@ async def test_a_client_of_oauth_gets_a_token_and_calls_with_it(monkeypatch: pyt
     seen: list[tuple[str, str]] = []
     with served(with_oauth(shop(), seen)) as url:
         auth = client_credentials(f"{url}/mcp", "me", "${env:SHOP_SECRET}", issuer=url)
-        target = Target((HttpServer("shop", f"{url}/mcp", auth=auth),), limits=QUICK)
+        target = Target((HttpServer("shop", f"{url}/mcp", auth=auth),), limits=QUICK, allow_all=True)
         async with ServerPool(target) as pool, pool.rollout() as tools:
             assert (await tools.call("list_notes", {})).text == "[]"
     assert ("/mcp", "Bearer granted-token") in seen
@@ -250,7 +260,7 @@ async def test_a_clients_secret_and_its_token_are_in_no_result(tmp_path: Path) -
         oauth = {"CLIENT_ID": "me", "CLIENT_SECRET": "s3cret-words", "issuer": url}
         path = tmp_path / "mcp.json"
         path.write_text(json.dumps({"mcpServers": {"shop": {"url": f"{url}/mcp", "auth": oauth}}}))
-        async with ServerPool(Target.parse(path, limits=QUICK)) as pool, pool.rollout() as tools:
+        async with ServerPool(Target.parse(path, limits=QUICK, allow_all=True)) as pool, pool.rollout() as tools:
             answer = await tools.call("leak", {})
     assert answer.structured == {"result": ["Bearer ***", "Basic ***", "Bearer ***", "the secret: ***"]}
 
@@ -279,7 +289,9 @@ async def test_an_answer_of_oauth_sends_no_request_to_another_address(page: str)
         with served(app) as url:
             auth = client_credentials(f"{url}/mcp", "me", "s3cret-words", issuer=url)
             with pytest.raises(McpStartError):
-                async with ServerPool(Target((HttpServer("shop", f"{url}/mcp", auth=auth),), limits=QUICK)):
+                async with ServerPool(
+                    Target((HttpServer("shop", f"{url}/mcp", auth=auth),), limits=QUICK, allow_all=True)
+                ):
                     pass
     assert reached == []
 
@@ -301,7 +313,7 @@ async def test_a_credential_of_any_authentication_is_in_no_result() -> None:
         return str(dict(context.headers or {}).get("authorization")).split()[1]
 
     with served(inner.streamable_http_app()) as url:
-        target = Target.parse(f"{url}/mcp", auth=_Signed())
+        target = Target.parse(f"{url}/mcp", auth=_Signed(), allow_all=True)
         async with ServerPool(target) as pool, pool.rollout() as tools:
             assert (await tools.call("leak", {})).text == "***"
 

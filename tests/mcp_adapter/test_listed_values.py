@@ -12,7 +12,7 @@ from mcp.types import ToolAnnotations
 from offbook_mcp import Target
 from offbook_mcp.scenarios import execution
 from offbook_mcp.scenarios.generate import generate_scenarios
-from offbook_mcp.scenarios.listed_values import lists_in, values_for
+from offbook_mcp.scenarios.harvest import lists_in, values_for
 
 READS = ToolAnnotations(read_only_hint=True)
 ROWS = {"zusers": "4 rows", "zorders": "9 rows", "zparcels": "12 rows"}

@@ -6,8 +6,8 @@ import pytest
 
 from offbook.base.errors import ConfigError
 from offbook_mcp import McpStartError, ServerPool
-from offbook_mcp.commands import scenario_reports
-from offbook_mcp.connection.missing_variables import variable_hint
+from offbook_mcp.commands.scenarios import exploration_lines
+from offbook_mcp.connection.environment_references import variable_hint
 from offbook_mcp.scenarios.explore import explore
 from offbook_mcp.scenarios.generate import generate_scenarios
 from tests.mcp_adapter.conftest import misbehaving
@@ -28,7 +28,7 @@ async def test_a_tool_that_answers_that_a_key_is_missing_is_told_with_the_option
     line = f"odd seems to miss a variable: set SHOP_TOKEN, and {ADD}"
     async with ServerPool(target, ahead=0) as pool:
         exploration = await explore(pool)
-        assert line in list(scenario_reports.explored(pool, exploration))
+        assert line in list(exploration_lines(pool, exploration))
         with pytest.raises(ConfigError, match=f"no call of goad worked: .*\n{line}\n"):
             await generate_scenarios(pool, exploration=exploration)
 

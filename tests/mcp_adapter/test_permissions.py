@@ -19,8 +19,8 @@ from offbook.commands.main import guarded
 from offbook_mcp import ServerPool, Target, ToolKind
 from offbook_mcp.commands import app
 from offbook_mcp.scenarios import execution
-from offbook_mcp.scenarios.files import load_scenarios
 from offbook_mcp.scenarios.generate import generate_scenarios
+from offbook_mcp.scenarios.scenario import load_scenarios
 from tests.mcp_adapter.conftest import SERVERS
 
 Called = Callable[..., tuple[int, str, str]]

@@ -166,7 +166,7 @@ def watching_processes() -> list[psutil.Process]:
     found: list[psutil.Process] = []
     for process in psutil.Process().children():
         with contextlib.suppress(psutil.NoSuchProcess):  # has ended, and perhaps nobody has waited for it yet
-            if "reaper_process" in " ".join(process.cmdline()):
+            if any(word.endswith("reaper.py") for word in process.cmdline()):
                 found.append(process)
     return found
 

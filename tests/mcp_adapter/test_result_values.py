@@ -8,8 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from offbook_mcp import Target
-from offbook_mcp.connection.limits import Limits
-from offbook_mcp.connection.servers import InProcessServer
+from offbook_mcp.connection.servers import InProcessServer, Limits
 from offbook_mcp.scenarios import execution
 from offbook_mcp.scenarios.generate import generate_scenarios
 from offbook_mcp.scenarios.harvest import comma_list
@@ -56,7 +55,6 @@ async def test_a_result_that_is_cut_is_harvested_up_to_the_cut(monkeypatch: pyte
         ("id\tname\np1\tbolt\np2\thex nut", ROWS),
         ("ID   NAME\np1   bolt\np2   hex nut", [{"ID": "p1", "NAME": "bolt"}, {"ID": "p2", "NAME": "hex nut"}]),
         ("bolt, 40\nnut, 7", [{"column 1": "bolt", "column 2": "40"}, {"column 1": "nut", "column 2": "7"}]),
-        ('<?xml version="1.0"?><p><i id="p1">bolt</i><i id="p2"/></p>', {"p": {"i": [{"id": "p1", "text": "bolt"}, {"id": "p2"}]}}),
         ("id: p1\nname: bolt\n\nid: p2\nname: hex nut", ROWS),
         ("- **id:** p1\n- **name:** bolt", ROWS[0]),
         ('{"id": "p1", "name": "bolt"}\n{"id": "p2",\n "name": "hex nut"}', ROWS),

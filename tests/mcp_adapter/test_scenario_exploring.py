@@ -12,8 +12,7 @@ from mcp.types import ToolAnnotations
 from pydantic import BaseModel, Field
 
 from offbook_mcp import ServerPool, Target
-from offbook_mcp.connection.limits import Limits
-from offbook_mcp.connection.servers import InProcessServer
+from offbook_mcp.connection.servers import InProcessServer, Limits
 from offbook_mcp.scenarios.explore import explore
 from offbook_mcp.tools.effects import reads_secrets
 from tests.mcp_adapter.conftest import misbehaving
@@ -51,14 +50,14 @@ async def test_a_tool_slower_than_the_deadline_of_exploring_is_left_out_and_a_lo
         async with ServerPool(Target((InProcessServer("slow", server),), limits=limits)) as pool:
             return (await explore(pool)).left_out
 
-    assert await explored(0.05) == {"weather": "no answer within 0.05 s; --explore-timeout waits longer"}
+    assert await explored(0.05) == {"weather": "no answer within 0.05 s; --call-timeout waits longer"}
     assert await explored(30) == {}
 
 
 async def test_a_tool_that_blocks_its_server_is_left_out_and_the_next_is_not_blamed() -> None:
     async with ServerPool(misbehaving("stuck", limits=Limits(explore_seconds=2))) as pool:
         exploration = await explore(pool)
-    assert exploration.left_out == {"goad": "no answer within 2 s; --explore-timeout waits longer"}
+    assert exploration.left_out == {"goad": "no answer within 2 s; --call-timeout waits longer"}
     assert any(call.worked for call in exploration.of("echo"))
 
 

@@ -21,11 +21,17 @@ from typer.main import get_command
 from offbook.base.errors import ConfigError, StoreError
 from offbook.scenarios import loading
 from offbook_mcp.commands import app
-from offbook_mcp.scenarios.files import ScenarioSet, load_scenarios, save_scenarios
 from offbook_mcp.scenarios.generation import select
-from offbook_mcp.scenarios.scenario import CheckKind, McpScenario, ReferenceCall
+from offbook_mcp.scenarios.scenario import (
+    CheckKind,
+    McpScenario,
+    ReferenceCall,
+    ScenarioSet,
+    load_scenarios,
+    save_scenarios,
+)
 from offbook_mcp.scenarios.split import combination, combinations, split_scenarios, without_joints
-from offbook_mcp.training.probe_rollouts import ALWAYS_SOLVED, NEVER_SOLVED, set_aside
+from offbook_mcp.training.scenario_source import ALWAYS_SOLVED, NEVER_SOLVED, set_aside
 
 DAMAGE = (
     b"\0", b"\xff", b"\xed\xa0\x80", "\u2028".encode(), b"\r", b"\n", b"1e999", b"9" * 5_000, b"[" * 100_000, b"NaN",

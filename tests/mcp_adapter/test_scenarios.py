@@ -10,12 +10,11 @@ import pytest
 from offbook.base.errors import ConfigError
 from offbook_mcp import McpServerError, ServerPool, Target
 from offbook_mcp.scenarios import execution
-from offbook_mcp.scenarios.expected_answers import Answered, Expected, expected
+from offbook_mcp.scenarios.execution import Answered, Expected, expected
 from offbook_mcp.scenarios.explore import Exploration, explore
-from offbook_mcp.scenarios.files import ScenarioSet, load_scenarios, save_scenarios
 from offbook_mcp.scenarios.generate import generate_scenarios
 from offbook_mcp.scenarios.harvest import strings_of
-from offbook_mcp.scenarios.scenario import CheckKind
+from offbook_mcp.scenarios.scenario import CheckKind, ScenarioSet, load_scenarios, save_scenarios
 from offbook_mcp.scenarios.split import combinations
 from offbook_mcp.tools.results import ToolResult
 from tests.mcp_adapter.conftest import misbehaving, python_module
@@ -171,5 +170,5 @@ async def test_a_server_that_cannot_be_started_is_its_own_error() -> None:
     ],
 )
 def test_a_part_of_a_date_or_a_longer_number_is_no_value(text: str, values: tuple[str, ...]) -> None:
-    answered = Answered("look_up", {"name": "x"}, ToolResult(text=text), text)
+    answered = Answered("look_up", {"name": "x"}, ToolResult(text=text))
     assert expected(answered, answered, random.Random(0)) == Expected(values)

@@ -18,9 +18,8 @@ from offbook.testing import LlmReply, LlmRequest, fails, refuses, says, scripted
 from offbook_mcp import Target
 from offbook_mcp.connection.servers import ServerFactory
 from offbook_mcp.scenarios import execution
-from offbook_mcp.scenarios.files import ScenarioSet
 from offbook_mcp.scenarios.generate import generate_scenarios
-from offbook_mcp.scenarios.scenario import CheckKind
+from offbook_mcp.scenarios.scenario import CheckKind, ScenarioSet
 from tests.mcp_adapter.servers import library_server
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from mcp.server.mcpserver import MCPServer
 from mcp.types import ToolAnnotations
 
-from offbook_mcp.scenarios.files import ScenarioSet
-from offbook_mcp.scenarios.scenario import CheckKind, McpScenario, ReferenceCall
+from offbook_mcp.scenarios.scenario import CheckKind, McpScenario, ReferenceCall, ScenarioSet
 
 READS = ToolAnnotations(read_only_hint=True)
 

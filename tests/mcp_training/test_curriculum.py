@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from offbook_mcp.training.curriculum import LONGEST, Curriculum, CurriculumState
+from offbook_mcp.training.scenario_trainer import LONGEST, Curriculum, CurriculumState
 from tests.mcp_training.conftest import told
 
 SCENARIOS = [told("a", ("t", {}), difficulty=each) for each in (1, 1, 2, 2, 4)]

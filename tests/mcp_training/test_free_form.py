@@ -11,8 +11,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import ToolAnnotations
 
 from offbook_mcp import McpScenario, ServerPool, Target
-from offbook_mcp.rollouts.episode import MadeCall, ToolEpisode
-from offbook_mcp.rollouts.rewards import score
+from offbook_mcp.rollouts.rewards import PolicyCall, ToolEpisode, score
 from offbook_mcp.scenarios import execution
 from offbook_mcp.tools.free_form import free_form_arguments, result_digest, same_code
 from offbook_mcp.tools.tool import Schema, ServerTool
@@ -76,7 +75,7 @@ async def test_a_query_is_worth_what_it_returned(sql: str, match: float) -> None
         result = await tools.call("read_query", {"sql": sql})
         tool = pool.toolset.find("read_query")
         assert tool is not None
-        call = MadeCall("read_query", {"sql": sql}, 0, result.is_error, result_digest(tools, tool, result))
+        call = PolicyCall("read_query", {"sql": sql}, 0, result.is_error, result_digest(tools, tool, result))
         scored = score(task, ToolEpisode((call,), "bolt and nut"), pool.toolset)
     assert scored.metrics["argument_match"] == match
     assert scored.reward == pytest.approx(1.0 if match else 0.2)
@@ -88,13 +87,13 @@ async def test_what_no_result_settles_is_compared_by_its_spelling_and_a_failure_
         "id": "a", "task": "do", "difficulty": 1, "tools": ["write_query"], "check": "calls",
         "calls": [{"tool": "write_query", "arguments": {"sql": wanted}}],
     })  # fmt: skip
-    async with ServerPool(Target.parse(database)) as pool:
+    async with ServerPool(Target.parse(database, allow_all=True)) as pool:
         for sql, failed, match in [
             ("update parts set stock=5\nwhere name='nut';", False, 1.0),
             ("UPDATE parts SET stock = 6 WHERE name = 'nut'", False, 0.0),
             (wanted, True, 0.0),
         ]:
-            call = MadeCall("write_query", {"sql": sql}, 0, failed)
+            call = PolicyCall("write_query", {"sql": sql}, 0, failed)
             assert score(task, ToolEpisode((call,), "done"), pool.toolset).metrics["argument_match"] == match
 
 

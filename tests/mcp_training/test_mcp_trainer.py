@@ -8,19 +8,17 @@ from typing import Any
 
 import pytest
 
-from offbook import LocalBackend, OffbookError, RemoteBackend, TrainableModel, Trajectory, TrajectoryGroup
+from offbook import OffbookError, RemoteBackend, TrainableModel, Trajectory, TrajectoryGroup
 from offbook.base.errors import ConfigError, RolloutError
 from offbook.testing import Action, scripted_server
 from offbook.testing.asgi import Body
 from offbook_mcp import Limits, McpStartError
-from offbook_mcp.scenarios.files import save_scenarios
-from offbook_mcp.scenarios.scenario import CheckKind, McpScenario
-from offbook_mcp.training.comparison import Comparison
+from offbook_mcp.scenarios.scenario import CheckKind, McpScenario, save_scenarios
+from offbook_mcp.training.comparison import Comparison, Measured
 from offbook_mcp.training.defaults import default_config
 from offbook_mcp.training.mcp_trainer import MCPTrainer
 from offbook_mcp.training.scenario_judge import ScenarioJudge
-from offbook_mcp.training.scenario_source import draft_file, remove_drafts
-from offbook_mcp.training.training_state import Measured, TrainingState
+from offbook_mcp.training.scenario_trainer import TrainingState
 from tests.mcp_adapter.conftest import misbehaving
 from tests.mcp_training.conftest import told
 from tests.mcp_training.order_server import READS, make_server, scenarios
@@ -280,27 +278,15 @@ async def test_scenarios_are_made_where_there_are_none_probed_and_kept_for_the_n
             await chosen.aevaluate()
         chosen = MCPTrainer(server, model, count=20, say=said.append)
         first = await chosen.aevaluate()
-        assert "the scenarios of an interrupted run are used" in "".join(said)
         again = await MCPTrainer(server, model, count=9, say=said.append).aevaluate()
     assert first.metrics == again.metrics | {
         "duration": first.metrics["duration"],
         "tool_seconds": first.metrics["tool_seconds"],
     }
     assert (tmp_path / ".offbook/mcp/half.jsonl").is_file()
-    assert sum(line.startswith("making scenarios for orders") for line in said) == 1
+    assert sum(line.startswith("making scenarios for orders") for line in said) == 2
     assert "held out, kept in " in said[-2]
     assert "not used: count, since no scenarios are made" in said[-1]
-    assert [file.name for file in (tmp_path / ".offbook/mcp").iterdir()] == ["half.jsonl"]
-
-
-def test_the_drafts_of_a_model_are_removed_and_no_others(tmp_path: Path) -> None:
-    model, other = (TrainableModel(name, base_model="tiny", backend=LocalBackend(tmp_path)) for name in ("a", "a.b"))
-    drafts = [draft_file(model, [1]), draft_file(model, [2]), draft_file(other, [1])]
-    for draft in drafts:
-        draft.parent.mkdir(exist_ok=True)
-        draft.touch()
-    remove_drafts(model)
-    assert [draft.exists() for draft in drafts] == [False, False, True]
 
 
 async def test_a_server_that_never_starts_is_named_before_anything_else(stand_in: TrainableModel) -> None:

@@ -9,9 +9,8 @@ import pytest
 
 from offbook import Trajectory, TrajectoryGroup
 from offbook_mcp.scenarios.scenario import McpScenario
+from offbook_mcp.training.comparison import Measured, RunRecord
 from offbook_mcp.training.mcp_trainer import gained
-from offbook_mcp.training.no_gain import RunRecord
-from offbook_mcp.training.training_state import Measured
 from tests.mcp_training.conftest import told
 
 TEXT = {"type": "object", "properties": {"who": {"type": "string"}, "unit": {"type": "string"}}}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from offbook_mcp.scenarios.files import load_scenarios
+from offbook_mcp.scenarios.scenario import load_scenarios
 from tests.paths import ROOT
 
 TOOLS = ("people", "department", "desk", "headcount")

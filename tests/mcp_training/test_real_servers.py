@@ -14,8 +14,8 @@ from offbook import LocalBackend, TrainableModel
 from offbook.base.types import new_id
 from offbook_mcp import MCPTrainer, Target
 from offbook_mcp.connection.servers import ROLLOUT_DIR
-from offbook_mcp.scenarios.files import ScenarioSet
 from offbook_mcp.scenarios.generate import generate_scenarios
+from offbook_mcp.scenarios.scenario import ScenarioSet
 from tests.mcp_adapter.conftest import python_module
 from tests.mcp_adapter.test_scenarios import check_sound
 from tests.mcp_training.conftest import time_target

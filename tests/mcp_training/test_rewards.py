@@ -5,8 +5,15 @@ from __future__ import annotations
 import pytest
 
 from offbook_mcp.rollouts.argument_score import argument_score, same_value, value_score
-from offbook_mcp.rollouts.episode import EpisodeEnd, MadeCall, ToolEpisode
-from offbook_mcp.rollouts.rewards import LONGEST_ANSWER, answer_score, contains, score
+from offbook_mcp.rollouts.rewards import (
+    LONGEST_ANSWER,
+    EpisodeEnd,
+    PolicyCall,
+    ToolEpisode,
+    answer_score,
+    contains,
+    score,
+)
 from offbook_mcp.scenarios.scenario import CheckKind, McpScenario, ReferenceCall
 from offbook_mcp.tools.tool import Schema, ServerDescription, ServerTool, ToolKind
 from offbook_mcp.tools.toolset import Toolset, make_toolset
@@ -34,7 +41,7 @@ CONVERSION: dict[str, object] = {"source": "Asia/Tokyo", "time": "16:30", "targe
 
 
 def toolset(bind: dict[str, object] | None = None) -> Toolset:
-    return make_toolset([ServerDescription("s", None, None, "1", tuple(TOOLS), False, False)], bind=bind)
+    return make_toolset([ServerDescription("s", None, None, "1", tuple(TOOLS), False)], bind=bind)
 
 
 def scenario(
@@ -45,7 +52,7 @@ def scenario(
 
 
 CONVERT = scenario(ReferenceCall(tool="convert", arguments=CONVERSION))
-RIGHT = MadeCall("convert", CONVERSION)
+RIGHT = PolicyCall("convert", CONVERSION)
 
 
 def test_the_right_call_and_answer_are_worth_one() -> None:
@@ -69,17 +76,17 @@ def test_the_right_call_and_answer_are_worth_one() -> None:
     [
         ((), "", 0.0),
         ((), "7:30", 0.0),  # a guess
-        ((MadeCall("now", {}),), "", -0.05),
-        ((MadeCall("convert", {}),), "", 0.2),
-        ((MadeCall("convert", {**CONVERSION, "time": "9:00"}),), "8", 0.2 + 0.4 * 2 / 3),
-        ((MadeCall("convert", {**CONVERSION, "time": "9:00"}),), "7:30", 0.2 + 0.4 * 2 / 3 + 0.4 * 2 / 3),
+        ((PolicyCall("now", {}),), "", -0.05),
+        ((PolicyCall("convert", {}),), "", 0.2),
+        ((PolicyCall("convert", {**CONVERSION, "time": "9:00"}),), "8", 0.2 + 0.4 * 2 / 3),
+        ((PolicyCall("convert", {**CONVERSION, "time": "9:00"}),), "7:30", 0.2 + 0.4 * 2 / 3 + 0.4 * 2 / 3),
         ((RIGHT,), "no idea", 0.6),
         ((RIGHT, RIGHT), "7:30", 0.95),
-        ((MadeCall("convert", None), RIGHT), "7:30", 0.95),  # malformed, then right
-        ((MadeCall("nothing", None),) * 9, "", -0.2),
+        ((PolicyCall("convert", None), RIGHT), "7:30", 0.95),  # malformed, then right
+        ((PolicyCall("nothing", None),) * 9, "", -0.2),
     ],
 )
-def test_partial_credit_grows_with_what_is_right(calls: tuple[MadeCall, ...], answer: str, reward: float) -> None:
+def test_partial_credit_grows_with_what_is_right(calls: tuple[PolicyCall, ...], answer: str, reward: float) -> None:
     assert score(CONVERT, ToolEpisode(calls, answer), toolset()).reward == pytest.approx(reward)
 
 
@@ -90,20 +97,20 @@ def test_an_answer_counts_only_where_the_rollout_ended_with_it() -> None:
 
 def test_a_volatile_answer_is_checked_by_its_calls_and_must_be_given() -> None:
     volatile = scenario(ReferenceCall(tool="now"), check=CheckKind.CALLS, answer=())
-    assert score(volatile, ToolEpisode((MadeCall("now", {}),), "noon"), toolset()).reward == pytest.approx(1.0)
-    silent = score(volatile, ToolEpisode((MadeCall("now", {}),), " "), toolset())
+    assert score(volatile, ToolEpisode((PolicyCall("now", {}),), "noon"), toolset()).reward == pytest.approx(1.0)
+    silent = score(volatile, ToolEpisode((PolicyCall("now", {}),), " "), toolset())
     assert (silent.reward, silent.metrics["success"]) == (pytest.approx(0.6), 0.0)
 
 
 def test_an_answer_without_reference_calls_is_worth_its_values() -> None:
     bare = McpScenario(id="a", task="do", difficulty=1, tools=("now",), check=CheckKind.ANSWER, answer=("7:30",))
-    assert score(bare, ToolEpisode((MadeCall("now", {}),), "7:30"), toolset()).reward == pytest.approx(1.0)
+    assert score(bare, ToolEpisode((PolicyCall("now", {}),), "7:30"), toolset()).reward == pytest.approx(1.0)
 
 
 def test_calls_are_matched_best_pairs_first_whatever_their_order() -> None:
     other = {**CONVERSION, "target": "Europe/Paris"}
     both = scenario(ReferenceCall(tool="convert", arguments=CONVERSION), ReferenceCall(tool="convert", arguments=other))
-    turned = score(both, ToolEpisode((MadeCall("convert", other), RIGHT), "7:30"), toolset())
+    turned = score(both, ToolEpisode((PolicyCall("convert", other), RIGHT), "7:30"), toolset())
     assert turned.reward == pytest.approx(1.0)
     half = score(both, ToolEpisode((RIGHT,), "7:30"), toolset())
     assert half.metrics["tool_match"] == half.metrics["argument_match"] == 0.5
@@ -113,25 +120,25 @@ def test_calls_are_matched_best_pairs_first_whatever_their_order() -> None:
 def test_another_call_that_may_write_is_no_success_one_that_reads_is() -> None:
     note: dict[str, object] = {"name": "a", "text": "b"}
     task = scenario(ReferenceCall(tool="write", arguments=note), check=CheckKind.CALLS, answer=())
-    written = MadeCall("write", note)
-    assert score(task, ToolEpisode((written, MadeCall("now", {})), "done"), toolset()).metrics["success"] == 1.0
+    written = PolicyCall("write", note)
+    assert score(task, ToolEpisode((written, PolicyCall("now", {})), "done"), toolset()).metrics["success"] == 1.0
     assert score(task, ToolEpisode((written, written), "done"), toolset()).metrics["success"] == 0.0
 
 
 def test_what_the_server_reports_as_an_error_is_counted_and_not_scored() -> None:
-    failed = score(CONVERT, ToolEpisode((MadeCall("convert", CONVERSION, failed=True),), "7:30"), toolset())
+    failed = score(CONVERT, ToolEpisode((PolicyCall("convert", CONVERSION, failed=True),), "7:30"), toolset())
     assert (failed.reward, failed.metrics["errors"]) == (pytest.approx(1.0), 1.0)
 
 
 def test_arguments_that_are_bound_do_not_count() -> None:
-    made = MadeCall("write", {"name": "anything", "text": "b"})
+    made = PolicyCall("write", {"name": "anything", "text": "b"})
     task = scenario(ReferenceCall(tool="write", arguments={"text": "b"}), check=CheckKind.CALLS, answer=())
     assert score(task, ToolEpisode((made,), "done"), toolset({"name": "fixed"})).reward == pytest.approx(1.0)
 
 
 def test_a_scenario_for_a_judge_has_no_success_and_costs_for_malformed_calls() -> None:
     open_task = McpScenario(id="a", task="do", difficulty=1, tools=("now",), check=CheckKind.JUDGE)
-    result = score(open_task, ToolEpisode((MadeCall("now", None),), "x"), toolset())
+    result = score(open_task, ToolEpisode((PolicyCall("now", None),), "x"), toolset())
     assert result.reward == pytest.approx(-0.05)
     assert "success" not in result.metrics
 

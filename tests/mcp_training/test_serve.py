@@ -20,9 +20,9 @@ from starlette.types import ASGIApp
 from offbook import TrainableModel
 from offbook.testing import ScriptedServer
 from offbook_mcp import Limits, ServerPool, Target
+from offbook_mcp.commands.serve import ToolEndpoint, completion
 from offbook_mcp.rollouts.agent_loop import LoopOptions
-from offbook_mcp.rollouts.episode import ToolEpisode
-from offbook_mcp.serving.endpoint import ToolEndpoint, completion
+from offbook_mcp.rollouts.rewards import ToolEpisode
 from tests.mcp_adapter.conftest import misbehaving
 from tests.mcp_training.order_server import make_server
 from tests.paths import ROOT

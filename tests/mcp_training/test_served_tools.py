@@ -11,9 +11,8 @@ from mcp.types import ToolAnnotations
 from offbook import TrainableModel
 from offbook.base.errors import ConfigError
 from offbook_mcp import ServerPool, Target
-from offbook_mcp.scenarios.files import ScenarioSet, save_scenarios
-from offbook_mcp.scenarios.scenario import CheckKind, McpScenario, ReferenceCall
-from offbook_mcp.serving.served_tools import served_tools
+from offbook_mcp.commands.serve import served_tools
+from offbook_mcp.scenarios.scenario import CheckKind, McpScenario, ReferenceCall, ScenarioSet, save_scenarios
 from offbook_mcp.training.scenario_source import scenario_file
 
 MODEL = TrainableModel("office", base_model="tiny")

@@ -13,7 +13,7 @@ from offbook.commands.main import guarded
 from offbook.testing import Action, ScriptedServer, scripted_server
 from offbook.testing.asgi import Body
 from offbook_mcp.commands import app
-from offbook_mcp.scenarios.files import save_scenarios
+from offbook_mcp.scenarios.scenario import save_scenarios
 from tests.mcp_training.order_server import scenarios
 from tests.paths import ROOT
 

@@ -1,37 +1,145 @@
-"""`offbook mcp chat`."""
+"""`offbook mcp chat`: conversations with the model and the server's tools, side by side for several steps of the model."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import typer
+from openai import APIError
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from offbook import TrainableModel
+from offbook import History, TrainableModel
 from offbook.base.terminal import Terminal, echo
-from offbook.base.text import counted
+from offbook.base.text import counted, one_line, printable
 from offbook.commands.help_pages import more_option
+from offbook_mcp.commands.serve import served_tools
 from offbook_mcp.connection.pool import ServerPool
 from offbook_mcp.connection.target import Target
-from offbook_mcp.rollouts.agent_loop import LoopOptions
-from offbook_mcp.serving.chat import chat, conversations
-from offbook_mcp.serving.served_tools import served_tools
+from offbook_mcp.errors import McpServerError
+from offbook_mcp.rollouts.agent_loop import SYSTEM, AgentLoop, LoopOptions, ToolRecord
+from offbook_mcp.rollouts.rewards import EpisodeEnd
+from offbook_mcp.rollouts.rollout import restricted
+from offbook_mcp.tools.rollout_tools import RolloutTools
+from offbook_mcp.tools.toolset import Toolset
 from offbook_mcp.training.defaults import defaults_for
-from offbook_mcp.training.mcp_trainer import MCPTrainerOptions
-from offbook_mcp.training.model_at_step import ModelAtStep
+from offbook_mcp.training.mcp_trainer import MCPTrainerOptions, ModelAtStep
 
-from .model_options import (
-    BaseModel,
-    ModelName,
-    ServerDir,
-    ServerUrl,
-    model_from,
-)
+from .model_options import BaseModel, ModelName, ServerDir, ServerUrl, model_from
 from .permissions import typed_lines
+
+_SHOWN_ARGUMENTS, _SHOWN_RESULT = 200, 300
+
+
+@dataclass
+class ChatSession:
+    """A conversation of one model with its own sessions. After a server failure it continues with new sessions."""
+
+    label: str
+    model: TrainableModel
+    pool: ServerPool
+    options: LoopOptions
+    result_chars: int
+    toolset: Toolset
+    history: History = field(default_factory=History)
+    unanswered: int = 0
+    """Questions without an answer so far."""
+    _tools: RolloutTools | None = None
+
+    async def ask(self, text: str) -> list[str]:
+        """Send a user's message; return the tool calls and the answer as printable lines."""
+        if not self.history.messages_and_choices:
+            self.history.messages_and_choices.append(cast(Any, {"role": "system", "content": SYSTEM}))
+        before = list(self.history.messages_and_choices)
+        self.history.messages_and_choices.append(cast(Any, {"role": "user", "content": text}))
+        records: list[ToolRecord] = []
+        try:
+            tools = await self._leased()
+            loop = AgentLoop(self.model.openai_client(), self.model.inference_name(), tools, self.options, records)
+            episode = await loop.run(self.history)
+        except McpServerError as error:
+            self.unanswered += 1
+            self.release()
+            self.history.messages_and_choices = before
+            return [*call_lines(records), f"! {one_line(str(error), 600)}", "! the server is started anew"]
+        except APIError as error:
+            self.unanswered += 1
+            self.history.messages_and_choices = before
+            return [*call_lines(records), f"! the model did not answer: {one_line(str(error), 600)}"]
+        ends = {
+            EpisodeEnd.ANSWERED: f"{printable(episode.answer) or '(an empty answer)'}{' ... (cut off)' * episode.cut_off}",
+            EpisodeEnd.TURN_LIMIT: f"! no answer after {self.options.max_turns} turns",
+            EpisodeEnd.CONTEXT_FULL: "! the conversation fills the model's context: start a new one",
+        }
+        self.unanswered += episode.end is not EpisodeEnd.ANSWERED
+        return [*call_lines(records), ends[episode.end]]
+
+    def release(self) -> None:
+        """Release the sessions."""
+        if self._tools is not None:
+            self.pool.release(self._tools)
+            self._tools = None
+
+    async def _leased(self) -> RolloutTools:
+        if self._tools is None:
+            self._tools = await self.pool.acquire()
+        return restricted(self._tools, self.toolset, self.result_chars)
+
+
+def call_lines(records: Sequence[ToolRecord]) -> Iterator[str]:
+    """Two lines per call: the call, and the beginning of its result."""
+    for record in records:
+        yield f"-> {one_line(record.tool, 64)} {one_line(record.arguments, _SHOWN_ARGUMENTS)}"
+        kind = "error" if record.result.is_error else f"{record.seconds:.2f} s"
+        yield f"<- {kind}: {one_line(record.result.text, _SHOWN_RESULT)}"
+
+
+@asynccontextmanager
+async def conversations(
+    pool: ServerPool,
+    models: Sequence[tuple[str, TrainableModel]],
+    options: LoopOptions,
+    result_chars: int,
+    toolset: Toolset,
+) -> AsyncGenerator[list[ChatSession]]:
+    """Open one conversation per labelled model; their sessions are released at the end of the block."""
+    async with AsyncExitStack() as stack:
+        opened: list[ChatSession] = []
+        for label, model in models:
+            await model.register()
+            conversation = ChatSession(label, model, pool, options, result_chars, toolset)
+            stack.callback(conversation.release)
+            opened.append(conversation)
+        yield opened
+
+
+async def chat(
+    talks: Sequence[ChatSession], questions: AsyncIterable[str], console: Console, ready: Callable[[], None]
+) -> None:
+    """Send every question to all models and print the answers side by side. `ready` is called before every question."""
+    ready()
+    async for question in questions:
+        if question.strip():
+            answers = await asyncio.gather(*(conversation.ask(question) for conversation in talks))
+            console.print(side_by_side([conversation.label for conversation in talks], answers))
+        ready()
+
+
+def side_by_side(labels: Sequence[str], answers: Sequence[Sequence[str]]) -> Table:
+    """A table with a column per model. The texts are not parsed as markup."""
+    table = Table(show_header=len(labels) > 1, show_edge=False, box=None, expand=len(labels) > 1, padding=(0, 2, 1, 0))
+    for label in labels:
+        table.add_column(Text(label), ratio=1, overflow="fold")
+    table.add_row(*(Text("\n".join(lines)) for lines in answers))
+    return table
+
 
 Ask = Annotated[list[str], typer.Option(help="question to ask; repeatable  [default: questions that you type]")]
 Step = Annotated[int | None, typer.Option(min=0, help="step of the model  [default: the newest]")]

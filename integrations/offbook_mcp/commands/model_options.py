@@ -1,18 +1,27 @@
-"""The command line options for the model and its server."""
+"""The command line's options for the model and its server, and what they stand for."""
 
 from __future__ import annotations
 
 import asyncio
 import re
+import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from offbook import LocalBackend, RemoteBackend, TrainableModel
+from offbook import LocalBackend, RemoteBackend, TrainableModel, TrainConfig
 from offbook.base.errors import ConfigError
+from offbook.base.server_options import server_folder
+from offbook.base.terminal import echo
 from offbook.commands.help_pages import more_option
 from offbook_mcp.connection.target import Target
+from offbook_mcp.training.defaults import default_config
+from offbook_mcp.training.mcp_trainer import MCPTrainer
+
+from .permissions import Permissions
+from .target_command import loaded
 
 ModelName = Annotated[str | None, typer.Option("--model", help="name of the model  [default: the server's name]")]
 BaseModel = Annotated[
@@ -57,3 +66,21 @@ def name_of(target: Target) -> str:
     """A model name from the servers' names, joined by `-`; other characters become `-`. At most 60 characters."""
     joined = "-".join(server.name for server in target.servers)
     return re.sub(r"[^A-Za-z0-9._-]+", "-", joined).strip("-._")[:60] or "mcp"
+
+
+def named_trainer(
+    target: str,
+    model: str | None = None,
+    base_model: str | None = None,
+    learner: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> MCPTrainer:
+    """A trainer for a command, a URL, an mcp.json, or `module:name` of a server object. `learner`: options of the
+    TrainConfig in place of the base's defaults. A user at a terminal is asked once about tools that may write. Raises ConfigError."""
+    remembered = Permissions(server_folder(None) / "mcp" / "permissions.json", sys.stdin.isatty())
+    server = Target.parse(loaded(target), decide=remembered)
+    named = TrainableModel(model or name_of(server), project="mcp", base_model=base_model or DEFAULT_BASE)
+    chosen = dict(learner or {})
+    config = default_config(named.base_model, 1, chosen.get("learning_rate"))
+    steady = (config(1) if callable(config) else config).model_dump(exclude_unset=True)
+    return MCPTrainer(server, named, config=TrainConfig.parse(**steady | chosen), say=echo, **options)

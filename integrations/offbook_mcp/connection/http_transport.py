@@ -16,9 +16,8 @@ from offbook_mcp.errors import McpConnectionError, McpOverflowError
 
 from .connection_state import Link
 from .environment_references import References
-from .limits import Limits
 from .oauth import secrets_of
-from .servers import HttpServer, url_secrets
+from .servers import HttpServer, Limits, url_secrets
 
 _STREAM_FACTOR = 8
 """An event stream may have this many times `message_bytes`: it carries progress, and stays open for notifications."""

@@ -31,9 +31,8 @@ from offbook_mcp.errors import McpOverflowError, McpProtocolError
 
 from .connection_state import Link
 from .environment_references import References
-from .limits import Limits
 from .reaper import reaper
-from .servers import ROLLOUT_DIR, StdioServer, argument_secrets
+from .servers import ROLLOUT_DIR, Limits, StdioServer, argument_secrets
 
 logger = logging.getLogger("offbook")
 

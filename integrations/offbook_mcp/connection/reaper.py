@@ -5,16 +5,14 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import select
 import signal
 import subprocess
 import sys
 import threading
 from contextlib import suppress
-from pathlib import Path
 
 logger = logging.getLogger("offbook")
-
-_SCRIPT = Path(__file__).with_name("reaper_process.py")
 
 
 class Reaper:
@@ -47,7 +45,7 @@ class Reaper:
     def _start(self) -> None:
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(_SCRIPT), str(os.getpid())],
+                [sys.executable, "-I", "-S", __file__, str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -81,5 +79,30 @@ class Reaper:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(2.0)
 
+
+def _watch(parent: int) -> None:
+    """The watching process, which reads `+GROUP` and `-GROUP` lines. Watch until `parent` ends or closes stdin, then kill the remaining process groups."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    groups: set[int] = set()
+    rest = b""
+    while os.getppid() == parent:
+        if not select.select([0], [], [], 1.0)[0]:
+            continue
+        chunk = os.read(0, 65_536)
+        if not chunk:
+            break
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            (groups.add if line[:1] == b"+" else groups.discard)(int(line[1:]))
+    for group in groups:
+        try:
+            os.killpg(group, signal.SIGKILL)
+        except OSError:
+            continue
+
+
+if __name__ == "__main__":
+    _watch(int(sys.argv[1]))
 
 reaper = Reaper()

@@ -1,4 +1,4 @@
-"""The three kinds of MCP server: a command, a URL, and an object in this process."""
+"""The three kinds of MCP server: a command, a URL, and an object in this process; and the limits on each."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import httpx2
 from mcp.server import Server as LowLevelServer
 from mcp.server.mcpserver import MCPServer
 
+from offbook.base.errors import ConfigError
 from offbook.base.redaction import keys_in
 
 from .environment_references import names_secret, without
@@ -149,3 +150,25 @@ def _secret_flag(word: str) -> bool:
 
 def _quoted(word: str) -> str:
     return word if re.fullmatch(r"[\w@%+=:,./{}$*-]+", word) else shlex.quote(word)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits per server and call. Raises ConfigError for a limit that is not above 0.
+
+    start_seconds: until a server is ready. call_seconds: until a call has its response. explore_seconds: the same while the
+    server is explored and scenarios are checked, which leave slower tools out. message_bytes: that a server may send before
+    its response. result_chars: of a tool's result as the model reads it; the rest is cut.
+    """
+
+    start_seconds: float = 30.0
+    call_seconds: float = 60.0
+    explore_seconds: float = 5.0
+    message_bytes: int = 8 * 2**20
+    result_chars: int = 20_000
+
+    def __post_init__(self) -> None:
+        for name in ("start_seconds", "call_seconds", "explore_seconds", "message_bytes", "result_chars"):
+            value = getattr(self, name)
+            if not value > 0:
+                raise ConfigError(f"{name}: a number above 0 is needed, got {value!r}")

@@ -22,7 +22,7 @@ from offbook_mcp.tools.free_form import result_digest
 from offbook_mcp.tools.results import ToolResult, bounded_text
 from offbook_mcp.tools.rollout_tools import RolloutTools
 
-from .episode import Arguments, EpisodeEnd, MadeCall, ToolEpisode
+from .rewards import Arguments, EpisodeEnd, PolicyCall, ToolEpisode
 
 LONGEST_ERROR = 1_000
 """The most characters kept of a tool's error."""
@@ -143,24 +143,24 @@ class AgentLoop:
 
         Appends all messages to `history`. Raises McpServerError, and the OpenAI SDK's errors.
         """
-        calls_made: list[MadeCall] = []
+        policy_calls: list[PolicyCall] = []
         for turn in range(1, self.options.max_turns + 1):
             choice = await self._sampled(history)
             if choice is None:
-                return ToolEpisode(tuple(calls_made), "", EpisodeEnd.CONTEXT_FULL, turn - 1)
+                return ToolEpisode(tuple(policy_calls), "", EpisodeEnd.CONTEXT_FULL, turn - 1)
             history.messages_and_choices.append(choice)
             self.clock.turn = turn
             calls = choice.message.tool_calls or []
             if not calls:
                 answer = self.tools.neutral(choice.message.content or "")
                 cut_off = choice.finish_reason == "length"
-                return ToolEpisode(tuple(calls_made), answer, EpisodeEnd.ANSWERED, turn, cut_off)
+                return ToolEpisode(tuple(policy_calls), answer, EpisodeEnd.ANSWERED, turn, cut_off)
             for call, record in zip(calls, await self._run_calls(calls, turn), strict=True):
                 self.records.append(record)
-                calls_made.append(self._as_made_call(record))
+                policy_calls.append(self._as_policy_call(record))
                 answered = {"role": "tool", "tool_call_id": call.id, "content": record.result.text}
                 history.messages_and_choices.append(cast(Any, answered))
-        return ToolEpisode(tuple(calls_made), "", EpisodeEnd.TURN_LIMIT, self.options.max_turns)
+        return ToolEpisode(tuple(policy_calls), "", EpisodeEnd.TURN_LIMIT, self.options.max_turns)
 
     async def _sampled(self, history: History) -> Choice | None:
         """Sample the model's next message; None if the conversation fills the context."""
@@ -199,14 +199,14 @@ class AgentLoop:
             timing.result = result
         return ToolRecord(turn, name, written, result, timing.seconds)
 
-    def _as_made_call(self, record: ToolRecord) -> MadeCall:
+    def _as_policy_call(self, record: ToolRecord) -> PolicyCall:
         tool = self.tools.toolset.find(record.tool)
         arguments = parsed(record.arguments) if tool is not None else None
         if tool is None or arguments is None:
-            return MadeCall(record.tool, None, record.turn)
+            return PolicyCall(record.tool, None, record.turn)
         neutral = cast(Arguments, _neutral(arguments, self.tools))
         returned = result_digest(self.tools, tool, record.result)
-        return MadeCall(record.tool, neutral, record.turn, record.result.is_error, returned)
+        return PolicyCall(record.tool, neutral, record.turn, record.result.is_error, returned)
 
 
 def parsed(written: str) -> Arguments | None:

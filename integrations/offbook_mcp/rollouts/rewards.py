@@ -7,7 +7,7 @@ The parts, all from 0 to 1:
 
 reward = TOOLS x tool_match + ARGUMENTS x argument_match + ANSWER x argument_match x answer_match. The answer is weighted by
 argument_match, so that a guess without calls is worth nothing; a scenario without reference calls has argument_match 1. A
-needless call costs NEEDLESS, at most MOST_NEEDLESS in total.
+needless call costs NEEDLESS, at most MAX_NEEDLESS in total.
 
 Arguments in a language, such as SQL and code, are compared by what the calls returned (`ReferenceCall.returned`): the same
 values are the same arguments, and a call that fails has none right. Apart from that, no text of a server (result, error or
@@ -21,6 +21,8 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
 
 from offbook import RewardResult
 from offbook_mcp.scenarios.scenario import CheckKind, McpScenario, ReferenceCall
@@ -29,7 +31,44 @@ from offbook_mcp.tools.tool import ToolKind
 from offbook_mcp.tools.toolset import Toolset
 
 from .argument_score import argument_score
-from .episode import EpisodeEnd, MadeCall, ToolEpisode
+
+Arguments = dict[str, object]
+
+
+class EpisodeEnd(StrEnum):
+    """Why a rollout ended."""
+
+    ANSWERED = "answered"  # a message without a tool call
+    TURN_LIMIT = "turn_limit"  # it still called tools at its last turn
+    CONTEXT_FULL = "context_full"  # the conversation fills the model's context
+
+
+@dataclass(frozen=True)
+class PolicyCall:
+    """One tool call of the policy.
+
+    `arguments` is None if they were not a JSON object or the tool was not offered, so that nothing was called. `failed`
+    means that the tool reported an error, which is counted, and scored only for arguments in a language such as SQL. `returned`
+    is a hash of the result of a call with such arguments.
+    """
+
+    tool: str
+    arguments: Arguments | None = field(hash=False)
+    turn: int = 0
+    failed: bool = False
+    returned: str = ""
+
+
+@dataclass(frozen=True)
+class ToolEpisode:
+    """The tool calls in the order in which the model wrote them, and the final answer."""
+
+    calls: tuple[PolicyCall, ...] = ()
+    answer: str = ""
+    end: EpisodeEnd = EpisodeEnd.ANSWERED
+    turns: int = 0
+    cut_off: bool = False  # the answer ended at the limit of tokens
+
 
 LONGEST_ANSWER = 2_000
 """Only this many characters of an answer count: a model must not score by repeating everything it read."""
@@ -82,7 +121,7 @@ def _close(wanted: float, number: float) -> bool:
 
 
 TOOLS, ARGUMENTS, ANSWER = 0.2, 0.4, 0.4
-NEEDLESS, MOST_NEEDLESS = 0.05, 0.2
+NEEDLESS, MAX_NEEDLESS = 0.05, 0.2
 _DIFFERENT = object()
 """In place of an argument in a language that has another meaning than the reference: equal to nothing."""
 
@@ -101,7 +140,7 @@ def score(scenario: McpScenario, episode: ToolEpisode, toolset: Toolset) -> Rewa
     arguments = _mean(list(matches.scores)) if scenario.calls else 1.0
     answer = answered * (answer_score(scenario.answer, episode.answer) if scenario.check is CheckKind.ANSWER else 1.0)
     needless = malformed + (len(calls) - matches.used if scenario.calls else 0)
-    cost = min(NEEDLESS * needless, MOST_NEEDLESS)
+    cost = min(NEEDLESS * needless, MAX_NEEDLESS)
     done = arguments == 1.0 and answer == 1.0 and not matches.wrote_more
     gained = TOOLS * tools + ARGUMENTS * arguments + ANSWER * arguments * answer
     metrics = {
@@ -132,7 +171,7 @@ class CallMatches:
         self.wrote_more = wrote_more
 
 
-def matched(references: Sequence[ReferenceCall], calls: Sequence[MadeCall], toolset: Toolset) -> CallMatches:
+def matched(references: Sequence[ReferenceCall], calls: Sequence[PolicyCall], toolset: Toolset) -> CallMatches:
     """Match every reference call to the most similar call of the same tool; a call is used once.
 
     The best pairs are matched first, so the order of calls does not matter.
@@ -156,7 +195,7 @@ def matched(references: Sequence[ReferenceCall], calls: Sequence[MadeCall], tool
     return CallMatches(scores, len(taken), any(_may_write(call, toolset) for call in others))
 
 
-def tool_match(scenario: McpScenario, calls: Sequence[MadeCall]) -> float:
+def tool_match(scenario: McpScenario, calls: Sequence[PolicyCall]) -> float:
     """The share of the solution's calls whose tool was called, as often as in the solution.
 
     Without reference calls, the share of the scenario's tools that were called.
@@ -166,7 +205,7 @@ def tool_match(scenario: McpScenario, calls: Sequence[MadeCall]) -> float:
     return (wanted & called).total() / wanted.total() if wanted else 1.0
 
 
-def _likeness(reference: ReferenceCall, call: MadeCall, toolset: Toolset) -> float:
+def _likeness(reference: ReferenceCall, call: PolicyCall, toolset: Toolset) -> float:
     tool = toolset.find(reference.tool)
     expected, actual = dict(reference.arguments), dict(call.arguments or {})
     if tool is None:
@@ -179,7 +218,7 @@ def _likeness(reference: ReferenceCall, call: MadeCall, toolset: Toolset) -> flo
     return argument_score(expected, actual, tool.parameters)
 
 
-def _means_the_same(reference: ReferenceCall, call: MadeCall, name: str) -> bool:
+def _means_the_same(reference: ReferenceCall, call: PolicyCall, name: str) -> bool:
     """Whether an argument in a language has the reference's meaning: by the results; by the spelling if none is known."""
     if call.failed or reference.returned:
         return not call.failed and call.returned == reference.returned
@@ -187,7 +226,7 @@ def _means_the_same(reference: ReferenceCall, call: MadeCall, name: str) -> bool
     return same_code(wanted, written) if isinstance(wanted, str) and isinstance(written, str) else wanted == written
 
 
-def _may_write(call: MadeCall, toolset: Toolset) -> bool:
+def _may_write(call: PolicyCall, toolset: Toolset) -> bool:
     tool = toolset.find(call.tool)
     return tool is not None and tool.tool.kind is not ToolKind.READ
 

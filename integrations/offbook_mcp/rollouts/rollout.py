@@ -20,8 +20,7 @@ from offbook_mcp.tools.rollout_tools import RolloutTools
 from offbook_mcp.tools.toolset import Toolset
 
 from .agent_loop import SYSTEM, AgentLoop, LoopOptions
-from .episode import ToolEpisode
-from .rewards import score
+from .rewards import ToolEpisode, score
 
 
 @dataclass(frozen=True)

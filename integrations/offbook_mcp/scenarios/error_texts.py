@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from offbook_mcp.tools.result_values import scalars_of, structure_of
+from offbook.base.text import word_list
+from offbook_mcp.tools.result_values import scalars_of
 from offbook_mcp.tools.results import ToolResult
 
 from .harvest import words_of
@@ -40,18 +41,11 @@ _COMPLAINS = re.compile(
     r"|not (?:a )?(?:valid|supported|available|recogni[sz]ed|allowed|defined)|must be",
     re.IGNORECASE,
 )
-_ABOUT_ERRORS = {
-    "error",
-    "exception",
-    "failure",
-    "problem",
-    "issue",
-    "diagnostic",
-    "warning",
-    "lint",
-    "log",
-    "status",
-} | {*("check", "debug", "explain", "trace", "validate", "verify")}
+_ABOUT_ERRORS = frozenset(
+    word_list(
+        """check debug diagnostic error exception explain failure issue lint log problem status trace validate verify warning"""
+    )
+)
 """Words in the names of tools whose results are about errors."""
 _ERROR_KEYS = {"error", "errors", "errormessage", "exception", "traceback"}
 _NO_ERROR = {"", "0", "false", "none", "null", "[]", "{}", "no"}
@@ -67,14 +61,12 @@ class Control:
     text: str
 
 
-def reads_like_error(
-    tool: str, arguments: Mapping[str, object], result: ToolResult, text: str, control: Control | None
-) -> bool:
+def reads_like_error(tool: str, arguments: Mapping[str, object], result: ToolResult, control: Control | None) -> bool:
     """Whether a result without the error flag is an error.
 
     A line that complains is one if the control has the same line. Texts of the arguments are ignored.
     """
-    structure = structure_of(text, cut=result.cut)
+    text, structure = result.text, result.values
     if _ERRNO.search(text) or (structure is not None and _reports_error(structure)):
         return True
     lines = masked(text, arguments)

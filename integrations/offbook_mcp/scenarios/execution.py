@@ -1,24 +1,132 @@
-"""Runs the reference calls of plans and scenarios in new rollouts."""
+"""Runs the reference calls of plans and scenarios in new rollouts, and chooses what a final answer must contain."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import random
+import re
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from offbook_mcp.connection.pool import ServerPool
 from offbook_mcp.errors import McpServerError, McpStartError, McpToolsChangedError
 from offbook_mcp.tools.free_form import result_digest
+from offbook_mcp.tools.results import ToolResult
 from offbook_mcp.tools.rollout_tools import RolloutTools
 from offbook_mcp.tools.tool import ToolKind
 
-from .dates import is_dated
-from .expected_answers import Answered
 from .explore import Exploration, Observation, answered, too_slow
-from .harvest import strings_of
+from .harvest import SHORT, Leaf, comma_list, is_dated, leaves_of, strings_of
 from .scenario import ReferenceCall
+
+_MAX_LISTED = 5
+_LONGEST_LINE = 48
+_NUMBER = re.compile(r"(?<![\w.,:/-])-?\d+(?:\.\d+)?(?![\w.]*\w|[,:/-]\w)")
+"""A number that stands alone: no part of a date, a time, a version or an id."""
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A call with its result, in which the rollout's folder is replaced by its placeholder.
+
+    `digest` is a hash of the whole result if the call has arguments in a language, such as SQL; else "".
+    """
+
+    tool: str
+    arguments: Mapping[str, object]
+    result: ToolResult
+    digest: str = ""
+
+    @property
+    def text(self) -> str:
+        return self.result.text
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Values that a final answer must contain. `ask` is the name by which the task asks for them; "" if it need not."""
+
+    values: tuple[str, ...]
+    ask: str = ""
+
+
+def expected(first: Answered, second: Answered, rng: random.Random) -> Expected | None:
+    """The values of a call's result that the final answer must contain, from two runs of the call.
+
+    None if the result depends on the current time, or has no value that the task does not contain.
+    """
+    if is_dated(first.text) or is_dated(second.text):
+        return None
+    again = {(leaf.place, leaf.value) for leaf in _leaves(second)}
+    leaves = [leaf for leaf in _leaves(first) if (leaf.place, leaf.value) in again and not isinstance(leaf.value, bool)]
+    if first.text == second.text and "\n" not in first.text.strip() and (line := _line(first)) is not None:
+        return line
+    if named := _named(leaves, first):
+        leaf = rng.choice(named)
+        return Expected((_shown(leaf),), _name_in_result(leaf))
+    listed = _listed(leaves)
+    if first.text == second.text and listed:
+        return Expected(tuple(_shown(leaf) for leaf in listed))
+    return None
+
+
+def _leaves(answered: Answered) -> tuple[Leaf, ...]:
+    return leaves_of(answered.tool, answered.arguments, answered.result)
+
+
+def _named(leaves: Sequence[Leaf], answered: Answered) -> list[Leaf]:
+    """Values whose name is unique in the result."""
+    places = Counter(leaf.place for leaf in leaves)
+    names = Counter(leaf.words for leaf in leaves)
+    return [
+        leaf
+        for leaf in leaves
+        if places[leaf.place] == names[leaf.words] == 1
+        and not leaf.place.endswith(("lines", "list", SHORT, "]", "}"))
+        and leaf.words[-1] not in answered.tool.split("_")
+        and not leaf.words[-1].isdigit()
+        and len(_shown(leaf)) > 1
+    ]
+
+
+def _name_in_result(leaf: Leaf) -> str:
+    """The name of a value in its result, as written there: `address.postal_codes` is "address postal codes"."""
+    path = re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", leaf.place.partition(": ")[2]).lower()
+    words = re.findall(r"[^\W\d_]+|\d+", path)[-len(leaf.words) :]
+    return " ".join(dict.fromkeys(words if len(words) == len(leaf.words) else leaf.words))
+
+
+def _listed(leaves: Sequence[Leaf]) -> list[Leaf]:
+    """All values of a short list whose items have the same place."""
+    leaves = [leaf for leaf in leaves if not leaf.place.endswith(SHORT)]
+    values = {leaf.value for leaf in leaves}
+    same = len({leaf.place.replace("[FILE]", "[DIR]") for leaf in leaves}) == 1
+    return leaves if same and len(leaves) == len(values) <= _MAX_LISTED else []
+
+
+def _line(answered: Answered) -> Expected | None:
+    """Of a short sentence, the numbers that are not in the arguments; else the whole sentence."""
+    text = answered.text.strip()
+    if not text or text.endswith(":") or answered.result.values is not None:
+        return None
+    known = {match for text_in_call in strings_of(answered.arguments) for match in _NUMBER.findall(text_in_call)}
+    known |= {json.dumps(value) for value in answered.arguments.values() if isinstance(value, int | float)}
+    numbers = [number for number in dict.fromkeys(_NUMBER.findall(text)) if number not in known]
+    if 1 <= len(numbers) <= 2:
+        return Expected(tuple(numbers))
+    repeated = any(text in text_in_call for text_in_call in strings_of(answered.arguments))
+    if len(comma_list(text)) > 1:
+        return None
+    return Expected((text,)) if len(text) <= _LONGEST_LINE and not repeated and "{" not in text else None
+
+
+def _shown(leaf: Leaf) -> str:
+    return leaf.value if isinstance(leaf.value, str) else json.dumps(leaf.value)
+
 
 APART_SECONDS = 1.2
 """Pause between the two runs: a tool that returns the time in whole seconds must give different results."""
@@ -65,7 +173,7 @@ class Executor:
 
     def __init__(self, pool: ServerPool, exploration: Exploration) -> None:
         self._pool = pool
-        self._found = exploration
+        self._exploration = exploration
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self.ended = 0.0
         self._reading = {tool.name for tool in pool.toolset.tools if tool.tool.kind is ToolKind.READ}
@@ -156,14 +264,16 @@ class Executor:
         answers: list[Answered] = []
         for call in calls:
             try:
-                result, text = await answered(tools, call.tool, call.arguments)
+                result = await answered(tools, call.tool, call.arguments)
             except TimeoutError:
                 return ReferenceRun(fault=too_slow(tools))
             tool = self._pool.toolset.find(call.tool)
-            if tool is not None and (fault := self._found.fault(tool, call.arguments, result, text)):
-                return ReferenceRun(fault=fault, example=f"{call.tool}: {text}" if text.strip() else call.tool)
+            if tool is not None and (fault := self._exploration.fault(tool, call.arguments, result)):
+                return ReferenceRun(
+                    fault=fault, example=f"{call.tool}: {result.text}" if result.text.strip() else call.tool
+                )
             digest = result_digest(tools, tool, result) if tool is not None and not tool.tool.open_world else ""
-            answers.append(Answered(call.tool, call.arguments, result, text, digest))
+            answers.append(Answered(call.tool, call.arguments, result, digest))
         return ReferenceRun(tuple(answers))
 
     def _looks(self, calls: Sequence[ReferenceCall]) -> list[Observation]:
@@ -171,7 +281,7 @@ class Executor:
         texts = {text for call in calls for text in strings_of(call.arguments)}
         usable = [
             observation
-            for observation in self._found.observations
+            for observation in self._exploration.observations
             if observation.tool in self._reading and not observation.is_error
         ]
         ranked = sorted(
@@ -188,6 +298,6 @@ class Executor:
 
     async def _look(self, tools: RolloutTools, look: Observation) -> str:
         try:
-            return (await answered(tools, look.tool, look.arguments))[1]
+            return (await answered(tools, look.tool, look.arguments)).text
         except TimeoutError:
             return ""

@@ -24,8 +24,7 @@ from offbook_mcp.tools.tool import Schema, ToolKind
 from offbook_mcp.tools.toolset import ModelTool
 
 from .error_texts import NO_ID, NONSENSE, Control, reads_like_error
-from .harvest import Leaf, Scalar, is_empty, leaves_of
-from .listed_values import ListedValues, lists_in
+from .harvest import Leaf, ListedValues, Scalar, is_empty, leaves_of, lists_in
 from .sampler import ArgumentSampler, DraftCall, Pick
 from .scenario import ReferenceCall
 from .slots import Slot
@@ -65,8 +64,8 @@ _ROUNDS = 4
 _CALLS_PER_ROUND = 10
 _CALLS_PER_WRITER = 3
 _WRITERS_AT_ONCE = 2
-_MOST_ROLLOUTS = 4
-_MOST_RESOURCES = 8
+_MAX_ROLLOUTS = 4
+_MAX_RESOURCES = 8
 _TEXT_KEPT = 2_000
 _NONE = re.compile(r"(there (are|is) )?(no|none|nothing)\b.{0,80}", re.IGNORECASE)
 REFUSED = "a tool reported an error"
@@ -119,7 +118,7 @@ class Exploration:
         text = one_line(shown.text, 160) or "an empty answer"
         return f"{one_line(repr(dict(shown.arguments)), 100)} -> {text}"
 
-    def fault(self, tool: ModelTool, arguments: Mapping[str, object], result: ToolResult, text: str) -> str:
+    def fault(self, tool: ModelTool, arguments: Mapping[str, object], result: ToolResult) -> str:
         """Why a result is of no use: REFUSED, REFUSED_AS_TEXT, or EMPTY; "" if it is of use.
 
         A reading tool's result is also empty if it says that there is nothing, or is the same as for nonsense.
@@ -127,25 +126,25 @@ class Exploration:
         if result.is_error:
             return REFUSED
         control = self.controls.get(tool.name)
-        if reads_like_error(tool.name, arguments, result, text, control):
+        if reads_like_error(tool.name, arguments, result, control):
             return REFUSED_AS_TEXT
-        same = control is not None and text == control.text
-        nothing = is_empty(result, text) or same or _NONE.fullmatch(text.strip()) is not None
+        same = control is not None and result.text == control.text
+        nothing = is_empty(result) or same or _NONE.fullmatch(result.text.strip()) is not None
         return EMPTY if nothing and tool.tool.kind is ToolKind.READ else ""
 
-    def keep(self, draft: DraftCall, result: ToolResult, text: str, *, harvest: bool = True) -> None:
+    def keep(self, draft: DraftCall, result: ToolResult, *, harvest: bool = True) -> None:
         """Record a result. The sampler learns whether the draft worked, the values that an error lists, and with `harvest`
         the result's values."""
         name = draft.tool.name
-        fault = self.fault(draft.tool, draft.arguments, result, text)
-        leaves = () if fault else leaves_of(name, draft.arguments, result, text)
+        fault = self.fault(draft.tool, draft.arguments, result)
+        leaves = () if fault else leaves_of(name, draft.arguments, result)
         self.sampler.learn(draft, not fault)
         if fault:
-            self.sampler.add(leaves_of_complaint(draft, text))
+            self.sampler.add(leaves_of_complaint(draft, result.text))
         if harvest:
             self.sampler.add(leaves)
         refused, empty = fault in (REFUSED, REFUSED_AS_TEXT), fault == EMPTY
-        self.observations.append(Observation(name, draft.arguments, text[:_TEXT_KEPT], refused, empty, leaves))
+        self.observations.append(Observation(name, draft.arguments, result.text[:_TEXT_KEPT], refused, empty, leaves))
 
 
 async def explore(pool: ServerPool, *, seed: int = 0) -> Exploration:
@@ -174,8 +173,8 @@ def withheld_lines(reasons: Mapping[str, str]) -> Iterator[str]:
         yield f"not used: {', '.join(names)}: {one_line(reason)}"
 
 
-async def answered(tools: RolloutTools, tool: str, arguments: Mapping[str, object]) -> tuple[ToolResult, str]:
-    """Call a tool with `{rollout_dir}` filled in; return the result and its text with the rollout's folder replaced.
+async def answered(tools: RolloutTools, tool: str, arguments: Mapping[str, object]) -> ToolResult:
+    """Call a tool with `{rollout_dir}` filled in; return the result with the rollout's folder replaced.
 
     Raises TimeoutError after `Limits.explore_seconds`, and the rollout is of no more use; McpServerError.
     """
@@ -185,12 +184,12 @@ async def answered(tools: RolloutTools, tool: str, arguments: Mapping[str, objec
     except TimeoutError:
         tools.give_up(tool)
         raise
-    return result, tools.neutral(result.text)
+    return tools.neutral_result(result)
 
 
 def too_slow(tools: RolloutTools) -> str:
     """Why a tool that exceeded `Limits.explore_seconds` is left out, and what to do about it."""
-    return f"no answer within {tools.limits.explore_seconds:g} s; --explore-timeout waits longer"
+    return f"no answer within {tools.limits.explore_seconds:g} s; --call-timeout waits longer"
 
 
 @dataclass
@@ -205,7 +204,7 @@ class _Reading:
 
     async def run(self, readers: list[ModelTool]) -> None:
         failures = 0
-        while failures < _MOST_ROLLOUTS:
+        while failures < _MAX_ROLLOUTS:
             try:
                 async with self.pool.rollout() as tools:
                     if await self._rounds(tools, readers):
@@ -218,7 +217,7 @@ class _Reading:
                 self.exploration.left_out[self.calling] = f"the server failed: {error}"
                 failures += 1
         raise ConfigError(
-            f"explore: the server failed {_MOST_ROLLOUTS} times; `--only TOOL` leaves the tools out that end it"
+            f"explore: the server failed {_MAX_ROLLOUTS} times; `--only TOOL` leaves the tools out that end it"
         )
 
     async def _rounds(self, tools: RolloutTools, readers: list[ModelTool]) -> bool:
@@ -250,11 +249,11 @@ class _Reading:
 
     async def _call(self, tools: RolloutTools, draft: DraftCall) -> None:
         try:
-            result, text = await answered(tools, draft.tool.name, draft.arguments)
+            result = await answered(tools, draft.tool.name, draft.arguments)
         except TimeoutError:
             self.exploration.left_out[draft.tool.name] = too_slow(tools)
             return
-        self.exploration.keep(draft, result, text)
+        self.exploration.keep(draft, result)
 
 
 async def _call_with_nonsense(tools: RolloutTools, exploration: Exploration, tool: ModelTool) -> None:
@@ -267,7 +266,7 @@ async def _call_with_nonsense(tools: RolloutTools, exploration: Exploration, too
     if arguments == draft.arguments:
         return
     try:
-        text = (await answered(tools, tool.name, arguments))[1]
+        text = (await answered(tools, tool.name, arguments)).text
     except TimeoutError:
         exploration.left_out[tool.name] = too_slow(tools)
     else:
@@ -304,7 +303,7 @@ async def _read_resources(pool: ServerPool, exploration: Exploration) -> None:
 async def _read_resources_of(server: str, tools: RolloutTools, exploration: Exploration) -> None:
     session = tools.sessions[server]
     listed = await session.ask("listing its resources", lambda client: client.list_resources())
-    for resource in listed.resources[:_MOST_RESOURCES]:
+    for resource in listed.resources[:_MAX_RESOURCES]:
         uri = str(resource.uri)
         read = await session.ask(f"reading {uri!r}", partial(_read, uri))
         text = resource_text(read.contents, _TEXT_KEPT, session.hide).text
@@ -342,11 +341,11 @@ async def _explore_writers(pool: ServerPool, exploration: Exploration, writers: 
 async def _write(pool: ServerPool, exploration: Exploration, draft: DraftCall) -> None:
     async def call(tools: RolloutTools) -> None:
         try:
-            result, text = await answered(tools, draft.tool.name, draft.arguments)
+            result = await answered(tools, draft.tool.name, draft.arguments)
         except TimeoutError:
             exploration.left_out[draft.tool.name] = too_slow(tools)
         else:
-            exploration.keep(draft, result, text, harvest=False)
+            exploration.keep(draft, result, harvest=False)
 
     await _in_own_rollout(pool, exploration, draft.tool, call)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -17,16 +16,14 @@ from offbook.base.json_files import parse_json
 from offbook.llms.llm import Llm
 from offbook_mcp.tools.toolset import ModelTool
 
-from .dates import is_dated
-from .execution import ReferenceRun, with_results
-from .expected_answers import Answered
+from .execution import Answered, ReferenceRun, with_results
 from .explore import Exploration
-from .generation import Progress, ScenarioGeneration
-from .harvest import usable_value
+from .generation import ScenarioGeneration
+from .harvest import is_dated, usable_value
 from .scenario import ReferenceCall
-from .wording import MOST_WORDS, is_short
+from .wording import MAX_WORDS, is_short
 
-MOST_CALLS = 5
+MAX_CALLS = 5
 _USERS = (
     "a busy person who writes in fragments",
     "a polite beginner who knows none of the technical words",
@@ -35,14 +32,10 @@ _USERS = (
     "an analyst who compares two things",
     "someone who asks a question instead of giving an order",
 )
-_MOST_OBSERVATIONS = 40
+_MAX_OBSERVATIONS = 40
 _OBSERVATION_CHARS = 300
 _DESCRIPTION_CHARS = 500
 _ANSWER_CHARS = 1_500
-
-
-_GROUNDED = "- Ground every task in what the observed calls show: use names, paths and values that exist there."
-_UNGROUNDED = "- Only descriptions are known: use names and values that a user of such a server would have."
 
 
 class WrittenCall(BaseModel):
@@ -113,9 +106,9 @@ def question(
         *data,
         "",
         "Rules:",
-        _GROUNDED if exploration.observations else _UNGROUNDED,
+        "- Ground every task in what the observed calls show: use names, paths and values that exist there.",
         "- Every argument follows from the task or from the answer of an earlier call of the same solution.",
-        f"- A task has at most {MOST_WORDS} words, a solution at most {MOST_CALLS} calls.",
+        f"- A task has at most {MAX_WORDS} words, a solution at most {MAX_CALLS} calls.",
         "- A task speaks of what the user wants, in other words each time. It is solved by exactly these calls.",
         "- No two tasks have the same calls with the same arguments.",
         "",
@@ -196,13 +189,13 @@ def _observations(exploration: Exploration) -> list[dict[str, object]]:
                 "answer": observation.text[:_OBSERVATION_CHARS],
             }
             by_tool.setdefault(observation.tool, []).append(cast(dict[str, object], shown))
-    turns = [rows[turn] for turn in range(_MOST_OBSERVATIONS) for rows in by_tool.values() if turn < len(rows)]
-    return turns[:_MOST_OBSERVATIONS]
+    turns = [rows[turn] for turn in range(_MAX_OBSERVATIONS) for rows in by_tool.values() if turn < len(rows)]
+    return turns[:_MAX_OBSERVATIONS]
 
 
 PURPOSE = "generator"
 _PER_QUESTION = 12
-_MOST_FRUITLESS = 3
+_MAX_FRUITLESS = 3
 """Stop after this many questions in a row without a new scenario."""
 
 
@@ -224,59 +217,74 @@ async def from_llm(work: ScenarioGeneration, llm: Llm) -> None:
     """Ask the LLM for scenarios until there are enough. Raises LlmError if none could be had, BudgetExceeded, ConfigError."""
     writing = _Writing(work, llm)
     fruitless = 0
-    while len(work.valid) < work.count and fruitless < _MOST_FRUITLESS:
+    while len(work.valid) < work.count and fruitless < _MAX_FRUITLESS:
         before = len(work.valid)
         await writing.batch(min(_PER_QUESTION, work.count - len(work.valid)))
         fruitless = 0 if len(work.valid) > before else fruitless + 1
-        work.tell()
-    if not work.valid and writing.writer.failure is not None:
-        raise writing.writer.failure
+        work.report_progress()
+    if not work.valid and writing.failure is not None:
+        raise writing.failure
 
 
-class _Writer:
-    """Asks an LLM one question after the other. Every question says what was wrong with the last scenarios."""
+class _Writing:
+    """Asks an LLM one question after the other, runs what it writes, and keeps what works.
 
-    def __init__(
-        self,
-        llm: Llm,
-        tools: Sequence[ModelTool],
-        exploration: Exploration,
-        *,
-        max_difficulty: int,
-        rng: random.Random,
-        dropped: Counter[str] | None = None,
-        progress: Progress = lambda line: None,
-    ) -> None:
-        """`dropped` counts the candidates that were rejected, here and by the caller, by reason."""
-        self.dropped: Counter[str] = Counter() if dropped is None else dropped
-        self.failure: LlmError | None = None
-        self.questions = 0
+    Every question says what was wrong with the last scenarios."""
+
+    def __init__(self, work: ScenarioGeneration, llm: Llm) -> None:
+        self.work = work
         self._llm = llm
-        self._tools = {tool.name: tool for tool in tools}
-        self._exploration = exploration
-        self._max_difficulty = max_difficulty
-        self._rng = rng
-        self._progress = progress
-        self._before = self.dropped.copy()
+        usable = [tool for tool in work.pool.toolset.tools if tool.name not in work.exploration.left_out]
+        if not usable:
+            raise ConfigError(
+                f"scenarios: no tool of {work.pool.target.shown()} may be called; --allow TOOL permits one"
+            )
+        self._tools = {tool.name: tool for tool in usable}
+        self.failure: LlmError | None = None
+        self._questions = 0
+        self._before = work.dropped.copy()
 
-    async def scenarios(self, wanted: int, known: Sequence[str]) -> list[_Written]:
-        """Ask for `wanted` scenarios; returns the well-formed ones. `known` has the tasks that exist already."""
-        complaints, self._before = self.dropped - self._before, self.dropped.copy()
+    async def batch(self, wanted: int) -> None:
+        """Ask for `wanted` scenarios, run the well-formed ones twice, and keep those that work."""
+        asked = await self._scenarios(wanted)
+        written = [item for item in asked if self.work.is_new(item.calls)]
+        first = await self.work.executor.run(written)
+        good = [(item, run) for item, run in zip(written, first, strict=True) if not self.work.drop(run)]
+        second = await self.work.executor.again([item for item, _ in good])
+        pairs = [
+            (item, run, again) for (item, run), again in zip(good, second, strict=True) if not self.work.drop(again)
+        ]
+        answers = await self._answers(pairs)
+        for number, (item, run, again) in enumerate(pairs):
+            self.work.keep(
+                item.task,
+                with_results(item.calls, run, again),
+                answers.get(number, ()),
+                difficulty=item.difficulty,
+                source="llm",
+                recipe=self._llm.options.model,
+            )
+
+    async def _scenarios(self, wanted: int) -> list[_Written]:
+        """Ask for `wanted` scenarios; returns the well-formed ones."""
+        work, dropped = self.work, self.work.dropped
+        complaints, self._before = dropped - self._before, dropped.copy()
+        known = [scenario.task for scenario in work.valid]
         tools = list(self._tools.values())
-        messages = question(tools, self._exploration, wanted, self._max_difficulty, self._rng, complaints, known)
-        self.questions += 1
+        messages = question(tools, work.exploration, wanted, work.max_difficulty, work.rng, complaints, known)
+        self._questions += 1
         try:
-            answer = await self._llm.ask(messages, WrittenScenarios, PURPOSE, sample=self.questions)
+            answer = await self._llm.ask(messages, WrittenScenarios, PURPOSE, sample=self._questions)
         except LlmError as error:
             if error.lasting:
                 raise
             self.failure = error
-            self.dropped[f"a question without a usable answer ({error.kind})"] += 1
-            self._progress(f"the writer gave no usable answer: {error}")
+            dropped[f"a question without a usable answer ({error.kind})"] += 1
+            work.progress(f"the writer gave no usable answer: {error}")
             return []
         scenarios = answer.value.scenarios
         if len(scenarios) > wanted:
-            self.dropped["more than were asked for"] += len(scenarios) - wanted
+            dropped["more than were asked for"] += len(scenarios) - wanted
         return [item for item in map(self._checked, scenarios[:wanted]) if item is not None]
 
     def _checked(self, written: WrittenScenario) -> _Written | None:
@@ -288,10 +296,10 @@ class _Writer:
                 return self._dropped(call)
             calls.append(call)
         task = " ".join(written.task.split())
-        if self._tools and not calls:
+        if not calls:
             return self._dropped("no calls")
-        if len(calls) > MOST_CALLS:
-            return self._dropped(f"more than {MOST_CALLS} calls")
+        if len(calls) > MAX_CALLS:
+            return self._dropped(f"more than {MAX_CALLS} calls")
         if not task:
             return self._dropped("no task")
         if not task.isprintable():
@@ -299,7 +307,7 @@ class _Writer:
         if not is_short(task):
             return self._dropped("the task was too long")
         difficulty = min(max(written.difficulty, 1), 5)
-        if difficulty > self._max_difficulty:
+        if difficulty > self.work.max_difficulty:
             return self._dropped("too difficult")
         return _Written(task, difficulty, tuple(calls))
 
@@ -320,51 +328,7 @@ class _Writer:
         return ReferenceCall(tool=tool.name, arguments=named)
 
     def _dropped(self, fault: str) -> None:
-        self.dropped[fault] += 1
-
-
-class _Writing:
-    """Runs what the LLM writes, and keeps what works."""
-
-    def __init__(self, work: ScenarioGeneration, llm: Llm) -> None:
-        self.work = work
-        self._llm = llm
-        usable = [tool for tool in work.pool.toolset.tools if tool.name not in work.exploration.left_out]
-        if not usable:
-            raise ConfigError(
-                f"scenarios: no tool of {work.pool.target.shown()} may be called; --allow TOOL permits one"
-            )
-        self._open_world = {tool.name for tool in usable if tool.tool.open_world}
-        self.writer = _Writer(
-            llm,
-            usable,
-            work.exploration,
-            max_difficulty=work.max_difficulty,
-            rng=work.rng,
-            dropped=work.dropped,
-            progress=work.progress,
-        )
-
-    async def batch(self, wanted: int) -> None:
-        """Ask for `wanted` scenarios, run the well-formed ones twice, and keep those that work."""
-        asked = await self.writer.scenarios(wanted, [scenario.task for scenario in self.work.valid])
-        written = [item for item in asked if self.work.is_new(item.calls)]
-        first = await self.work.executor.run(written)
-        good = [(item, run) for item, run in zip(written, first, strict=True) if not self.work.drop(run)]
-        second = await self.work.executor.again([item for item, _ in good])
-        pairs = [
-            (item, run, again) for (item, run), again in zip(good, second, strict=True) if not self.work.drop(again)
-        ]
-        answers = await self._answers(pairs)
-        for number, (item, run, again) in enumerate(pairs):
-            self.work.keep(
-                item.task,
-                with_results(item.calls, run, again),
-                answers.get(number, ()),
-                difficulty=item.difficulty,
-                source="llm",
-                recipe=self._llm.options.model,
-            )
+        self.work.dropped[fault] += 1
 
     async def _answers(
         self, pairs: Sequence[tuple[_Written, ReferenceRun, ReferenceRun]]
@@ -378,7 +342,7 @@ class _Writing:
             for number, (item, first, second) in enumerate(pairs)
             if [one.text for one in first.answers] == [one.text for one in second.answers]
             and not any(is_dated(one.text) for one in first.answers)
-            and not self._open_world & {call.tool for call in item.calls}
+            and not any(self._tools[call.tool].tool.open_world for call in item.calls)
             and not self.work.executor.writes(item.calls[-1:])
         ]
         if not stable:

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from offbook_mcp.tools.toolset import ModelTool
 
-from .execution import SERVER_FAILED, ReferenceRun, with_results
-from .expected_answers import Expected, expected
+from .execution import SERVER_FAILED, Expected, ReferenceRun, expected, with_results
 from .generation import ScenarioGeneration
 from .harvest import strings_of
 from .task_plans import Plan, PlanKind, Planner
@@ -40,11 +39,11 @@ async def from_schemas(work: ScenarioGeneration) -> None:
         before = len(work.valid)
         await drawing.wave(planner.tools, missing)
         fruitless = fruitless + 1 if len(work.valid) == before else 0
-        work.tell()
+        work.report_progress()
     for _ in range(_WAVES_FOR_THE_REST):
         if rest := drawing.without_scenario():
             await drawing.wave(rest, len(rest))
-            work.tell()
+            work.report_progress()
 
 
 @dataclass
@@ -127,11 +126,11 @@ class _Drawing:
         """
         pairs = list(enumerate(zip(first.answers, second.answers, strict=True)))
         open_world = {tool.name for tool in self.work.pool.toolset.tools if tool.tool.open_world}
-        told = " ".join(strings_of([dict(call.arguments) for call in plan.calls]))
+        task_texts = " ".join(strings_of([dict(call.arguments) for call in plan.calls]))
         answers = {
             number: value
             for number, (one, other) in (pairs if plan.kind is PlanKind.SEVERAL else pairs[-1:])
             if one.tool not in open_world and (value := expected(one, other, self.work.rng)) is not None
         }
-        news = {n: answer for n, answer in answers.items() if any(value not in told for value in answer.values)}
+        news = {n: answer for n, answer in answers.items() if any(value not in task_texts for value in answer.values)}
         return {n: answer for n, answer in news.items() if answer.ask} or news

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections import Counter
+from collections.abc import AsyncGenerator, Collection, Iterator
 from contextlib import asynccontextmanager
 
 from offbook.base.errors import ConfigError
+from offbook.base.text import one_line
 from offbook.llms.llm import Llm
+from offbook_mcp.connection.environment_references import variable_hint
 from offbook_mcp.connection.pool import ServerPool
+from offbook_mcp.connection.servers import StdioServer
 from offbook_mcp.connection.target import Target, TargetLike
 
-from .coverage import check_enough, variable_hints, without_scenarios
-from .explore import Exploration, explore, withheld_lines
-from .files import ScenarioSet
+from .error_texts import masked
+from .explore import Exploration, Observation, explore, withheld_lines
 from .from_llm import from_llm
 from .from_schemas import from_schemas
 from .generation import Progress, ScenarioGeneration
+from .scenario import ScenarioSet
+from .split import HELD_OUT
 
 
 async def generate_scenarios(
@@ -66,3 +71,106 @@ async def _opened(pool_or_target: ServerPool | TargetLike) -> AsyncGenerator[Ser
         return
     async with ServerPool(Target.parse(pool_or_target), ahead=1) as pool:
         yield pool
+
+
+_ERRORS_SHOWN = 3
+_FEW_HELD_OUT = 8
+"""Held-out scenarios below which their success says little."""
+_MIN_SHARE = 0.25
+"""Share of the wanted scenarios below which a generation has failed: a run on them would measure nothing."""
+
+
+def without_scenarios(work: ScenarioGeneration, scenarios: ScenarioSet) -> Iterator[str]:
+    """A line for each tool that was used and has no scenario, with the reason."""
+    taken = {name for scenario in scenarios.scenarios for name in scenario.tools}
+    exploration = work.exploration
+    for tool in work.pool.toolset.tools:
+        name = tool.name
+        if name in taken:
+            continue
+        if (reason := exploration.left_out.get(name)) is None:
+            error = exploration.first_error(name)
+            worked = any(observation.worked for observation in exploration.of(name))
+            reason = (
+                "its calls work, but no task on them was kept"
+                if worked
+                else f"no call of it worked: {error or 'all were empty'}"
+            )
+        yield f"no scenario: {one_line(name, 64)}: {one_line(reason, 300)}"
+
+
+def variable_hints(pool: ServerPool, exploration: Exploration) -> Iterator[str]:
+    """A line for each command of which a tool answered that an environment variable or a key is missing."""
+    for server in pool.target.servers:
+        own = [tool.name for tool in pool.toolset.tools if tool.tool.server == server.name]
+        failed = (seen.text for name in own for seen in exploration.of(name) if not seen.worked)
+        if isinstance(server, StdioServer) and (hint := variable_hint("\n".join(failed), server.env)):
+            yield f"{one_line(server.name, 64)} seems to miss a variable: {hint}"
+
+
+def few_held_out(scenarios: ScenarioSet, wanted: int, file: object) -> str | None:
+    """What to do if so few of the scenarios are held out that success on them says little."""
+    held_out = len(scenarios.eval)
+    if held_out >= min(_FEW_HELD_OUT, round(HELD_OUT * wanted)):
+        return None
+    return f'{held_out} held out say little about success: write more with "split": "eval" in {file}'
+
+
+def check_enough(work: ScenarioGeneration, scenarios: ScenarioSet, held_out: float) -> None:
+    """Raise ConfigError, with reasons and remedies, for far fewer scenarios than wanted, or if none could be held out."""
+    made, wanted = len(scenarios.scenarios), work.count
+    unmeasured = bool(made) and held_out * wanted >= 1 and not scenarios.eval
+    if made >= _MIN_SHARE * wanted and made and not unmeasured:
+        return
+    found = f"only {made} of {wanted}" if made else "none"
+    if unmeasured:
+        found += ", of which none can be held out to measure success,"
+    raise ConfigError(
+        f"scenarios: {found} could be made for {work.pool.target.shown()}: {_reasons(work)}{_advice(work, 0 if unmeasured else made)}"
+    )
+
+
+def _reasons(work: ScenarioGeneration) -> str:
+    """Why there are so few, on one line."""
+    reasons = [
+        f"{number} {reason}" + (f" ({example})" if (example := work.examples.get(reason)) else "")
+        for reason, number in work.dropped.most_common()
+    ]
+    reasons += withheld_lines(work.exploration.left_out)
+    return one_line("; ".join(reasons), 600) or "no call gave anything new to ask for"
+
+
+def _common_error(exploration: Exploration, tried: Collection[str]) -> tuple[str, int] | None:
+    """The error that most of several tools answered whatever they were asked, and the number of these tools."""
+    texts = {tool: {_varying(seen) for seen in exploration.of(tool) if not seen.worked} for tool in tried}
+    times = Counter(text for of_tool in texts.values() for text in of_tool if any(map(str.isalpha, text)))
+    text, number = times.most_common(1)[0] if times else ("", 0)
+    return (text, number) if number > 1 and 2 * number > len(tried) else None
+
+
+def _varying(seen: Observation) -> str:
+    """An error without the values of the arguments and the name of the tool."""
+    return one_line("\n".join(masked(seen.text, {**seen.arguments, "": seen.tool})), 160)
+
+
+def _advice(work: ScenarioGeneration, enough: int) -> str:
+    """An error of each tool for which no call worked, and what to do. `enough`: a count that would do; 0: none."""
+    exploration = work.exploration
+    tried = {observation.tool for observation in exploration.observations}
+    worked = {observation.tool for observation in exploration.observations if observation.worked}
+    errors = [(tool, error) for tool in sorted(tried - worked) if (error := exploration.first_error(tool))]
+    shown = "".join(f"\nno call of {one_line(tool, 64)} worked: {error}" for tool, error in errors[:_ERRORS_SHOWN])
+    ways: list[str] = []
+    if exploration.left_out:
+        ways.append("allow the tools that are left out")
+    if common := _common_error(exploration, tried) if not worked else None:
+        shown = f"\nno call of any tool worked, and {common[1]} of {len(tried)} tools answered: {common[0]}"
+        ways.append("see to this first: it does not depend on what is asked")
+    elif errors:
+        ways.append("list valid arguments in the tool's schema (`enum` or `examples`), or offer a tool that lists them")
+    ways.append("use --llm, or write the scenarios yourself (docs/mcp_scenarios.md)")
+    if enough:
+        ways.append(f"or ask for fewer: --count {enough}")
+    text = "; ".join(ways)
+    hints = "".join(f"\n{hint}" for hint in variable_hints(work.pool, exploration))
+    return f"{shown}{hints}\n{text[0].upper()}{text[1:]}"

@@ -14,20 +14,19 @@ from offbook_mcp.connection.pool import ServerPool
 
 from .execution import Executor, ReferenceRun
 from .explore import Exploration
-from .files import ScenarioSet
-from .scenario import CheckKind, McpScenario, ReferenceCall
+from .scenario import CheckKind, McpScenario, ReferenceCall, ScenarioSet
 from .split import combination, combinations, normalised, number_held_out, split_scenarios, without_joints
 from .wording import is_short
 
 _SHARES = {1: 0.32, 2: 0.3, 3: 0.16, 4: 0.15, 5: 0.07}
 """Target shares of the difficulties."""
-_MOST_WITHOUT_ARGUMENTS = 3
+_MAX_WITHOUT_ARGUMENTS = 3
 
 
 def select(scenarios: Sequence[McpScenario], count: int, rng: random.Random) -> list[McpScenario]:
     """Select up to `count` scenarios: first of tools that have none yet, then spread over tools and difficulties.
 
-    At most _MOST_WITHOUT_ARGUMENTS share a call without arguments, since they all end up in the same split.
+    At most _MAX_WITHOUT_ARGUMENTS share a call without arguments, since they all end up in the same split.
     """
     waiting = list(scenarios)
     rng.shuffle(waiting)
@@ -46,7 +45,7 @@ def select(scenarios: Sequence[McpScenario], count: int, rng: random.Random) -> 
         best = min(waiting, key=cost)
         waiting.remove(best)
         empty = [key for key in combinations(best) if key.endswith(", {}]")]
-        if any(bare[key] >= _MOST_WITHOUT_ARGUMENTS for key in empty):
+        if any(bare[key] >= _MAX_WITHOUT_ARGUMENTS for key in empty):
             continue
         bare.update(empty)
         tools.update(best.tools)
@@ -122,7 +121,7 @@ class ScenarioGeneration:
         )
         return True
 
-    def tell(self) -> None:
+    def report_progress(self) -> None:
         """Report the progress."""
         self.progress(
             f"{counted(len(self.valid), 'valid scenario')}, {counted(sum(self.dropped.values()), 'candidate')} dropped"

@@ -1,27 +1,27 @@
-"""Extracts values from tool results, with their place in the result and words that describe them."""
+"""Extracts values from texts: from tool results with their place, and from lists in descriptions and errors."""
 
 from __future__ import annotations
 
 import importlib
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from functools import cache, lru_cache
 from itertools import islice
 from typing import TypeAlias, cast
 
 from offbook_mcp.connection.servers import ROLLOUT_DIR
 from offbook_mcp.tools.effects import is_verb
-from offbook_mcp.tools.result_values import structure_of
 from offbook_mcp.tools.results import ToolResult
 
 Scalar: TypeAlias = str | int | float | bool
 
 LONGEST_VALUE = 63
 """Arguments stay below 64 characters: a small policy copies them character by character."""
-_MOST_LEAVES = 400
-_MOST_READ = 2_000
+_MAX_LEAVES = 400
+_MAX_READ = 2_000
 """Values of a result that are looked at: the words of a new name take a millisecond."""
 _DEEPEST = 8
 SHORT = " (short)"
@@ -67,21 +67,20 @@ def _singular_noun() -> Callable[[str], str | bool]:
     return cast(Callable[[str], str | bool], importlib.import_module("inflect").engine().singular_noun)
 
 
-def leaves_of(tool: str, arguments: Mapping[str, object], result: ToolResult, neutral: str) -> tuple[Leaf, ...]:
+def leaves_of(tool: str, arguments: Mapping[str, object], result: ToolResult) -> tuple[Leaf, ...]:
     """The values of a result that could be arguments of other calls.
 
-    `neutral` is the result's text with the rollout's folder as `{rollout_dir}`. Values that repeat an argument are left out.
-    The first 8 digits of a long hash are an additional value.
+    Values that repeat an argument are left out, and those that the model does not see since the result is cut. The first 8 digits of a long hash are an additional value.
     """
     context = frozenset(text for text in strings_of(arguments) if text)
     folder = _folder(arguments)
     about = tuple(word for word in words_of(tool) if not is_verb(word)) or words_of(tool)
     leaves: list[Leaf] = []
-    for value, place, words, record in islice(_values(result, neutral), _MOST_READ):
-        if len(leaves) >= _MOST_LEAVES:
+    for value, place, words, record in islice(_values(result), _MAX_READ):
+        if len(leaves) >= _MAX_LEAVES:
             break
         usable = usable_value(value)
-        if usable is None or usable in context:
+        if usable is None or usable in context or (result.cut and str(usable) not in result.text):
             continue
         if place[:1] == "[" and place[1:2].isalpha() and isinstance(usable, str) and folder:
             usable = f"{folder}/{usable}"
@@ -127,10 +126,9 @@ def strings_of(value: object) -> Iterator[str]:
             yield from strings_of(item)
 
 
-def is_empty(result: ToolResult, neutral: str) -> bool:
+def is_empty(result: ToolResult) -> bool:
     """Whether a result has no text, or its lists and strings are all empty."""
-    value = structure_of(neutral, cut=result.cut)
-    return not neutral.strip() if value is None else _hollow(value)
+    return not result.text.strip() if result.values is None else _hollow(result.values)
 
 
 def _hollow(value: object) -> bool:
@@ -144,12 +142,11 @@ def _hollow(value: object) -> bool:
 FoundValue: TypeAlias = tuple[object, str, tuple[str, ...], str]
 
 
-def _values(result: ToolResult, neutral: str) -> Iterator[FoundValue]:
-    value = structure_of(neutral, cut=result.cut)
-    if value is None:
-        yield from _lines(neutral.rpartition("\n[cut here")[0].rpartition("\n")[0] if result.cut else neutral)
+def _values(result: ToolResult) -> Iterator[FoundValue]:
+    if result.values is not None:
+        yield from _walk(result.values, "", (), "", 0)
     else:
-        yield from _walk(value, "", (), "", 0)
+        yield from _lines(result.text.rpartition("\n[cut here")[0].rpartition("\n")[0] if result.cut else result.text)
 
 
 def _walk(value: object, path: str, words: tuple[str, ...], record: str, depth: int) -> Iterator[FoundValue]:
@@ -215,3 +212,82 @@ def comma_list(line: str) -> list[str]:
 def _unquoted(text: str) -> str:
     text = text.strip()
     return text[1:-1] if len(text) > 2 and text[0] == text[-1] and text[0] in "'\"`" else text
+
+
+_LONGEST_TEXT = 4_000
+_OPENING = r"(?:one of|any of|either|e\.g\.|for example|such as|choose from)(?![\w])[:,]?"
+_START = re.compile(
+    rf"(?<![\w-])(?:(?P<label>[A-Za-z][\w-]*(?: [\w-]+){{0,3}})(?::|(?<=\w) are)\s+(?:(?:must be |is )?{_OPENING}\s*)?|{_OPENING}\s+)",
+    re.IGNORECASE,
+)
+_END = re.compile(r"[\])}\n]|[.;](?=\s|$)|\s\(")
+_BETWEEN = re.compile(r"\s*[,|]\s*(?:(?:and|or)\s+)?|\s+(?:and|or)\s+")
+_QUOTED = re.compile(r"""(["'`])(?P<text>[^"'`\n]{1,40})\1""")
+_BARE = re.compile(
+    rf"(?!(?:the|a|an|this|its?|{_OPENING})\s)(?P<text>[\w@/+-][\w@/+.:-]*(?: [\w@/+.:-]+){{0,2}})", re.IGNORECASE
+)
+_ARGUMENT = re.compile(
+    r"^[ \t]*(?:[-*][ \t]+)?[`'\"]?(?P<name>\w+)[`'\"]?[ \t]*(?:\([^)\n]*\))?:[ \t]*(?P<about>.+)$", re.MULTILINE
+)
+
+
+@dataclass(frozen=True)
+class ListedValues:
+    """A list in a text. `label` has the words before it, singular: ("known", "city"); () if it has none."""
+
+    label: tuple[str, ...]
+    values: tuple[str, ...]
+
+
+def lists_in(text: str) -> Iterator[ListedValues]:
+    """The lists of at least two short values after a label with a colon, or after words such as `one of` and `e.g.`.
+
+    >>> [listed.values for listed in lists_in("unknown table 'x'; tables: users, orders")]
+    [('users', 'orders')]
+    """
+    text = text[:_LONGEST_TEXT]
+    place = 0
+    while start := _START.search(text, place):
+        place = start.end()
+        begin = place + (text[place : place + 1] in ("[", "(", "{"))
+        end = _END.search(text, begin)
+        values = _short_values(text[begin : end.start() if end else len(text)])
+        if len(values) > 1:
+            yield ListedValues(words_of(start["label"] or ""), values)
+
+
+def values_for(name: str, about: str, tool_description: str) -> list[str]:
+    """The values that an argument's own description lists, and those that the tool's description lists under its name."""
+    own = [about, *(line["about"] for line in _ARGUMENT.finditer(tool_description) if line["name"] == name)]
+    last = words_of(name)[-1:]
+    named = (listed for listed in lists_in(tool_description) if last and listed.label[-1:] == last)
+    return _distinct([*(listed for text in own for listed in lists_in(text)), *named])
+
+
+def _short_values(text: str) -> tuple[str, ...]:
+    """The values of a list; () if one of them is no short value, as in a sentence."""
+    values: list[str] = []
+    for piece in _BETWEEN.split(text.strip().rstrip(".;")):
+        match = _QUOTED.fullmatch(piece) or _BARE.fullmatch(piece)
+        if match is None or usable_value(match["text"]) != match["text"]:
+            return ()
+        values.append(match["text"])
+    return tuple(dict.fromkeys(values))
+
+
+def _distinct(lists: Iterable[ListedValues]) -> list[str]:
+    return list(dict.fromkeys(value for listed in lists for value in listed.values))
+
+
+_DAYS = 2
+_DATE = re.compile(r"(?<!\d)\d{4}-\d\d-\d\d(?!\d)")
+_SPOKEN = re.compile(r"\b[A-Z][a-z]{2} \d{1,2} \d{4}\b")
+
+
+def is_dated(text: str, now: datetime | None = None) -> bool:
+    """Whether a text contains a date within two days of now, so that it will probably differ tomorrow."""
+    today = (now or datetime.now(UTC)).date()
+    near = [today + timedelta(days=days) for days in range(-_DAYS, _DAYS + 1)]
+    dates = {f"{day:%Y-%m-%d}" for day in near} | {f"{day:%b %d %Y}" for day in near}
+    dates |= {f"{day:%b} {day.day} {day.year}" for day in near}
+    return any(match[0] in dates for pattern in (_DATE, _SPOKEN) for match in pattern.finditer(text))

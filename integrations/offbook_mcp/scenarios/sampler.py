@@ -10,13 +10,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
-from offbook_mcp.tools.schemas import simplified
+from offbook_mcp.tools.schemas import checker, simplified
 from offbook_mcp.tools.tool import Schema
 from offbook_mcp.tools.toolset import ModelTool
-from offbook_mcp.tools.validity import checker
 
-from .dates import is_dated
-from .harvest import Leaf, Scalar, words_of
+from .harvest import Leaf, Scalar, is_dated, words_of
 from .slots import Slot, is_of_type, properties_of, slot_of
 
 _PRIOR = {
@@ -122,10 +120,10 @@ class ArgumentSampler:
 
     def sources(self, slot: Slot) -> dict[str, float]:
         """The weights of the possible sources for a slot."""
-        weights = {source: _PRIOR.get(source, _MEANING) for source, values in slot.told.items() if values}
+        weights = {source: _PRIOR.get(source, _MEANING) for source, values in slot.suggestions.items() if values}
         if slot.closed:
             return weights
-        is_open = set(slot.told) <= _OPEN
+        is_open = set(slot.suggestions) <= _OPEN
         others: list[str] = []
         for place, values in self.places.items():
             leaf = next((leaf for leaf in values.values() if fitting(slot, leaf) is not None), None)
@@ -188,15 +186,16 @@ def _converted(kind: str, value: Scalar) -> Scalar | None:
 
 
 def variants(tool: ModelTool) -> list[Schema]:
-    """The schemas of the arguments: one for each option if the tool's own schema is a union, else the only one."""
+    """The schemas of the arguments, with examples: one for each option if the tool's own schema is a union, else the only one."""
     root = tool.tool.input_schema
     key = next((name for name in ("oneOf", "anyOf") if isinstance(root.get(name), list)), None)
     if key is None:
-        return [tool.parameters]
+        return [simplified(root, examples=True).parameters]
     rest: Schema = {name: value for name, value in root.items() if name != key}
     parts = cast(list[object], rest.get("allOf") or [])
     options = [cast(Schema, option) for option in cast(list[object], root[key]) if isinstance(option, dict)]
-    return [simplified({**rest, "allOf": [*parts, option]}).parameters for option in options] or [tool.parameters]
+    joined = [{**rest, "allOf": [*parts, option]} for option in options] or [root]
+    return [simplified(schema, examples=True).parameters for schema in joined]
 
 
 class _NoValueError(Exception):
@@ -281,8 +280,8 @@ class _Drawing:
         if not weights:
             raise _NoValueError
         source = rng.choices(list(weights), list(weights.values()))[0]
-        if source in slot.told:
-            values = slot.told[source]
+        if source in slot.suggestions:
+            values = slot.suggestions[source]
             taken = {pick.value for pick in self.picks}
             return Pick(slot, source, rng.choice([value for value in values if value not in taken] or values))
         leaves = list(self.sampler.places[source].values())

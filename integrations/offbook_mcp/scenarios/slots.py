@@ -7,166 +7,35 @@ import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from datetime import datetime, timedelta
 from typing import cast
 
 from rstr import Rstr
 from rstr.xeger import STAR_PLUS_LIMIT
 
 from offbook.base.schema_patterns import longest_text
+from offbook.base.text import word_list
+from offbook_mcp.tools.schemas import checker
 from offbook_mcp.tools.tool import Schema, ToolKind
 from offbook_mcp.tools.toolset import ModelTool
-from offbook_mcp.tools.validity import checker
 
-from .dates import dates_like
-from .harvest import LONGEST_VALUE, Scalar, usable_value, words_of
-from .listed_values import values_for
+from .harvest import LONGEST_VALUE, Scalar, usable_value, values_for, words_of
 
-_STEP = re.compile(r"\[\]|[^.\[\]]+")
 _LONGEST_MATCH = 10_000
 """Limit in characters of a text that a pattern describes."""
-_MOST_SCHEMAS = 64
-"""Limit on the schemas at one place of a path: references can be recursive."""
-
-
-def examples_of(root: Schema, path: str) -> list[object]:
-    """The examples for the argument at `path`, such as `entities[].name`: its own, and the parts of those around it.
-
-    >>> examples_of({"properties": {"tags": {"examples": [["a", "b"]], "items": {"examples": ["c"]}}}}, "tags[]")
-    ['a', 'b', 'c']
-    """
-    steps = _STEP.findall(path)
-    schemas: list[object] = [root]
-    examples: list[object] = []
-    for depth in range(len(steps) + 1):
-        alternatives = list(islice((one for schema in schemas for one in _alternatives(schema, root)), _MOST_SCHEMAS))
-        for schema in alternatives:
-            for example in _listed(schema.get("examples")):
-                examples += _parts(example, steps[depth:])
-        if depth < len(steps):
-            schemas = [_inner(schema, steps[depth]) for schema in alternatives]
-    return examples
-
-
-def _alternatives(schema: object, root: Schema) -> Iterator[Schema]:
-    """The schema, and those that it refers to or combines."""
-    if not isinstance(schema, dict):
-        return
-    named = cast(Schema, schema)
-    yield named
-    others = [_referenced(named.get("$ref"), root)]
-    for key in ("allOf", "anyOf", "oneOf"):
-        others += _listed(named.get(key))
-    for other in others:
-        yield from _alternatives(other, root)
-
-
-def _referenced(reference: object, root: Schema) -> object:
-    """The schema at a JSON pointer such as `#/$defs/Parcel`; None if there is none."""
-    if not isinstance(reference, str) or not reference.startswith("#/"):
-        return None
-    node = cast(object, root)
-    for part in reference[2:].split("/"):
-        if not isinstance(node, dict):
-            return None
-        node = cast(Schema, node).get(part.replace("~1", "/").replace("~0", "~"))
-    return node
-
-
-def _inner(schema: Schema, step: str) -> object:
-    if step == "[]":
-        return schema.get("items")
-    properties = schema.get("properties")
-    return cast(Schema, properties).get(step) if isinstance(properties, dict) else None
-
-
-def _parts(example: object, steps: list[str]) -> list[object]:
-    """What an example has at the rest of a path."""
-    parts = [example]
-    for step in steps:
-        if step == "[]":
-            parts = [item for part in parts for item in _listed(part)]
-        else:
-            parts = [cast(Schema, part)[step] for part in parts if isinstance(part, dict) and step in part]
-    return parts
-
-
-def _listed(value: object) -> list[object]:
-    return cast(list[object], value) if isinstance(value, list) else []
-
-
-ZONES = [
-    "Europe/London",
-    "Europe/Paris",
-    "Europe/Berlin",
-    "Europe/Madrid",
-    "Europe/Rome",
-    "Europe/Athens",
-    "Europe/Helsinki",
-    "Europe/Istanbul",
-    "Europe/Moscow",
-    "Europe/Lisbon",
-    "Europe/Warsaw",
-    "Africa/Cairo",
-    "Africa/Lagos",
-    "Africa/Nairobi",
-    "Africa/Johannesburg",
-    "Asia/Dubai",
-    "Asia/Karachi",
-    "Asia/Kolkata",
-    "Asia/Kathmandu",
-    "Asia/Dhaka",
-    "Asia/Bangkok",
-    "Asia/Jakarta",
-    "Asia/Shanghai",
-    "Asia/Singapore",
-    "Asia/Tokyo",
-    "Asia/Seoul",
-    "Asia/Tehran",
-    "Asia/Manila",
-    "Australia/Perth",
-    "Australia/Adelaide",
-    "Australia/Sydney",
-    "Pacific/Auckland",
-    "Pacific/Honolulu",
-    "America/New_York",
-    "America/Chicago",
-    "America/Denver",
-    "America/Los_Angeles",
-    "America/Toronto",
-    "America/Bogota",
-    "America/Sao_Paulo",
-    "America/Mexico_City",
-    "America/Halifax",
-]
+ZONES = word_list(
+    """Europe/London Europe/Paris Europe/Berlin Europe/Madrid Europe/Rome Europe/Athens Europe/Helsinki Europe/Istanbul
+    Europe/Moscow Europe/Lisbon Europe/Warsaw Africa/Cairo Africa/Lagos Africa/Nairobi Africa/Johannesburg Asia/Dubai
+    Asia/Karachi Asia/Kolkata Asia/Kathmandu Asia/Dhaka Asia/Bangkok Asia/Jakarta Asia/Shanghai Asia/Singapore
+    Asia/Tokyo Asia/Seoul Asia/Tehran Asia/Manila Australia/Perth Australia/Adelaide Australia/Sydney Pacific/Auckland
+    Pacific/Honolulu America/New_York America/Chicago America/Denver America/Los_Angeles America/Toronto
+    America/Bogota America/Sao_Paulo America/Mexico_City America/Halifax"""
+)
 """Common time zones that cover the UTC offsets in daily use."""
-_WORDS = [
-    "amber",
-    "basil",
-    "cedar",
-    "delta",
-    "ember",
-    "fern",
-    "garnet",
-    "harbor",
-    "indigo",
-    "juniper",
-    "kestrel",
-    "lilac",
-    "maple",
-    "nectar",
-    "onyx",
-    "pearl",
-    "quartz",
-    "raven",
-    "saffron",
-    "thistle",
-    "umber",
-    "violet",
-    "willow",
-    "yarrow",
-    "zephyr",
-]
+_WORDS = word_list(
+    """amber basil cedar delta ember fern garnet harbor indigo juniper kestrel lilac maple nectar onyx pearl quartz raven
+    saffron thistle umber violet willow yarrow zephyr"""
+)
 _PHRASES = [
     "water the plants",
     "call the plumber",
@@ -188,17 +57,23 @@ _CITIES = ["Paris", "Tokyo", "Nairobi", "Toronto", "Oslo", "Lima", "Chicago", "M
 
 _EXPRESSIONS = [f"{one} {sign} {other}" for one in (12, 45, 7, 130) for sign in "+*-" for other in (3, 8, 25)]
 
-_CLOSED_MEANINGS = {
-    "time zones",
-    "moments",
-    "dates",
-    "times",
-    "addresses",
-    "URLs",
-    "countries",
-    "currencies",
-    "languages",
-} | {*("units", "expressions", "cities")}
+_CLOSED_MEANINGS = frozenset(
+    [
+        *(
+            "time zones",
+            "moments",
+            "dates",
+            "times",
+            "addresses",
+            "URLs",
+            "countries",
+            "currencies",
+            "languages",
+            "units",
+        ),
+        *("expressions", "cities"),
+    ]
+)
 """Kinds of values for which a common word is nonsense that a lenient server takes all the same."""
 _MEANINGS: tuple[tuple[frozenset[str], tuple[str, list[str]]], ...] = (
     (frozenset(["timezone", "zone", "tz"]), ("time zones", list(ZONES))),
@@ -250,14 +125,14 @@ _QUOTED = re.compile(r"""(?<!\w)['"`]([^'"`\n]{1,40})['"`](?!\w)""")
 class Slot:
     """One scalar of a tool's arguments, at a `path` such as `entities[].name`.
 
-    `told` has the values that the schema and the names suggest, by kind of suggestion. A `closed` slot accepts no others.
+    `suggestions` has the values that the schema and the names suggest, by kind of suggestion. A `closed` slot accepts no others.
     """
 
     tool: str
     path: str
     kind: str
     words: tuple[str, ...]
-    told: dict[str, list[Scalar]] = field(hash=False)
+    suggestions: dict[str, list[Scalar]] = field(hash=False)
     closed: bool = False
     writes: bool = False
     accepts: Callable[[object], bool] = field(default=lambda value: True, compare=False, repr=False)
@@ -280,33 +155,35 @@ def slot_of(tool: ModelTool, path: str, schema: Schema) -> Slot:
     accepts = checker(schema)
     closed = "enum" in schema or kind == "boolean"
     if isinstance(enum := schema.get("enum"), list):
-        told = {"enum": [value for item in cast(list[object], enum) if (value := usable_value(item)) is not None]}
+        suggestions = {
+            "enum": [value for item in cast(list[object], enum) if (value := usable_value(item)) is not None]
+        }
     elif kind == "boolean":
-        told: dict[str, list[Scalar]] = {"boolean": [True, False]}
+        suggestions: dict[str, list[Scalar]] = {"boolean": [True, False]}
     else:
-        told = _suggested(tool, path, schema, kind)
-    accepted = {source: [value for value in values if accepts(value)] for source, values in told.items()}
-    told = {source: values for source, values in accepted.items() if values}
-    return Slot(tool.name, path, kind, words, told, closed, tool.tool.kind is not ToolKind.READ, accepts)
+        suggestions = _suggested(tool, path, schema, kind)
+    accepted = {source: [value for value in values if accepts(value)] for source, values in suggestions.items()}
+    suggestions = {source: values for source, values in accepted.items() if values}
+    return Slot(tool.name, path, kind, words, suggestions, closed, tool.tool.kind is not ToolKind.READ, accepts)
 
 
 def _suggested(tool: ModelTool, path: str, schema: Schema, kind: str) -> dict[str, list[Scalar]]:
     """The values that the schema, the descriptions and the names suggest, by kind of suggestion."""
     about = str(schema.get("description", ""))
     name = re.sub(r"\[\]|\{\}", "", path).rpartition(".")[2]
-    told: dict[str, list[Scalar]] = {}
-    if examples := _values(examples_of(tool.tool.input_schema, path), kind):
-        told["examples"] = examples
+    suggestions: dict[str, list[Scalar]] = {}
+    if examples := _values(cast(list[object], schema.get("examples") or []), kind):
+        suggestions["examples"] = examples
     if default := _values([schema.get("default")], kind):
-        told["default"] = default
+        suggestions["default"] = default
     if kind in ("integer", "number"):
-        return told | {"numbers": _numbers(schema, kind)}
+        return suggestions | {"numbers": _numbers(schema, kind)}
     if quoted := _values([text for text in _QUOTED.findall(about) if not text.endswith((".", ":"))], kind):
-        told["quoted"] = quoted
+        suggestions["quoted"] = quoted
     if listed := _values(values_for(name, about, tool.tool.description), kind):
-        told["listed"] = listed
+        suggestions["listed"] = listed
     dates: list[Scalar] = [*dates_like([str(value) for value in (*examples, *quoted, *default)], about)]
-    return told | ({"dates": dates} if dates else _meant(tool, path, name, schema))
+    return suggestions | ({"dates": dates} if dates else _meant(tool, path, name, schema))
 
 
 def _meant(tool: ModelTool, path: str, name: str, schema: Schema) -> dict[str, list[Scalar]]:
@@ -354,9 +231,9 @@ def meaning_of(words: tuple[str, ...]) -> tuple[str, list[str]] | None:
 
 def _numbers(schema: Schema, kind: str) -> list[Scalar]:
     """Up to 100 numbers within the bounds; with decimals if few whole numbers lie there."""
-    lowest = max(_given(schema, "minimum", "exclusiveMinimum"), default=None)
-    highest = min(_given(schema, "maximum", "exclusiveMaximum"), default=None)
-    steps = _given(schema, "multipleOf")
+    lowest = max(_keyword_values(schema, "minimum", "exclusiveMinimum"), default=None)
+    highest = min(_keyword_values(schema, "maximum", "exclusiveMaximum"), default=None)
+    steps = _keyword_values(schema, "multipleOf")
     step = steps[0] if steps and steps[0] > 0 else 1.0
     low = lowest if lowest is not None else 1.0 if highest is None or highest >= 1 else highest - 19 * step
     high = highest if highest is not None else low + 20 * step
@@ -367,7 +244,7 @@ def _numbers(schema: Schema, kind: str) -> list[Scalar]:
     return [int(value) if value.is_integer() else value for value in values]
 
 
-def _given(schema: Schema, *names: str) -> list[float]:
+def _keyword_values(schema: Schema, *names: str) -> list[float]:
     """The numbers of these keywords."""
     values = (schema.get(name) for name in names)
     return [float(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
@@ -390,3 +267,45 @@ def properties_of(schema: Schema) -> Iterator[tuple[str, Schema, bool]]:
     required = cast(list[object], schema.get("required") or [])
     for name, property_schema in cast(dict[str, object], properties if isinstance(properties, dict) else {}).items():
         yield name, cast(Schema, property_schema) if isinstance(property_schema, dict) else {}, name in required
+
+
+_DATE_FORMATS = (
+    *("%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d-%m-%Y", "%Y%m%d", "%Y-%m"),
+    *("%B %d, %Y", "%d %B %Y", "%b %d, %Y", "%d %b %Y"),
+    *("%Y-%m-%dT%H:%M:%SZ", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M"),
+)
+_SPELLED = re.compile(
+    r"\b(?:YYYY|YY|MM|DD)(?:[-/. ]?(?:YYYY|YY|MM|DD)){1,2}(?:[T ]HH:MM(?::SS)?Z?)?(?![\w])", re.IGNORECASE
+)
+_PARTS = (("YYYY", "%Y"), ("YY", "%y"), ("HH:MM:SS", "%H:%M:%S"), ("HH:MM", "%H:%M"), ("MM", "%m"), ("DD", "%d"))
+
+
+def dates_like(examples: Sequence[str], description: str) -> list[str]:
+    """Dates in the format of the examples, or in one that the description spells, such as DD.MM.YYYY; [] without a format.
+
+    They begin at an example, since a server may know only the dates around it.
+
+    >>> dates_like(["31/12/2025"], "")[:2]
+    ['31/12/2025', '01/01/2026']
+    """
+    spelled = _SPELLED.search(description)
+    pattern = spelled[0].upper() if spelled else ""
+    for part, code in _PARTS:
+        pattern = pattern.replace(part, code)
+    dated = [text for text in examples if any(_date(text, form) for form in _DATE_FORMATS)]
+    fitting = [form for form in _DATE_FORMATS if dated and all(_date(text, form) for text in dated)]
+    form = pattern or next(iter(fitting), "")
+    if not form:
+        return []
+    first = next((date for text in dated if (date := _date(text, form))), None) or datetime(2026, 1, 3)
+    step = 32 if "%d" not in form else 1
+    return [(first + timedelta(days=step * days)).strftime(form) for days in range(28)]
+
+
+def _date(text: str, form: str) -> datetime | None:
+    """The date of a text in exactly this format, in a year of our time; None if it has another."""
+    try:
+        date = datetime.strptime(text, form)
+    except ValueError:
+        return None
+    return date if date.strftime(form) == text and 1900 <= date.year <= 2100 else None

@@ -14,6 +14,7 @@ from typing import cast
 
 from anyascii import anyascii
 
+from offbook.base.text import word_list
 from offbook_mcp.tools.effects import is_verb
 from offbook_mcp.tools.tool import ToolKind
 from offbook_mcp.tools.toolset import ModelTool
@@ -22,7 +23,7 @@ from .harvest import singular, strings_of
 from .sampler import DraftCall
 from .task_plans import Plan, PlanKind
 
-MOST_WORDS = 59
+MAX_WORDS = 59
 """Tasks stay below 60 words."""
 
 _FRAMES = (
@@ -75,37 +76,10 @@ _JOINS = ("with", "for", "using")
 _PLAIN = re.compile(r"[\w./:@+~^-]+")
 _SAFE = re.compile(r"[^\W\d_][\w ,'/-]*")
 _EMPTY_WORDS = frozenset(
-    [
-        "action",
-        "api",
-        "arg",
-        "argument",
-        "call",
-        "cmd",
-        "command",
-        "data",
-        "endpoint",
-        "execute",
-        "field",
-        "func",
-        "function",
-    ]
-) | frozenset(
-    [
-        "handler",
-        "input",
-        "method",
-        "obj",
-        "operation",
-        "option",
-        "param",
-        "parameter",
-        "run",
-        "thing",
-        "tool",
-        "value",
-        "var",
-    ]
+    word_list(
+        """action api arg argument call cmd command data endpoint execute field func function handler input method obj operation
+        option param parameter run thing tool value var"""
+    )
 )
 """Words in the names of tools and arguments that say nothing of what they do."""
 _ARTICLES = frozenset(["a", "an", "the"])
@@ -130,12 +104,12 @@ def task_of(plan: Plan, asks: Mapping[int, str], rng: random.Random, phrases: Ma
     words = {f"c{number}": clause for number, clause in enumerate(clauses, 1)}
     words |= {name.upper(): _capital(clause) for name, clause in words.items()}
     text = rng.choice(frames).format(c=clauses[0], C=_capital(clauses[0]), **words)
-    if key := _asked(plan, {number: name for number, name in asks.items() if name}):
+    if key := _requested(plan, {number: name for number, name in asks.items() if name}):
         return f"{text} {rng.choice(_ASKS).format(key=key)}"
     return f"{text} {rng.choice(_ALL_RESULTS if len(asks) > 1 else _RESULTS)}" if asks else text
 
 
-def _asked(plan: Plan, names: Mapping[int, str]) -> str:
+def _requested(plan: Plan, names: Mapping[int, str]) -> str:
     """The values to report, and of which calls they are if there are several: `name from each answer`."""
     if not names or len(plan.drafts) == 1:
         return "".join(names.values())
@@ -294,5 +268,5 @@ def _capital(text: str) -> str:
 
 
 def is_short(task: str) -> bool:
-    """Whether a task has at most MOST_WORDS words, which a small policy can read."""
-    return len(task.split()) <= MOST_WORDS
+    """Whether a task has at most MAX_WORDS words, which a small policy can read."""
+    return len(task.split()) <= MAX_WORDS

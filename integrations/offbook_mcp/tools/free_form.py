@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import cast
 
+from offbook.base.text import word_list
+
 from .effects import ToolKind
 from .result_values import digest_of
 from .results import ToolResult
@@ -13,29 +15,10 @@ from .tool import Schema
 from .toolset import ModelTool
 
 _LANGUAGES = frozenset(
-    [
-        "code",
-        "command",
-        "cypher",
-        "equation",
-        "expression",
-        "formula",
-        "graphql",
-        "jmespath",
-        "jq",
-        "jsonpath",
-        "program",
-        "query",
-        "regex",
-        "regexp",
-        "script",
-        "selector",
-        "sparql",
-        "sql",
-        "statement",
-        "where",
-        "xpath",
-    ]
+    word_list(
+        """code command cypher equation expression formula graphql jmespath jq jsonpath program query regex regexp script
+    selector sparql sql statement where xpath"""
+    )
 )
 _PLURALS = {"queries": "query", "statements": "statement", "expressions": "expression", "commands": "command"}
 _TEXTS = frozenset(["string", "str", "text", "snippet", "clause", "body"])

@@ -1,4 +1,4 @@
-"""Reads the values in the text of a tool's result: JSON, Python, XML, tables, CSV, or `key: value` lines."""
+"""Reads the values in the text of a tool's result: JSON, Python, tables, CSV, or `key: value` lines."""
 
 from __future__ import annotations
 
@@ -8,21 +8,16 @@ import hashlib
 import json
 import re
 import warnings
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from io import StringIO
 from typing import TypeAlias, cast
-from xml.etree import ElementTree
 
-from json_repair import repair_json
-
-from offbook.base.json_files import DEEPEST, too_deep
+from offbook.base.json_files import too_deep
 
 Structure: TypeAlias = dict[str, object] | list[object]
 
 _OPENS = re.compile(r"```[\w+-]*[ \t]*")
 _CLOSES = re.compile(r"```[ \t]*")
-_CUT_NOTE = re.compile(r"\n\[cut here: these are the first [\d,]+ of [\d,]+ characters\]$")
 _RULE = re.compile(r"(?=[\s|+:=─━┼│┃╇┡┩╪═-]*?[-─━═=]{2})[\s|+:=─━┼│┃╇┡┩╪═┏┓┗┛┌┐└┘├┤┬┴-]+")
 """Its lookahead is lazy: of greedy repetitions of the same characters, each would be tried with each."""
 _CELLS = re.compile(r"[|│┃]")
@@ -32,34 +27,30 @@ _LONGEST_CELL = 200
 _DELIMITERS = (",", "\t", ";", "|")
 _LONGEST_READ = 200_000
 """Longer texts are text: reading them takes too long between two calls. What is shorter is read in linear time, whatever it says."""
-_LONGEST_REPAIRED = 50_000
-"""json_repair takes up to a tenth of a millisecond for a character."""
 _LONGEST_INTEGER = 1_000  # bits: longer ones cannot be printed
 _PREFACE = 200
-"""The most characters of an introduction such as `Found 3 parts:` before JSON, Python or XML."""
+"""The most characters of an introduction such as `Found 3 parts:` before JSON or Python."""
 
 
-def structure_of(text: str, *, cut: bool = False) -> Structure | None:
+def structure_of(text: str) -> Structure | None:
     """The values in a result's text as JSON; None if the text has none of the known notations.
 
-    Rows of a table become objects by the names of its columns. Of a text that was `cut`, the incomplete end is left out.
+    Rows of a table become objects by the names of its columns.
 
     >>> structure_of("| id | name |\\n|---|---|\\n| p1 | bolt |")
     [{'id': 'p1', 'name': 'bolt'}]
     """
-    text = _CUT_NOTE.sub("", text).strip() if cut else text.strip()
+    text = text.strip()
     if len(text) > _LONGEST_READ:
         return None
     if bodies := _fenced(text):
         parts = [structure for body in bodies if (structure := structure_of(body)) is not None]
         return parts[0] if len(parts) == 1 else cast(list[object], parts) or None
-    readers: tuple[Callable[[str], Structure | None], ...] = (_json, _cut_json if cut else _python, _xml)
     for start in _starts(text):
-        for reader in readers:
+        for reader in (_json, _python):
             if (value := reader(text[start:])) is not None:
                 return value
-    whole = text.rpartition("\n")[0] if cut else text
-    return next((value for read in (_table, _rows, _pairs) if (value := read(whole)) is not None), None)
+    return next((value for read in (_table, _rows, _pairs) if (value := read(text)) is not None), None)
 
 
 def _fenced(text: str) -> list[str]:
@@ -109,11 +100,11 @@ def _plain(value: object) -> str:
 
 
 def _starts(text: str) -> Iterator[int]:
-    """Where JSON, Python or XML may start: at the beginning, or after a short introduction."""
-    if text[:1] in ("{", "[", "(", "<") or re.match(r"[A-Za-z_][\w.]*\(", text):
+    """Where JSON or Python may start: at the beginning, or after a short introduction."""
+    if text[:1] in ("{", "[", "(") or re.match(r"[A-Za-z_][\w.]*\(", text):
         yield 0
         return
-    if match := re.search(r"(?<=[\s:=])[\[{(<]", text[:_PREFACE]):
+    if match := re.search(r"(?<=[\s:=])[\[{(]", text[:_PREFACE]):
         yield match.start()
 
 
@@ -138,20 +129,6 @@ def _behind(text: str, place: int) -> int:
     """The place of the next value: after white space and at most one comma."""
     match = re.compile(r"\s*,?\s*").match(text, place)
     return match.end() if match else place
-
-
-def _cut_json(text: str) -> Structure | None:
-    """JSON without its end. The last value may be incomplete, so it is left out."""
-    if text[0] not in "{[":
-        return None
-    if len(text) > _LONGEST_REPAIRED:
-        return None
-    complete = max(text.rfind(","), text.rfind("\n"))
-    try:
-        value = cast(object, repair_json(text[: max(complete, 1)], return_objects=True, skip_json_loads=True))
-    except (ValueError, RecursionError):  # nested too deeply
-        return None
-    return _one_or_all([value], text) if value else None
 
 
 def _python(text: str) -> Structure | None:
@@ -206,40 +183,6 @@ def _one_or_all(values: list[object], text: str) -> Structure | None:
     whole = values[0] if len(values) == 1 else values
     deep = too_deep(whole, sum(map(text.count, "{[(")))
     return cast(Structure, whole) if isinstance(whole, dict | list) and not deep else None
-
-
-def _xml(text: str) -> Structure | None:
-    """XML with one root or several. A document type is refused: its entities can expand without limit."""
-    if text[0] != "<" or text[-1] != ">" or "<!" in text.replace("<![CDATA[", ""):
-        return None
-    try:
-        body = re.sub(r"^<\?xml[^>]*\?>", "", text)
-        root = ElementTree.fromstring(f"<offbook>{body}</offbook>")
-    except (ElementTree.ParseError, ValueError, RecursionError):
-        return None
-    level: list[ElementTree.Element] = [root]
-    for _ in range(DEEPEST):
-        level = [child for element in level for child in element]
-    value = None if level else _element(root)
-    return cast(dict[str, object], value) if isinstance(value, dict) else None
-
-
-def _element(element: ElementTree.Element) -> object:
-    """The attributes and children of an element; repeated children are a list. An element without either is its text."""
-    named: dict[str, object] = dict(element.attrib)
-    children = list(element)
-    tags = [child.tag.rpartition("}")[2] for child in children]
-    times = Counter(tags)
-    for tag, child in zip(tags, children, strict=True):
-        value = _element(child)
-        if times[tag] > 1:
-            cast(list[object], named.setdefault(tag, [])).append(value)
-        else:
-            named[tag] = value
-    text = (element.text or "").strip()
-    if not named:
-        return text
-    return {**named, "text": text} if text else named
 
 
 def _table(text: str) -> Structure | None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import cast
 
 from mcp import types
+
+from .result_values import Structure, structure_of
 
 _WRAPPERS = ("result", "content")
 """Keys under which servers wrap plain text in an object."""
@@ -31,6 +34,11 @@ class ToolResult:
     def full_text(self) -> str:
         """The text without a limit."""
         return self.whole if self.cut else self.text
+
+    @cached_property
+    def values(self) -> Structure | None:
+        """The values in the text without a limit; None if it has none of the known notations."""
+        return structure_of(self.full_text)
 
 
 def as_tool_result(

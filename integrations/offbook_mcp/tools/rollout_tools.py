@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -12,8 +13,7 @@ from mcp import MCPError
 
 from offbook.base.json_files import parse_json
 from offbook.base.text import one_line
-from offbook_mcp.connection.limits import Limits
-from offbook_mcp.connection.servers import ROLLOUT_DIR
+from offbook_mcp.connection.servers import ROLLOUT_DIR, Limits
 from offbook_mcp.connection.session import Session
 
 from .results import ToolResult, as_tool_result, bounded_text
@@ -73,6 +73,10 @@ class RolloutTools:
     def neutral(self, text: str) -> str:
         """Replace this rollout's folder in a text by `{rollout_dir}`, so that the texts of two rollouts can be compared."""
         return text.replace(str(self.folder), ROLLOUT_DIR) if self.folder is not None else text
+
+    def neutral_result(self, result: ToolResult) -> ToolResult:
+        """A result with this rollout's folder replaced by `{rollout_dir}`."""
+        return replace(result, text=self.neutral(result.text), whole=self.neutral(result.whole))
 
     def with_folder(self, arguments: Mapping[str, object]) -> dict[str, object]:
         """Replace `{rollout_dir}` in a scenario's arguments by this rollout's folder: the inverse of `neutral`."""

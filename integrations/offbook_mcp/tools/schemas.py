@@ -6,43 +6,34 @@ items, enums, descriptions, defaults and simple bounds.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
+
+from jsonschema import Draft202012Validator, FormatChecker
+from jsonschema.exceptions import SchemaError
+from referencing import Registry
+from referencing.exceptions import Unresolvable
+
+from offbook.base.schema_patterns import SlowPatternError, pattern_time, with_timed_patterns
+from offbook.base.text import word_list
 
 from .tool import Schema
 
 _KEPT = frozenset(
-    [
-        "additionalProperties",
-        "anyOf",
-        "default",
-        "description",
-        "enum",
-        "exclusiveMaximum",
-        "exclusiveMinimum",
-        "format",
-        "items",
-        "maxItems",
-        "maxLength",
-        "maximum",
-        "minItems",
-        "minLength",
-        "minimum",
-        "multipleOf",
-        "pattern",
-        "properties",
-        "required",
-        "type",
-        "uniqueItems",
-    ]
+    word_list(
+        """additionalProperties anyOf default description enum exclusiveMaximum exclusiveMinimum format items maxItems
+    maxLength maximum minItems minLength minimum multipleOf pattern properties required type uniqueItems"""
+    )
 )
 _NOISE = frozenset(
     ["$comment", "$defs", "$id", "$schema", "definitions", "deprecated", "examples", "readOnly", "title", "writeOnly"]
 )
 """Keywords dropped without a note: they constrain nothing and cost tokens."""
-_MOST_LEVELS = 6
+_MAX_LEVELS = 6
 """Deepest level of a value. The template of the bundled policy refuses objects below it."""
-_MOST_NODES = 1_000
+_MAX_NODES = 1_000
 """Limit on the schemas after inlining: nested references can make a small schema huge."""
 
 
@@ -54,12 +45,13 @@ class SimplifiedSchema:
     changes: tuple[str, ...]
 
 
-def simplified(schema: Schema) -> SimplifiedSchema:
-    """Reduce a schema: inline references, drop null from unions, and remove unsupported keywords.
+def simplified(schema: Schema, *, examples: bool = False) -> SimplifiedSchema:
+    """Reduce a schema: inline references, drop null from unions, and remove unsupported keywords. `examples`: keep those, each
+    value with also the parts of the examples around it.
 
     `{"anyOf": [{"type": "string"}, {"type": "null"}], "default": null}` becomes `{"type": "string"}`.
     """
-    work = _Simplification(schema)
+    work = _Simplification(schema, examples)
     parameters = work.simple(schema, "", ())
     properties = parameters.get("properties")
     parameters["type"] = "object"
@@ -72,6 +64,7 @@ class _Simplification:
     """The reduction of one schema: the root for references, the changes so far, and the number of schemas visited."""
 
     root: Schema
+    examples: bool = False
     changes: list[str] = field(default_factory=list[str])
     nodes: int = 0
 
@@ -87,14 +80,17 @@ class _Simplification:
                 self.note_change(path, f"{schema!r} is not a schema, any value is allowed")
             return {}
         self.nodes += 1
-        if self.nodes > _MOST_NODES:
-            self.note_change("", f"more than {_MOST_NODES:,} schemas after inlining, any value is allowed in the rest")
+        if self.nodes > _MAX_NODES:
+            self.note_change("", f"more than {_MAX_NODES:,} schemas after inlining, any value is allowed in the rest")
             return {}
-        if path.count(".") + path.count("[]") >= _MOST_LEVELS:
-            self.note_change(path, f"more than {_MOST_LEVELS} levels deep, any value is allowed")
+        if path.count(".") + path.count("[]") >= _MAX_LEVELS:
+            self.note_change(path, f"more than {_MAX_LEVELS} levels deep, any value is allowed")
             return {}
         schema, inside = self.flat(cast(Schema, schema), path, inside)
         simple: Schema = {}
+        if self.examples and isinstance(examples := schema.get("examples"), list):
+            schema = _handed_down(schema, cast(list[object], examples))
+            simple["examples"] = examples
         for key, value in schema.items():
             if key in _KEPT:
                 self.keep(simple, key, value, path, inside)
@@ -154,7 +150,7 @@ class _Simplification:
                     f"$ref {reference!r} {'is recursive' if reference in inside else 'leads nowhere'}, any value is allowed",
                 )
                 return rest, inside
-            schema, inside = {**target, **rest}, (*inside, reference)
+            schema, inside = _combined(rest, target), (*inside, reference)
         return schema, inside
 
     def resolved(self, reference: str) -> Schema | None:
@@ -208,13 +204,80 @@ def _is_null(schema: object) -> bool:
     return isinstance(schema, dict) and cast(Schema, schema).get("type") == "null"
 
 
+def _handed_down(schema: Schema, examples: list[object]) -> Schema:
+    """The schema, whose properties and items have the parts of its examples as examples of their own, before theirs."""
+    properties, items = schema.get("properties"), schema.get("items")
+    if isinstance(properties, dict):
+        parts = [cast(Schema, example) for example in examples if isinstance(example, dict)]
+        inner = {
+            name: _with_examples(item, [part[name] for part in parts if name in part])
+            for name, item in cast(Schema, properties).items()
+        }
+        schema = {**schema, "properties": inner}
+    if isinstance(items, dict):
+        listed = [item for example in examples if isinstance(example, list) for item in cast(list[object], example)]
+        schema = {**schema, "items": _with_examples(cast(object, items), listed)}
+    return schema
+
+
+def _with_examples(schema: object, examples: list[object]) -> object:
+    if not examples or not isinstance(schema, dict):
+        return schema
+    return _combined({"examples": examples}, cast(Schema, schema))
+
+
 def _combined(one: Schema, other: Schema) -> Schema:
-    """A schema for which both hold: properties and required are merged, other keywords of `one` take precedence."""
+    """A schema for which both hold: properties, required and examples are merged, else keywords of `one` take precedence."""
     both = {**other, **one}
-    for key in ("properties", "required"):
+    for key in ("properties", "required", "examples"):
         first, second = one.get(key), other.get(key)
         if isinstance(first, dict) and isinstance(second, dict):
             both[key] = {**cast(Schema, second), **cast(Schema, first)}
         elif isinstance(first, list) and isinstance(second, list):
-            both[key] = list(dict.fromkeys([*cast(list[object], first), *cast(list[object], second)]))
+            both[key] = [
+                *(kept := cast(list[object], first)),
+                *(item for item in cast(list[object], second) if item not in kept),
+            ]
     return both
+
+
+logger = logging.getLogger("offbook")
+
+_NO_REGISTRY: Any = cast(Any, Registry)()
+"""Without remote schemas: jsonschema would download them."""
+_FORMATS = FormatChecker(["date", "email", "ipv4", "ipv6", "uuid"])
+
+
+def checker(schema: Schema, without: frozenset[str] = frozenset()) -> Callable[[object], bool]:
+    """A function that tells whether the schema accepts a value. A schema that cannot be applied accepts everything.
+
+    without: properties of the value whose faults do not count. References out of the schema are not followed.
+    """
+    validator = with_timed_patterns(Draft202012Validator)(schema, registry=_NO_REGISTRY, format_checker=_FORMATS)
+    slow = False
+
+    def accepts(value: object) -> bool:
+        nonlocal slow
+        if slow:
+            return True
+        try:
+            with pattern_time():
+                faults: list[Any] = list(validator.iter_errors(value))
+        except SlowPatternError as error:
+            slow = True  # the next value would take as long
+            logger.warning("a JSON schema is not checked: %s", error)
+            return True
+        except (SchemaError, Unresolvable, RecursionError, TypeError, ValueError, AttributeError):
+            return True  # such as a `pattern` in JavaScript's syntax
+        return all(_concerns(fault, without) for fault in faults)
+
+    return accepts
+
+
+def _concerns(fault: Any, names: frozenset[str]) -> bool:
+    """Whether a fault is about these properties: one of their values, or that one is missing."""
+    path = list(fault.absolute_path)
+    if path:
+        return path[0] in names
+    required = cast(list[str], fault.validator_value) if fault.validator == "required" else []
+    return any(f"'{name}'" in fault.message for name in names & frozenset(required))

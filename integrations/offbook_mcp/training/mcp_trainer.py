@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,21 +27,16 @@ from offbook_mcp.connection.target import Target, TargetLike
 from offbook_mcp.connection.target_logs import logs_of_target
 from offbook_mcp.rollouts.agent_loop import LoopOptions
 from offbook_mcp.rollouts.rollout import McpRollout
-from offbook_mcp.scenarios.coverage import few_held_out
 from offbook_mcp.scenarios.explore import withheld_lines
-from offbook_mcp.scenarios.files import ScenarioSet, save_scenarios
-from offbook_mcp.scenarios.generate import generate_scenarios
+from offbook_mcp.scenarios.generate import few_held_out, generate_scenarios
+from offbook_mcp.scenarios.scenario import ScenarioSet, save_scenarios
 from offbook_mcp.scenarios.split import HELD_OUT
 
-from .comparison import Comparison
+from .comparison import Comparison, Measured
 from .defaults import GROUP_SIZE, default_concurrency, default_config, defaults_for
-from .dry_run import plan_lines
-from .model_at_step import ModelAtStep
-from .probe_rollouts import probed
 from .scenario_judge import ScenarioJudge, ScenarioRollout, unjudged, unused_judge
-from .scenario_source import ScenariosLike, as_set, check_usable, draft_file, remove_drafts, scenario_file
-from .scenario_trainer import ScenarioTrainer
-from .training_state import Measured, TrainingState
+from .scenario_source import ScenariosLike, as_set, check_usable, probed, scenario_file
+from .scenario_trainer import ScenarioTrainer, TrainingState
 
 _NOT_MEASURED = (
     'no scenario is held out, so that success is not measured on new tasks: give some `"split": "eval"` in their file'
@@ -280,7 +276,6 @@ class MCPTrainer:
             scenarios = await self._probed(scenarios, pool)
         file = scenario_file(self.model)
         save_scenarios(scenarios, file)
-        remove_drafts(self.model)
         self.options.say(
             f"{counted(len(scenarios.train), 'scenario')} to train on, {len(scenarios.eval)} held out, kept in {file}"
         )
@@ -294,24 +289,14 @@ class MCPTrainer:
         return [name for name in names if getattr(self.options, name) != getattr(MCPTrainerOptions, name)]
 
     async def _generated(self, pool: ServerPool) -> ScenarioSet:
-        """Generate scenarios and keep them as a draft, from which an interrupted run goes on to probing."""
-        say, options, seed = self.options.say, self.options, self.options.seed
-        draft = draft_file(self.model, (options.count, seed, options.llm, *(tool.name for tool in pool.toolset.tools)))
-        if draft.exists() and not (kept := as_set(draft)).server_change(pool.fingerprint):
-            say(f"the scenarios of an interrupted run are used: {draft}")
-            return kept
+        say, options = self.options.say, self.options
         say(f"making scenarios for {one_line(self.target.shown())}")
         with budget() as spent:
             scenarios = await generate_scenarios(
-                pool,
-                count=options.count,
-                seed=seed,
-                llm=options.llm,
-                progress=say,
+                pool, count=options.count, seed=options.seed, llm=options.llm, progress=say
             )
         for line in spent.lines():
             say(line)
-        save_scenarios(scenarios, draft)
         return scenarios
 
     async def _probed(self, scenarios: ScenarioSet, pool: ServerPool) -> ScenarioSet:
@@ -363,3 +348,65 @@ async def keep_state_on_error(error: BaseException, trainer: ScenarioTrainer) ->
         await trainer.keep_state()
     except OffbookError as also:
         error.add_note(f"The state of the curriculum could not be kept: {also}")
+
+
+def plan_lines(
+    pool: ServerPool,
+    model: TrainableModel,
+    scenarios: ScenarioSet | str,
+    steps: int,
+    options: Mapping[str, Any],
+    loop: LoopOptions,
+    max_tools: int | None,
+    unused_judge: str = "",
+) -> list[str]:
+    """A line per stage. `scenarios` is a sentence if there are none yet. `unused_judge`: why the judge is not asked."""
+    offered, left_out = len(pool.toolset.tools), pool.toolset.left_out
+    shown = "all are shown"
+    if max_tools is not None and offered > max_tools:
+        shown = f"a rollout sees at most {max_tools}: its scenario's, and others"
+    group, per_step = options.get("group_size"), options.get("scenarios_per_step", 0)
+    lines = [
+        f"target     {one_line(pool.target.shown())}",
+        f"tools      {offered}; {shown}; {pool.sharing()}",
+        *(f"           not called: {one_line(name, 64)} ({reason})" for name, reason in left_out.items()),
+        f"scenarios  {scenarios if isinstance(scenarios, str) else _scenarios(scenarios)}",
+        f"model      {model.name} on {model.base_model}, {model.backend!r}",
+        f"steps      {steps}, each {counted(per_step, 'scenario')} x {group} rollouts, {options.get('concurrency')} at once, "
+        f"at most {loop.max_turns} turns",
+        f"judge      {(options.get('judge') and (unused_judge or 'an LLM')) or 'none: rewards come from execution'}",
+    ]
+    if not isinstance(scenarios, str) and (change := scenarios.server_change(pool.fingerprint)):
+        lines.append(f"warning    {change}")
+    return lines
+
+
+def _scenarios(scenarios: ScenarioSet) -> str:
+    listed = scenarios.scenarios
+    return "\n".join(
+        [
+            f"{len(scenarios.train)} to train on, {len(scenarios.eval)} held out, hash {scenarios.digest[:16]}",
+            f"           by tool: {_counts(tool for scenario in listed for tool in scenario.tools)}",
+            f"           by difficulty: {_counts(str(scenario.difficulty) for scenario in listed)}",
+        ]
+    )
+
+
+def _counts(names: Iterable[str]) -> str:
+    return ", ".join(f"{one_line(name, 64)} {count}" for name, count in sorted(Counter(names).items()))
+
+
+class ModelAtStep(TrainableModel[Any]):
+    """A model whose calls, evaluations and logs use the fixed `step`."""
+
+    def __init__(self, model: TrainableModel, step: int) -> None:
+        super().__init__(model.name, model.project, model.base_model, model.backend, model.lora)
+        self._step = step
+
+    async def get_step(self) -> int:
+        """The pinned step."""
+        return self._step
+
+    def inference_name(self, step: int | None = None) -> str:
+        """The `model` field of requests: the pinned step, or `step`."""
+        return super().inference_name(self._step if step is None else step)

@@ -62,3 +62,8 @@ def _escaped(char: str) -> str:
 
 def _escape(char: str) -> str:
     return char.encode("unicode_escape").decode("ascii")
+
+
+def word_list(text: str) -> list[str]:
+    """The words of a long list, written as a text."""
+    return text.split()

@@ -90,7 +90,7 @@ def set_aside(scenarios: ScenarioSet, success_rates: Mapping[str, float]) -> Sce
         raise ConfigError(
             f"scenarios: none teaches this model anything: of {never} no rollout solved any, of {always} every one did; "
             "make easier ones (`offbook mcp scenarios TARGET --max-difficulty 1 -o FILE`) or harder ones and train with "
-            "--scenarios FILE, or probe with more rollouts of each (--probe)"
+            "--scenarios FILE, or probe with more rollouts of each (--set probe=N)"
         )
     return replace(scenarios, scenarios=tuple(kept), dropped=dict(dropped))
 

@@ -51,11 +51,6 @@ def comma_lists(rows: list[Row]) -> list[str]:
     return [", ".join(str(row["part_id"]) for row in rows) if len(rows) > 1 else ", ".join(map(str, rows[0].values()))]
 
 
-def xml(rows: list[Row]) -> list[str]:
-    parts = ("".join(f"<{name}>{value}</{name}>" for name, value in row.items()) for row in rows)
-    return ["<parts>" + "".join(f"<part>{part}</part>" for part in parts) + "</parts>"]
-
-
 def json_blocks(rows: list[Row]) -> list[str]:
     return [json.dumps(row, indent=2) for row in rows]
 
@@ -72,7 +67,7 @@ def key_value(rows: list[Row]) -> list[str]:
     return ["\n\n".join("\n".join(f"{name}: {value}" for name, value in row.items()) for row in rows)]
 
 
-SHAPES = [python_repr, markdown_table, csv_text, comma_lists, xml, json_blocks, json_lines, fenced_json, key_value]
+SHAPES = [python_repr, markdown_table, csv_text, comma_lists, json_blocks, json_lines, fenced_json, key_value]
 
 
 def make(shape: Callable[[list[Row]], list[str]], parts: list[Row] = PARTS) -> MCPServer:

@@ -29,8 +29,7 @@ from statistics import fmean
 from offbook import LocalBackend, TrainableModel
 from offbook_mcp import MCPTrainer, Target
 from offbook_mcp.scenarios.generate import generate_scenarios
-from offbook_mcp.scenarios.scenario import ScenarioSet, load_scenarios, save_scenarios
-from offbook_mcp.scenarios.split import split_scenarios
+from offbook_mcp.scenarios.scenario import ScenarioSet, load_scenarios, save_scenarios, split_scenarios
 
 ROOT = Path(__file__).parents[1]
 SUCCESS = "success"

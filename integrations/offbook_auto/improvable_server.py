@@ -15,8 +15,7 @@ from offbook_compare.candidates import CandidateLike
 from offbook_compare.comparison import acompare
 from offbook_compare.results import ComparisonReport
 from offbook_compare.targets import RolloutTarget
-from offbook_mcp.scenarios.scenario import ScenarioSet
-from offbook_mcp.scenarios.split import HELD_OUT
+from offbook_mcp.scenarios.scenario import HELD_OUT, ScenarioSet
 from offbook_mcp.training.mcp_trainer import MCPTrainer
 from offbook_mcp.training.scenario_judge import ScenarioJudge, unused_judge
 
@@ -56,11 +55,11 @@ class ImprovableServer:
 
     @property
     def judge(self) -> Judge | None:
-        """The judge as in training: it scores what cannot be executed, or all. None: each run has a reward from execution."""
+        """The judge as in training: it scores what cannot be executed. None: each run has a reward from execution."""
         options, scenarios = self.trainer.options, self.known.scenarios if self.known is not None else ()
-        if options.judge is None or unused_judge(scenarios, options.judge, judge_all=options.judge_all):
+        if options.judge is None or unused_judge(scenarios, options.judge):
             return None
-        return ScenarioJudge(options.judge, scenarios, judge_all=options.judge_all)
+        return ScenarioJudge(options.judge, scenarios)
 
     def sizes(self) -> tuple[int, int]:
         """How many scenarios there are, or will be, to train on and held out."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from mcp.types import ToolAnnotations
 
-from offbook_mcp.tools.effects import ToolKind, suggested_kind
+from offbook_mcp.tools.tool import ToolKind, suggested_kind
 
 LABELLED = Path(__file__).parent / "listed" / "labelled.tsv"
 """Tools of public servers, with what their calls do to the server as read from their documentation."""

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 from offbook_mcp import ServerPool, Target
 from offbook_mcp.connection.servers import InProcessServer, Limits
 from offbook_mcp.scenarios.explore import explore
-from offbook_mcp.tools.effects import reads_secrets
+from offbook_mcp.tools.tool import reads_secrets
 from tests.mcp_adapter.conftest import misbehaving
 from tests.mcp_adapter.servers import library_server, notes_server
 

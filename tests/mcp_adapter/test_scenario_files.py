@@ -27,10 +27,13 @@ from offbook_mcp.scenarios.scenario import (
     McpScenario,
     ReferenceCall,
     ScenarioSet,
+    combination,
+    combinations,
     load_scenarios,
     save_scenarios,
+    split_scenarios,
+    without_joints,
 )
-from offbook_mcp.scenarios.split import combination, combinations, split_scenarios, without_joints
 from offbook_mcp.training.scenario_source import ALWAYS_SOLVED, NEVER_SOLVED, set_aside
 
 DAMAGE = (

@@ -123,7 +123,7 @@ async def test_a_judge_that_no_scenario_needs_is_told(stand_in: TrainableModel) 
     assert "judge      not asked, since every scenario is scored by execution" in "\n".join(await chosen.aplan(2))
     await chosen.aevaluate()
     assert said == [
-        "judge: not asked, since every scenario is scored by execution; --judge-all makes it half of every reward"
+        'judge: not asked, since every scenario is scored by execution; those with "check": "judge" need one'
     ]
 
 
@@ -180,18 +180,10 @@ async def give_one(group: TrajectoryGroup) -> TrajectoryGroup:
     return group.model_copy(update={"trajectories": copies})
 
 
-@pytest.mark.parametrize(
-    ("judge_all", "check", "reward"),
-    [
-        (False, CheckKind.CALLS, 0.4),
-        (True, CheckKind.CALLS, 0.7),
-        (False, CheckKind.JUDGE, 1.4),
-    ],
-)
-def test_a_judge_scores_what_cannot_be_executed_or_has_half(judge_all: bool, check: CheckKind, reward: float) -> None:
+@pytest.mark.parametrize(("check", "reward"), [(CheckKind.CALLS, 0.4), (CheckKind.JUDGE, 1.4)])
+def test_a_judge_scores_what_cannot_be_executed(check: CheckKind, reward: float) -> None:
     one = told("a", ("t", {}), check=check)
-    judge = ScenarioJudge(give_one, [one], judge_all=judge_all)
-    judged = asyncio.run(judge(judged_group(0.4, one.id)))
+    judged = asyncio.run(ScenarioJudge(give_one, [one])(judged_group(0.4, one.id)))
     assert judged is not None
     assert judged.trajectories[0].reward == pytest.approx(reward)
 

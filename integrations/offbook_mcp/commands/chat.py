@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, cast
@@ -101,25 +101,6 @@ def call_lines(records: Sequence[ToolRecord]) -> Iterator[str]:
         yield f"<- {kind}: {one_line(record.result.text, _SHOWN_RESULT)}"
 
 
-@asynccontextmanager
-async def conversations(
-    pool: ServerPool,
-    models: Sequence[tuple[str, TrainableModel]],
-    options: LoopOptions,
-    result_chars: int,
-    toolset: Toolset,
-) -> AsyncGenerator[list[ChatSession]]:
-    """Open one conversation per labelled model; their sessions are released at the end of the block."""
-    async with AsyncExitStack() as stack:
-        opened: list[ChatSession] = []
-        for label, model in models:
-            await model.register()
-            conversation = ChatSession(label, model, pool, options, result_chars, toolset)
-            stack.callback(conversation.release)
-            opened.append(conversation)
-        yield opened
-
-
 async def chat(
     talks: Sequence[ChatSession], questions: AsyncIterable[str], console: Console, ready: Callable[[], None]
 ) -> None:
@@ -188,7 +169,11 @@ async def _talk(
             echo("it is untrained: `offbook mcp train` trains it", err=True)
         questions: AsyncIterable[str] = _listed(ask) if ask else typed_lines(sys.stdin)
         prompting = not ask and sys.stdin.isatty()
-        async with conversations(pool, models, options, chars, toolset) as talks:
+        with ExitStack() as stack:
+            talks = [ChatSession(label, model, pool, options, chars, toolset) for label, model in models]
+            for conversation in talks:
+                await conversation.model.register()
+                stack.callback(conversation.release)
             await chat(talks, questions, console, lambda: echo("> ", nl=False) if prompting else None)
             if ask and any(talk.unanswered for talk in talks):
                 raise typer.Exit(1)

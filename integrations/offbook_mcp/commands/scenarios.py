@@ -157,7 +157,6 @@ def _result_lines(scenarios: ScenarioSet, wanted: int, output: Path) -> Iterator
 
 
 def _plan_lines(pool: ServerPool, count: int, questions: int, output: str) -> Iterator[str]:
-    """The lines of `scenarios --dry-run`."""
     used = [tool.name for tool in pool.toolset.tools]
     yield f"fingerprint {pool.fingerprint}; nothing is called, nothing is written"
     yield f"would explore and use: {', '.join(used) or 'nothing'}"

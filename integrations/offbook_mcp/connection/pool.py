@@ -58,8 +58,6 @@ class RolloutFolders:
 
 @dataclass
 class _SessionSet:
-    """The folder of one rollout, and its sessions by server name."""
-
     folder: Path | None
     sessions: dict[str, Session] = field(default_factory=dict[str, Session])
 
@@ -249,7 +247,6 @@ class ServerPool:
         return session
 
     def _check_same(self, description: ServerDescription, folder: str | None) -> None:
-        """Raise McpToolsChangedError if a tool in use differs from the first session."""
         now = _signatures((description,), folder)
         for tool in self.toolset.tools:
             key = (tool.tool.server, tool.tool.name)

@@ -101,8 +101,6 @@ async def _process_streams(params: StdioServerParameters, link: Link, limit: int
 
 
 class _ProcessStreams:
-    """Reads and writes JSON-RPC messages over the pipes of one server process."""
-
     def __init__(self, process: Process, link: Link, limit: int) -> None:
         assert process.stdin is not None and process.stdout is not None and process.stderr is not None
         self._process = process

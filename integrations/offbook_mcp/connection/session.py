@@ -33,9 +33,8 @@ from offbook_mcp.errors import (
 )
 from offbook_mcp.tools.tool import ServerDescription, ServerTool, as_server_tool
 
-from .connection_state import Link
+from .connection_state import Link, sound_listings, sound_server
 from .environment_references import names_secret, variable_hint, without
-from .faulty_tools import sound_listings, sound_server
 from .http_transport import http_transport, speaks_sse, sse_transport
 from .process_transport import stdio_transport
 from .servers import AnyServer, HttpServer, InProcess, Limits, StdioServer

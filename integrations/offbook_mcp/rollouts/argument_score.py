@@ -1,4 +1,8 @@
-"""Compares tool arguments by meaning. Pure functions of the values and the tool's schema."""
+"""Compares tool arguments by meaning.
+
+Arguments in a language, such as SQL, code and search queries, have many spellings of the same meaning: their calls' results are
+compared.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,12 @@ import unicodedata
 from collections.abc import Mapping
 from typing import cast
 
-from offbook_mcp.tools.tool import Schema
+from offbook.base.text import word_list
+from offbook_mcp.tools.result_values import digest_of
+from offbook_mcp.tools.results import ToolResult
+from offbook_mcp.tools.rollout_tools import RolloutTools
+from offbook_mcp.tools.tool import Schema, ToolKind
+from offbook_mcp.tools.toolset import ModelTool
 
 _PATH_NAME = re.compile(r"(^|_|-)(path|paths|file|files|filename|dir|directory|folder|source|destination)s?$", re.I)
 _TIME = re.compile(r"(\d):(\d\d(?::\d\d)?)")
@@ -70,15 +79,15 @@ def spelled_out(arguments: Mapping[str, object], parameters: Schema) -> dict[str
     schemas = _properties(parameters)
     listed = parameters.get("required")
     required = cast(list[object], listed) if isinstance(listed, list) else []
+
+    def is_default(value: object, schema: Schema, name: str) -> bool:
+        return "default" in schema and same_value(schema["default"], value, {**schema, "default": None}, name)
+
     return {
         name: value
         for name, value in arguments.items()
-        if name in required or not (value is None or _is_default(value, schemas.get(name, {}), name))
+        if name in required or not (value is None or is_default(value, schemas.get(name, {}), name))
     }
-
-
-def _is_default(value: object, schema: Schema, name: str) -> bool:
-    return "default" in schema and same_value(schema["default"], value, {**schema, "default": None}, name)
 
 
 def _properties(schema: Schema) -> dict[str, Schema]:
@@ -145,3 +154,67 @@ def _same_as_text(expected: object, actual: object) -> bool:
         return text.strip().casefold() == str(value).casefold()
     spelled = _NUMBER.fullmatch(text.strip())
     return isinstance(value, int | float) and spelled is not None and same_value(float(text), value, {})
+
+
+_LANGUAGES = frozenset(
+    word_list(
+        """code command cypher equation expression formula graphql jmespath jq jsonpath program query regex regexp script
+    selector sparql sql statement where xpath"""
+    )
+)
+_PLURALS = {"queries": "query", "statements": "statement", "expressions": "expression", "commands": "command"}
+_TEXTS = frozenset(["string", "str", "text", "snippet", "clause", "body"])
+"""Last words after the name of a language, as in `query_string`."""
+_OF_CODE = frozenset(["python", "source", "shell", "javascript", "js", "r", "sql", "program", "script"])
+"""Words before `code` that make it a program: a `currency_code` is none."""
+_DESCRIBED = re.compile(
+    r"\b(sql|cypher|sparql|graphql|jq|jmespath|jsonpath|xpath|regex|regular expression|python code|source code"
+    r"|(?:math\w*|arithmetic|formula|boolean) expression|expression to evaluate)\b",
+    re.IGNORECASE,
+)
+_TOKENS = re.compile(r"'[^']*'|\"[^\"]*\"|\w+|[^\w\s]")
+
+
+def free_form_arguments(tool: ModelTool) -> frozenset[str]:
+    """The names of the tool's arguments that are written in a language, by their names and descriptions."""
+    properties = cast(dict[str, object], tool.parameters.get("properties") or {})
+    return frozenset(
+        name
+        for name, schema in properties.items()
+        if isinstance(schema, dict) and _is_free_form(name, cast(Schema, schema))
+    )
+
+
+def result_digest(tools: RolloutTools, tool: ModelTool, result: ToolResult) -> str:
+    """A hash of what a call returned; "" if it failed, may write, or has no arguments in a language.
+
+    The text that a write returns, such as `1 row`, does not show what was written.
+    """
+    if result.is_error or tool.tool.kind is not ToolKind.READ or not free_form_arguments(tool):
+        return ""
+    return digest_of(tools.neutral(result.full_text))
+
+
+def same_code(expected: str, actual: str) -> bool:
+    """Whether two texts in a language differ only in white space, in the case of words, and in a final semicolon."""
+    return _tokens(expected) == _tokens(actual)
+
+
+def _is_free_form(name: str, schema: Schema) -> bool:
+    items = schema.get("items")
+    kind = cast(Schema, items).get("type") if isinstance(items, dict) else schema.get("type", "string")
+    if kind != "string" or "enum" in schema or "format" in schema:
+        return False
+    words = [
+        _PLURALS.get(word, word) for word in re.findall(r"[a-z]+", re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", name).lower())
+    ]
+    if len(words) > 1 and words[-1] in _TEXTS:
+        words.pop()
+    if words and words[-1] in _LANGUAGES:
+        return words[-1] != "code" or len(words) == 1 or words[-2] in _OF_CODE
+    return _DESCRIBED.search(str(schema.get("description", ""))) is not None
+
+
+def _tokens(text: str) -> list[str]:
+    tokens = [token if token[0] in "'\"" else token.casefold() for token in _TOKENS.findall(text)]
+    return tokens[:-1] if tokens[-1:] == [";"] else tokens

@@ -25,8 +25,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from offbook import RewardResult
+from offbook_mcp.rollouts.argument_score import free_form_arguments, same_code
 from offbook_mcp.scenarios.scenario import CheckKind, McpScenario, ReferenceCall
-from offbook_mcp.tools.free_form import free_form_arguments, same_code
 from offbook_mcp.tools.tool import ToolKind
 from offbook_mcp.tools.toolset import Toolset
 
@@ -93,7 +93,11 @@ def contains(answer: str, value: str) -> bool:
     wanted = _plain(value)
     if not wanted:
         return True
-    if (number := _as_number(wanted)) is not None and any(_close(number, candidate) for candidate in _numbers(answer)):
+    number = _as_number(wanted)
+    written = (float(match.replace(",", "")) for match in _NUMBER.findall(answer))
+    if number is not None and any(
+        math.isclose(number, other, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE) for other in written
+    ):
         return True
     begin = r"(?<!\w)" if wanted[0].isalnum() else ""
     end = r"(?!\w)" if wanted[-1].isalnum() else ""
@@ -110,14 +114,6 @@ def _plain(text: str) -> str:
 def _as_number(text: str) -> float | None:
     match = _NUMBER.fullmatch(text)
     return float(match[0].replace(",", "")) if match else None
-
-
-def _numbers(text: str) -> list[float]:
-    return [float(match.replace(",", "")) for match in _NUMBER.findall(text)]
-
-
-def _close(wanted: float, number: float) -> bool:
-    return math.isclose(wanted, number, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
 
 
 TOOLS, ARGUMENTS, ANSWER = 0.2, 0.4, 0.4
@@ -137,7 +133,7 @@ def score(scenario: McpScenario, episode: ToolEpisode, toolset: Toolset) -> Rewa
     matches = matched(scenario.calls, calls, toolset)
     answered = float(episode.end is EpisodeEnd.ANSWERED and bool(episode.answer.strip()))
     tools = tool_match(scenario, calls)
-    arguments = _mean(list(matches.scores)) if scenario.calls else 1.0
+    arguments = math.fsum(matches.scores) / len(matches.scores) if scenario.calls else 1.0
     answer = answered * (answer_score(scenario.answer, episode.answer) if scenario.check is CheckKind.ANSWER else 1.0)
     needless = malformed + (len(calls) - matches.used if scenario.calls else 0)
     cost = min(NEEDLESS * needless, MAX_NEEDLESS)
@@ -158,6 +154,7 @@ def score(scenario: McpScenario, episode: ToolEpisode, toolset: Toolset) -> Rewa
     return RewardResult(gained - cost, {"success": float(done), **metrics, **by_tool})
 
 
+@dataclass(frozen=True)
 class CallMatches:
     """The matching of the policy's calls to the reference calls.
 
@@ -165,10 +162,9 @@ class CallMatches:
     something.
     """
 
-    def __init__(self, scores: Sequence[float], used: int, wrote_more: bool) -> None:
-        self.scores = tuple(scores)
-        self.used = used
-        self.wrote_more = wrote_more
+    scores: tuple[float, ...]
+    used: int
+    wrote_more: bool
 
 
 def matched(references: Sequence[ReferenceCall], calls: Sequence[PolicyCall], toolset: Toolset) -> CallMatches:
@@ -191,8 +187,9 @@ def matched(references: Sequence[ReferenceCall], calls: Sequence[PolicyCall], to
         settled.add(-reference_index)
         taken.add(-index)
         scores[-reference_index] = likeness
-    others = [call for index, call in enumerate(calls) if index not in taken]
-    return CallMatches(scores, len(taken), any(_may_write(call, toolset) for call in others))
+    others = [toolset.find(call.tool) for index, call in enumerate(calls) if index not in taken]
+    wrote_more = any(tool is not None and tool.tool.kind is not ToolKind.READ for tool in others)
+    return CallMatches(tuple(scores), len(taken), wrote_more)
 
 
 def tool_match(scenario: McpScenario, calls: Sequence[PolicyCall]) -> float:
@@ -224,12 +221,3 @@ def _means_the_same(reference: ReferenceCall, call: PolicyCall, name: str) -> bo
         return not call.failed and call.returned == reference.returned
     wanted, written = reference.arguments[name], (call.arguments or {}).get(name)
     return same_code(wanted, written) if isinstance(wanted, str) and isinstance(written, str) else wanted == written
-
-
-def _may_write(call: PolicyCall, toolset: Toolset) -> bool:
-    tool = toolset.find(call.tool)
-    return tool is not None and tool.tool.kind is not ToolKind.READ
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)

@@ -20,7 +20,7 @@ from offbook_mcp.tools.rollout_tools import RolloutTools
 from offbook_mcp.tools.toolset import Toolset
 
 from .agent_loop import SYSTEM, AgentLoop, LoopOptions
-from .rewards import ToolEpisode, score
+from .rewards import score
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,8 @@ class McpRollout:
         shown = self.shown(scenario)
         trajectory.tools = shown.functions()
         async with self.pool.rollout() as leased:
-            tools = restricted(leased, shown, self._limit())
+            own = self.pool.target.limits.result_chars
+            tools = restricted(leased, shown, own if self.result_chars is None else min(own, self.result_chars))
             trajectory.messages_and_choices = cast(Any, opening(scenario, tools))
             options = self.loop
             if self.step_tokens is not None and isinstance(model, FixedStepModel):
@@ -72,13 +73,6 @@ class McpRollout:
                 episode = await loop.run(trajectory)
             finally:
                 record_calls(trajectory, loop)
-        self._scored(scenario, episode, shown, trajectory)
-
-    def _limit(self) -> int:
-        own = self.pool.target.limits.result_chars
-        return own if self.result_chars is None else min(own, self.result_chars)
-
-    def _scored(self, scenario: McpScenario, episode: ToolEpisode, shown: Toolset, trajectory: Trajectory) -> None:
         result = score(scenario, episode, shown)
         trajectory.reward = result.reward
         trajectory.metrics |= result.metrics

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from offbook_mcp.connection.pool import ServerPool
 from offbook_mcp.errors import McpServerError, McpStartError, McpToolsChangedError
-from offbook_mcp.tools.free_form import result_digest
+from offbook_mcp.rollouts.argument_score import result_digest
 from offbook_mcp.tools.results import ToolResult
 from offbook_mcp.tools.rollout_tools import RolloutTools
 from offbook_mcp.tools.tool import ToolKind
@@ -79,7 +79,6 @@ def _leaves(answered: Answered) -> tuple[Leaf, ...]:
 
 
 def _named(leaves: Sequence[Leaf], answered: Answered) -> list[Leaf]:
-    """Values whose name is unique in the result."""
     places = Counter(leaf.place for leaf in leaves)
     names = Counter(leaf.words for leaf in leaves)
     return [
@@ -101,7 +100,6 @@ def _name_in_result(leaf: Leaf) -> str:
 
 
 def _listed(leaves: Sequence[Leaf]) -> list[Leaf]:
-    """All values of a short list whose items have the same place."""
     leaves = [leaf for leaf in leaves if not leaf.place.endswith(SHORT)]
     values = {leaf.value for leaf in leaves}
     same = len({leaf.place.replace("[FILE]", "[DIR]") for leaf in leaves}) == 1
@@ -250,7 +248,6 @@ class Executor:
         return ReferenceRun(run.answers, effect=before != after)
 
     def _learn_effect(self, calls: Sequence[ReferenceCall], run: ReferenceRun) -> None:
-        """Learn from calls with one writing tool whether its writes are visible."""
         writers = {call.tool for call in calls} - self._reading
         if run.effect and len(writers) == 1:
             self._effective |= writers

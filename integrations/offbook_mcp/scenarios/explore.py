@@ -8,11 +8,9 @@ import re
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import cast
 
-from mcp import Client, MCPError
-from mcp.types import ReadResourceResult
+from mcp import MCPError
 
 from offbook.base.errors import ConfigError
 from offbook.base.text import one_line
@@ -26,9 +24,8 @@ from offbook_mcp.tools.toolset import ModelTool
 from .error_texts import NO_ID, NONSENSE, Control, reads_like_error
 from .harvest import Leaf, ListedValues, Scalar, is_empty, leaves_of, lists_in
 from .sampler import ArgumentSampler, DraftCall, Pick
-from .scenario import ReferenceCall
+from .scenario import ReferenceCall, combination
 from .slots import Slot
-from .split import combination
 
 
 def leaves_of_complaint(draft: DraftCall, text: str) -> Iterator[Leaf]:
@@ -40,7 +37,9 @@ def leaves_of_complaint(draft: DraftCall, text: str) -> Iterator[Leaf]:
     picks = [pick for pick in draft.picks if pick.slot.kind == "string" and not pick.slot.closed]
     drawn = {pick.value for pick in picks}
     open_slots = {pick.slot.key: pick.slot for pick in picks}
-    blamed = {pick.slot.key: pick.slot for pick in picks if _repeats(text, str(pick.value))}
+    blamed = {
+        pick.slot.key: pick.slot for pick in picks if re.search(rf"(?<!\w){re.escape(str(pick.value))}(?!\w)", text)
+    }
     for listed in lists_in(text):
         words = _words(listed, open_slots, blamed)
         for value in listed.values:
@@ -54,10 +53,6 @@ def _words(listed: ListedValues, open_slots: dict[str, Slot], blamed: dict[str, 
         if len(slots) == 1:
             return next(iter(slots.values())).words
     return listed.label
-
-
-def _repeats(text: str, value: str) -> bool:
-    return re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text) is not None
 
 
 _ROUNDS = 4
@@ -232,7 +227,6 @@ class _Reading:
         return True
 
     async def _calls(self, tools: RolloutTools, tool: ModelTool) -> None:
-        """Make some new calls of one tool."""
         self.calling = tool.name
         if tool.name not in self.exploration.controls:
             await _call_with_nonsense(tools, self.exploration, tool)
@@ -305,17 +299,12 @@ async def _read_resources_of(server: str, tools: RolloutTools, exploration: Expl
     listed = await session.ask("listing its resources", lambda client: client.list_resources())
     for resource in listed.resources[:_MAX_RESOURCES]:
         uri = str(resource.uri)
-        read = await session.ask(f"reading {uri!r}", partial(_read, uri))
+        read = await session.ask(f"reading {uri!r}", lambda client, uri=uri: client.read_resource(uri))
         text = resource_text(read.contents, _TEXT_KEPT, session.hide).text
         exploration.resources[uri] = tools.neutral(text)
 
 
-async def _read(uri: str, client: Client) -> ReadResourceResult:
-    return await client.read_resource(uri)
-
-
 def _replaced(value: object, others: Mapping[Scalar, Scalar]) -> object:
-    """Replace these values in the arguments by others."""
     if isinstance(value, dict):
         return {key: _replaced(item, others) for key, item in cast(dict[str, object], value).items()}
     if isinstance(value, list):

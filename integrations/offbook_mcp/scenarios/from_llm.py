@@ -206,8 +206,6 @@ def questions_for(count: int) -> int:
 
 @dataclass(frozen=True)
 class _Written:
-    """A scenario that the LLM wrote, whose calls have passed the checks."""
-
     task: str
     difficulty: int
     calls: tuple[ReferenceCall, ...]
@@ -363,7 +361,6 @@ class _Writing:
 
 
 def _settled(values: Sequence[str], task: str, answers: Sequence[Answered]) -> tuple[str, ...]:
-    """The values that occur in a tool result and not in the task."""
     texts = [tool_answer.text for tool_answer in answers]
     usable = [value.strip() for value in values[:3] if usable_value(value) is not None]
     return tuple(dict.fromkeys(value for value in usable if value not in task and any(value in text for text in texts)))

@@ -48,8 +48,6 @@ async def from_schemas(work: ScenarioGeneration) -> None:
 
 @dataclass
 class _Drawing:
-    """Draws plans, runs them twice, and words the valid ones as tasks."""
-
     work: ScenarioGeneration
     planner: Planner
     answers: Counter[str] = field(default_factory=Counter[str])

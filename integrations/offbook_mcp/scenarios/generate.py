@@ -19,8 +19,7 @@ from .explore import Exploration, Observation, explore, withheld_lines
 from .from_llm import from_llm
 from .from_schemas import from_schemas
 from .generation import Progress, ScenarioGeneration
-from .scenario import ScenarioSet
-from .split import HELD_OUT
+from .scenario import HELD_OUT, ScenarioSet
 
 
 async def generate_scenarios(
@@ -65,7 +64,6 @@ async def generate_scenarios(
 
 @asynccontextmanager
 async def _opened(pool_or_target: ServerPool | TargetLike) -> AsyncGenerator[ServerPool]:
-    """The pool, or a new one for the target."""
     if isinstance(pool_or_target, ServerPool):
         yield pool_or_target
         return

@@ -14,8 +14,18 @@ from offbook_mcp.connection.pool import ServerPool
 
 from .execution import Executor, ReferenceRun
 from .explore import Exploration
-from .scenario import CheckKind, McpScenario, ReferenceCall, ScenarioSet
-from .split import combination, combinations, normalised, number_held_out, split_scenarios, without_joints
+from .scenario import (
+    CheckKind,
+    McpScenario,
+    ReferenceCall,
+    ScenarioSet,
+    combination,
+    combinations,
+    normalised,
+    number_held_out,
+    split_scenarios,
+    without_joints,
+)
 from .wording import is_short
 
 _SHARES = {1: 0.32, 2: 0.3, 3: 0.16, 4: 0.15, 5: 0.07}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache, lru_cache
@@ -13,8 +13,8 @@ from itertools import islice
 from typing import TypeAlias, cast
 
 from offbook_mcp.connection.servers import ROLLOUT_DIR
-from offbook_mcp.tools.effects import is_verb
 from offbook_mcp.tools.results import ToolResult
+from offbook_mcp.tools.tool import is_verb
 
 Scalar: TypeAlias = str | int | float | bool
 
@@ -261,7 +261,8 @@ def values_for(name: str, about: str, tool_description: str) -> list[str]:
     own = [about, *(line["about"] for line in _ARGUMENT.finditer(tool_description) if line["name"] == name)]
     last = words_of(name)[-1:]
     named = (listed for listed in lists_in(tool_description) if last and listed.label[-1:] == last)
-    return _distinct([*(listed for text in own for listed in lists_in(text)), *named])
+    lists = [*(listed for text in own for listed in lists_in(text)), *named]
+    return list(dict.fromkeys(value for listed in lists for value in listed.values))
 
 
 def _short_values(text: str) -> tuple[str, ...]:
@@ -273,10 +274,6 @@ def _short_values(text: str) -> tuple[str, ...]:
             return ()
         values.append(match["text"])
     return tuple(dict.fromkeys(values))
-
-
-def _distinct(lists: Iterable[ListedValues]) -> list[str]:
-    return list(dict.fromkeys(value for listed in lists for value in listed.values))
 
 
 _DAYS = 2

@@ -204,8 +204,6 @@ class _NoValueError(Exception):
 
 @dataclass
 class _Drawing:
-    """The drawing of one call, with the values picked so far."""
-
     sampler: ArgumentSampler
     tool: ModelTool
     near: tuple[Leaf, ...]

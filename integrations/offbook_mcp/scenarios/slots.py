@@ -168,7 +168,6 @@ def slot_of(tool: ModelTool, path: str, schema: Schema) -> Slot:
 
 
 def _suggested(tool: ModelTool, path: str, schema: Schema, kind: str) -> dict[str, list[Scalar]]:
-    """The values that the schema, the descriptions and the names suggest, by kind of suggestion."""
     about = str(schema.get("description", ""))
     name = re.sub(r"\[\]|\{\}", "", path).rpartition(".")[2]
     suggestions: dict[str, list[Scalar]] = {}
@@ -245,7 +244,6 @@ def _numbers(schema: Schema, kind: str) -> list[Scalar]:
 
 
 def _keyword_values(schema: Schema, *names: str) -> list[float]:
-    """The numbers of these keywords."""
     values = (schema.get(name) for name in names)
     return [float(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
 

@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 
 from offbook_mcp.tools.tool import ToolKind
 from offbook_mcp.tools.toolset import ModelTool
@@ -81,7 +82,7 @@ class Planner:
 
     def plan(self, tool: ModelTool, most_difficult: int) -> Plan | None:
         """Draw a plan that uses this tool; None if the drawn plan is too difficult."""
-        kinds = [self._single, self._several, self._triple, self._flow, self._effect]
+        kinds = [self._single, partial(self._sequence, 2), partial(self._sequence, 3), self._flow, self._effect]
         weights = [11, 3 * (most_difficult > 2), most_difficult > 4, 3 * (most_difficult > 3), 3 * (most_difficult > 3)]
         plan = self._rng.choices(kinds, [float(weight) for weight in weights])[0](tool)
         plan = plan or self._single(tool)
@@ -91,13 +92,7 @@ class Planner:
         draft = self._draw(tool)
         return None if draft is None else Plan(PlanKind.SINGLE, (draft,))
 
-    def _several(self, tool: ModelTool) -> Plan | None:
-        return self._sequence(tool, 2)
-
-    def _triple(self, tool: ModelTool) -> Plan | None:
-        return self._sequence(tool, 3)
-
-    def _sequence(self, tool: ModelTool, length: int) -> Plan | None:
+    def _sequence(self, length: int, tool: ModelTool) -> Plan | None:
         """Distinct calls with arguments, of this tool and other reading tools; None if the draw has none."""
         if tool.tool.kind is not ToolKind.READ:
             return None

@@ -15,8 +15,7 @@ from typing import cast
 from anyascii import anyascii
 
 from offbook.base.text import word_list
-from offbook_mcp.tools.effects import is_verb
-from offbook_mcp.tools.tool import ToolKind
+from offbook_mcp.tools.tool import ToolKind, is_verb
 from offbook_mcp.tools.toolset import ModelTool
 
 from .harvest import singular, strings_of
@@ -201,7 +200,6 @@ def _clause(draft: DraftCall, action: str, rng: random.Random, linked: tuple[str
 
 
 def _keys(draft: DraftCall) -> frozenset[str]:
-    """The keys of maps among the arguments, which are values too."""
     return frozenset(str(pick.value) for pick in draft.picks if pick.slot.path.endswith("{}"))
 
 

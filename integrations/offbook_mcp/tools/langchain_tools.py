@@ -22,10 +22,9 @@ from offbook.client.rollouts.capture import on_capture_end
 from offbook_mcp.connection.pool import ServerPool
 from offbook_mcp.connection.target import ConnectOptions, Target, TargetLike
 
-from .effects import ToolKind, reads_secrets
 from .results import ToolResult
 from .rollout_tools import RolloutTools
-from .tool import ServerDescription
+from .tool import ServerDescription, ToolKind, reads_secrets
 from .toolset import ModelTool, Toolset
 
 ResultT = TypeVar("ResultT")

@@ -54,7 +54,6 @@ def structure_of(text: str) -> Structure | None:
 
 
 def _fenced(text: str) -> list[str]:
-    """The texts between Markdown's fences."""
     bodies: list[str] = []
     body: list[str] | None = None
     for line in text.split("\n") if "```" in text else ():
@@ -109,7 +108,6 @@ def _starts(text: str) -> Iterator[int]:
 
 
 def _json(text: str) -> Structure | None:
-    """One JSON value, or several after one another."""
     if text[0] not in "{[":
         return None
     decoder = json.JSONDecoder()
@@ -236,7 +234,6 @@ def _even(rows: list[list[str]]) -> bool:
 
 
 def _short(rows: list[list[str]]) -> bool:
-    """Whether no cell is part of a sentence."""
     return all(len(cell.split()) <= 3 and not cell.endswith(".") for row in rows for cell in row)
 
 

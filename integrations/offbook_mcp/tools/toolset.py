@@ -17,9 +17,8 @@ from offbook.base.text import one_line
 from offbook.base.types import Tool
 from offbook_mcp.connection.servers import ROLLOUT_DIR
 
-from .effects import ToolKind, reads_secrets
 from .schemas import simplified
-from .tool import Schema, ServerDescription, ServerTool, named
+from .tool import Schema, ServerDescription, ServerTool, ToolKind, named, reads_secrets
 
 _LONGEST_NAME = 64
 _LONGEST_DESCRIPTION = 8_000
@@ -239,7 +238,6 @@ def uses_folder(bind: Mapping[str, object]) -> bool:
 
 
 def _hidden(parameters: Schema, bound: Mapping[str, object]) -> Schema:
-    """Remove the bound arguments from the schema."""
     if not bound:
         return parameters
     properties = cast(dict[str, object], parameters.get("properties", {}))

@@ -93,8 +93,6 @@ _LISTED = 4
 
 @dataclass
 class _Tried:
-    """The scored rollouts of one scenario."""
-
     rollouts: int = 0
     solved: int = 0
 

@@ -29,8 +29,7 @@ from offbook_mcp.rollouts.agent_loop import LoopOptions
 from offbook_mcp.rollouts.rollout import McpRollout
 from offbook_mcp.scenarios.explore import withheld_lines
 from offbook_mcp.scenarios.generate import few_held_out, generate_scenarios
-from offbook_mcp.scenarios.scenario import ScenarioSet, save_scenarios
-from offbook_mcp.scenarios.split import HELD_OUT
+from offbook_mcp.scenarios.scenario import HELD_OUT, ScenarioSet, save_scenarios
 
 from .comparison import Comparison, Measured
 from .defaults import GROUP_SIZE, default_concurrency, default_config, defaults_for
@@ -67,10 +66,6 @@ class MCPTrainerOptions(TrainerOptions):
         shown_default="the target's limit; 1,500 for tiny-mcp and tiny",
     )
     curriculum: bool = option(True, "train on easier scenarios first")
-    judge_all: bool = option(
-        False,
-        "let the judge's score be half of every reward; otherwise it scores only scenarios that cannot be executed",
-    )
     count: int = option(48, "number of scenarios to generate if there are none", least=1)
     llm: str | Llm | None = option(
         None, "LLM that writes scenarios, such as openai/gpt-4.1; None: generated from schemas and tool results"
@@ -198,11 +193,7 @@ class MCPTrainer:
                 f"and {held_out} held out, and kept in {scenario_file(self.model)}"
             )
             options = self._trainer_options(scenarios, steps)
-            unused = (
-                unused_judge(scenarios.scenarios, self.options.judge, judge_all=self.options.judge_all)
-                if scenarios
-                else ""
-            )
+            unused = unused_judge(scenarios.scenarios, self.options.judge) if scenarios else ""
             return plan_lines(pool, self.model, known, steps, options, self._loop(), self._max_tools, unused)
 
     @property
@@ -235,7 +226,7 @@ class MCPTrainer:
             if changed := scenarios.server_change(pool.fingerprint):
                 self.options.say(changed)
             check_usable(scenarios, pool, self._max_tools, self.options.judge is not None, trained=trained)
-            if unused := unused_judge(scenarios.scenarios, self.options.judge, judge_all=self.options.judge_all):
+            if unused := unused_judge(scenarios.scenarios, self.options.judge):
                 self.options.say(f"judge: {unused}")
             model = self.model if step is None else ModelAtStep(self.model, step)
             state = await TrainingState.of(model, scenarios.digest)
@@ -331,7 +322,7 @@ class MCPTrainer:
         if scenarios is not None and scenarios.eval:
             options["eval"] = scenarios.eval
         if scenarios is not None and self.options.judge is not None:
-            options["judge"] = ScenarioJudge(self.options.judge, scenarios.scenarios, judge_all=self.options.judge_all)
+            options["judge"] = ScenarioJudge(self.options.judge, scenarios.scenarios)
         return options
 
 

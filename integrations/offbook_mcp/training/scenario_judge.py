@@ -1,4 +1,4 @@
-"""Combines a judge with rewards from execution: for scenarios that cannot be executed, or as a share of every reward."""
+"""A judge for the scenarios that cannot be executed."""
 
 from __future__ import annotations
 
@@ -10,10 +10,6 @@ from offbook.base.errors import RolloutError
 from offbook.contracts import Judge
 from offbook_mcp.rollouts.rollout import McpRollout
 from offbook_mcp.scenarios.scenario import CheckKind, McpScenario
-
-SHARE = 0.5
-"""Weight of the judge's score in the reward of a scenario that is scored by both."""
-
 
 ScenarioRollout: TypeAlias = Callable[[TrainableModel, McpScenario], Awaitable[Trajectory]]
 
@@ -31,35 +27,33 @@ def unjudged(rollout: McpRollout) -> ScenarioRollout:
     return run
 
 
-def unused_judge(scenarios: Sequence[McpScenario], judge: Judge | None, *, judge_all: bool) -> str:
+def unused_judge(scenarios: Sequence[McpScenario], judge: Judge | None) -> str:
     """Why a judge would never be asked; "" if it is, or if there is none."""
-    if judge is None or judge_all or any(scenario.check is CheckKind.JUDGE for scenario in scenarios):
+    if judge is None or any(scenario.check is CheckKind.JUDGE for scenario in scenarios):
         return ""
-    return "not asked, since every scenario is scored by execution; --judge-all makes it half of every reward"
+    return 'not asked, since every scenario is scored by execution; those with "check": "judge" need one'
 
 
 class ScenarioJudge:
     """A Judge for a Trainer.
 
-    Groups of CheckKind.JUDGE get the judge's score minus the cost of malformed calls. With `judge_all`, other groups get the
-    mean of both rewards. Otherwise they keep the reward from execution, and the judge is not called.
+    Groups of CheckKind.JUDGE get the judge's score minus the cost of malformed calls. Others keep the reward from execution, and
+    the judge is not called.
     """
 
-    def __init__(self, judge: Judge, scenarios: Sequence[McpScenario], *, judge_all: bool = False) -> None:
+    def __init__(self, judge: Judge, scenarios: Sequence[McpScenario]) -> None:
         self._judge = judge
         self._checks: Mapping[str, CheckKind] = {scenario.id: scenario.check for scenario in scenarios}
-        self._judge_all = judge_all
 
     def __repr__(self) -> str:
-        return f"{self._judge!r}, for {'all' if self._judge_all else 'what cannot be executed'}"
+        return f"{self._judge!r}, for what cannot be executed"
 
     async def __call__(self, group: TrajectoryGroup) -> TrajectoryGroup | None:
         """Return the group with its rewards; None if the judge drops it. Raises the judge's errors."""
         name = str(group.metadata.get("scenario_id"))
         if name not in self._checks:
             raise RolloutError(f"judge: a group of the unknown scenario {name!r}")
-        only = self._checks[name] is CheckKind.JUDGE
-        if not only and not self._judge_all:
+        if self._checks[name] is not CheckKind.JUDGE:
             return group
         executed = {trajectory.id: trajectory.reward for trajectory in group}
         judged = await self._judge(group)
@@ -67,5 +61,5 @@ class ScenarioJudge:
             own = executed.get(trajectory.id)
             if trajectory.reward is not None and own is not None:
                 trajectory.metrics["judge_score"] = trajectory.reward
-                trajectory.reward = trajectory.reward + own if only else SHARE * trajectory.reward + (1 - SHARE) * own
+                trajectory.reward += own
         return judged

@@ -30,7 +30,7 @@ OWNERS = {
     "{}=... in model.train()": "groups request_id on_event pbar_desc",
     "{}=... in evaluate()": "rollouts",
     "{}=... in trainable()": "model select exclude to_input on_interrupt context temperature scope on_leak shared_state train_on",
-    "{}=... in MCPTrainer()": "target max_turns max_tools result_chars curriculum judge_all count llm probe say",
+    "{}=... in MCPTrainer()": "target max_turns max_tools result_chars curriculum count llm probe say",
     "judge=Ruler({}=...) in Trainer(), MCPTrainer() or app.train()": "rubric tools reasoning max_prompt_tokens debug",
     "{}=... in RemoteBackend()": "url api_key",
 }

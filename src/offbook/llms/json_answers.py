@@ -17,7 +17,7 @@ Model = TypeVar("Model", bound=BaseModel)
 Messages = Sequence[Mapping[str, Any]]
 
 _FENCE = re.compile(r"```[\w-]*[^\S\n]*\n")
-_LONGEST_REPAIRED = 20_000
+_MAX_REPAIRED = 20_000
 """Characters: json_repair takes a tenth of a millisecond for one."""
 _THOUGHT = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
 
@@ -133,7 +133,7 @@ def _repaired(text: str) -> object:
     begin, end = text.find("{"), text.rfind("}")
     if begin < 0 or end < begin:
         raise ValueError("there is no JSON object in it")
-    if end - begin > _LONGEST_REPAIRED:
+    if end - begin > _MAX_REPAIRED:
         raise ValueError("it is no valid JSON, and too long to repair")
     try:
         from json_repair import repair_json

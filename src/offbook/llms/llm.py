@@ -49,7 +49,7 @@ Messages = Sequence[Mapping[str, Any]]
 Reader = Callable[[str], tuple[Value, int]]
 """Text -> the value, and the number of repairs. Raises ValueError that says what is wrong."""
 
-FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
+FIRST_WAIT, MAX_WAIT = 1.0, 60.0
 """Seconds: upper bound of the first random wait, which doubles with every retry, and its maximum."""
 
 _without_schema: set[tuple[str, str]] = set()
@@ -382,8 +382,8 @@ class Question:
             seconds = wait_before(attempt, outcome.retry_after)
             now, end = asyncio.get_running_loop().time(), self._deadline.when()
             if end is not None and now + seconds > end:
-                told = f"; the next attempt would be in {seconds:.0f} s, past deadline={options.deadline:g} s"
-                return replace(outcome, message=outcome.message + told)
+                late = f"; the next attempt would be in {seconds:.0f} s, past deadline={options.deadline:g} s"
+                return replace(outcome, message=outcome.message + late)
             logger.info("%s is asked again in %.1f s: %s", options.model, seconds, outcome.message)
             await asyncio.sleep(seconds)
         raise AssertionError("unreachable")
@@ -430,4 +430,4 @@ def wait_before(attempt: int, retry_after: float | None) -> float:
     """
     if retry_after is not None:
         return retry_after + random.uniform(0, FIRST_WAIT / 4)
-    return random.uniform(0, backoff_seconds(attempt, FIRST_WAIT, LONGEST_WAIT))
+    return random.uniform(0, backoff_seconds(attempt, FIRST_WAIT, MAX_WAIT))

@@ -149,7 +149,6 @@ _COSTS = {
 
 
 def _table_price(entry: Mapping[str, Any]) -> Price | None:
-    """An entry's price; None if it has none per token."""
     costs = {field: entry.get(key) for field, key in _COSTS.items()}
     if costs["prompt"] is None or costs["completion"] is None:
         return None

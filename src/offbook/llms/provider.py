@@ -55,7 +55,7 @@ SCHEMA_WORDS = ("response_format", "json_schema", "response_schema", "structured
 PASSING_STATUS = (408, 409, 425, 429)
 NATIVE_FILTERS = ("safety", "content_filter", "recitation", "blocklist", "prohibited", "spii", "refusal")
 """Providers' finish reasons that litellm maps to `stop`."""
-LONGEST_MESSAGE = 600
+MAX_MESSAGE = 600
 
 Value = TypeVar("Value")
 
@@ -239,7 +239,7 @@ def _until(date: str) -> float | None:
 
 def _shown(text: object) -> str:
     clean = redact(" ".join(str(text).split()))
-    return clean if len(clean) <= LONGEST_MESSAGE else f"{clean[:LONGEST_MESSAGE]}..."
+    return clean if len(clean) <= MAX_MESSAGE else f"{clean[:MAX_MESSAGE]}..."
 
 
 @cache

@@ -111,7 +111,6 @@ def _from_0_to_1(judged: Trajectory) -> float:
 
 
 def _part(group: TrajectoryGroup, trajectories: Sequence[Trajectory]) -> TrajectoryGroup:
-    """A copy of the group with copies of these trajectories only."""
     copies = [
         item.model_copy(
             update={"metrics": dict(item.metrics), "metadata": dict(item.metadata), "logs": list(item.logs)}
@@ -125,7 +124,6 @@ def _part(group: TrajectoryGroup, trajectories: Sequence[Trajectory]) -> Traject
 def _joined(
     group: TrajectoryGroup, trajectories: Sequence[Trajectory], parts: Sequence[TrajectoryGroup | None]
 ) -> TrajectoryGroup:
-    """The group with these trajectories, and the metrics and logs of its judges."""
     judged = [part for part in parts if part is not None]
     update: dict[str, object] = {
         "trajectories": list(trajectories),

@@ -214,7 +214,6 @@ def _unused(draw: random.Random, length: int, text: str) -> str:
 
 
 def _parts(transcripts: Sequence[Transcript], drawn: _Drawn) -> list[tuple[str, Lines]]:
-    """The name and lines of every part of the prompt, in order."""
     attempts = [transcript.conversations for transcript in transcripts]
     shared = shared_beginning(attempt[0] for attempt in attempts) if len(attempts) > 1 else ()
     parts: list[tuple[str, Lines]] = [(SHARED, shared)] if shared else []

@@ -33,13 +33,13 @@ class FileRow:
     fault: str = ""
 
 
-def row_of(place: Place, found: object, word: str) -> FileRow:
+def row_of(place: Place, value: object, word: str) -> FileRow:
     """A row whose values are JSON, each named as `word` ("key", "column") in a fault."""
-    if not isinstance(found, Mapping):
-        return FileRow(place, fault=f"an object is needed, got {type(found).__name__}")
-    named = cast(Mapping[str, object], found)
+    if not isinstance(value, Mapping):
+        return FileRow(place, fault=f"an object is needed, got {type(value).__name__}")
+    named = cast(Mapping[str, object], value)
     try:
-        return FileRow(place, {name: json_value(value, f"{word} {name!r}", _text) for name, value in named.items()})
+        return FileRow(place, {name: json_value(item, f"{word} {name!r}", _text) for name, item in named.items()})
     except RecursionError:
         return FileRow(place, fault="nested too deeply")
     except ConfigError as error:
@@ -130,10 +130,10 @@ def _parsed(content: bytes) -> object:
 
 
 def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    unique = dict(pairs)
+    if len(unique) < len(pairs):
         raise ConfigError(f"the key {_twice([name for name, _ in pairs])} appears twice in an object")
-    return found
+    return unique
 
 
 def _no_constant(text: str) -> NoReturn:
@@ -148,7 +148,6 @@ def _float(text: str) -> float:
 
 
 def _header(cells: list[str], where: str) -> list[str]:
-    """The columns' names, without the spaces around them."""
     names = [cell.strip() for cell in cells]
     if not all(names):
         raise ConfigError(f"{where}: column {names.index('') + 1} has no name")
@@ -166,7 +165,7 @@ def _twice(names: list[str]) -> str:
 
 def _hint(error: csv.Error) -> str:
     """What to do about the faults whose text does not say it."""
-    said = str(error)
-    if "field limit" in said:
+    text = str(error)
+    if "field limit" in text:
         return ": put such long values into JSONL"
-    return " (a quote that is not closed?)" if "unexpected end" in said else ""
+    return " (a quote that is not closed?)" if "unexpected end" in text else ""

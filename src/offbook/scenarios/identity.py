@@ -64,7 +64,6 @@ def scenario_label(scenario: object, number: int) -> str:
 
 
 def _first_words(scenario: object) -> str:
-    """The first text of it that says anything; none without one."""
     named = scenario_fields(scenario)
     texts = [scenario, *map(named.get, TEXT_KEYS), *named.values()]
     return next((text for text in texts if isinstance(text, str) and text.strip()), "")

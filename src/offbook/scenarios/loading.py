@@ -25,9 +25,9 @@ SHOWN_FAULTS = 20
 def load_scenarios(path: str | Path) -> list[Scenario]:
     """The scenarios of a `.jsonl`, `.json` or `.csv` file, or of a folder that `save_to_disk` of Hugging Face's datasets
     wrote (`folder:train` names a split). Raises ConfigError that lists each fault with its line, or row from 0."""
-    found = dataset_folder(Path(path))
-    if found is not None:
-        folder, split = found
+    dataset = dataset_folder(Path(path))
+    if dataset is not None:
+        folder, split = dataset
         return _checked(dataset_rows(folder, split), str(path), "row", ": row ")
     file = Path(path)
     reader = READERS.get(file.suffix.lower())
@@ -66,7 +66,6 @@ def _checked(rows: Iterable[FileRow], source: str, word: str, joint: str) -> lis
 
 
 def _scenario(row: FileRow) -> tuple[Scenario | None, str]:
-    """The scenario of a row, or its fault."""
     if row.values is None:
         return None, row.fault
     own, prompt = row.values.get("id"), row.values.get("prompt")
@@ -124,8 +123,8 @@ def _one_dataset(folder: Path, split: str | None) -> Path:
 
 def _splits(file: Path) -> list[str]:
     try:
-        found: Json = read_json(file)
-        splits = [str(name) for name in found["splits"]]
+        content: Json = read_json(file)
+        splits = [str(name) for name in content["splits"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"scenarios: {file} cannot be read: {error!r}") from error
     if not splits:
@@ -134,7 +133,6 @@ def _splits(file: Path) -> list[str]:
 
 
 def _loaded(folder: Path) -> Any:
-    """The Dataset that the folder holds."""
     library = _datasets()
     try:
         return library.load_from_disk(str(folder))

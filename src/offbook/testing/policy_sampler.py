@@ -169,7 +169,7 @@ class PolicyCompletion:
 
     def _tokens(self, ids: list[int]) -> Body:
         content = [
-            {"token": str(each), "logprob": LOGPROB, "bytes": None, "top_logprobs": list[Body]()} for each in ids
+            {"token": str(token), "logprob": LOGPROB, "bytes": None, "top_logprobs": list[Body]()} for token in ids
         ]
         return {
             "token_ids": ids if self._body.get("return_token_ids") else None,

@@ -246,7 +246,9 @@ def _tokens(completion: ScriptedCompletion, body: Body, ids: list[int], logprobs
     if body.get("return_token_ids") and "token_ids" not in completion.omit:
         tokens["token_ids"] = ids
     if body.get("logprobs") and "logprobs" not in completion.omit:
-        content = [{"token": "t", "logprob": each, "bytes": None, "top_logprobs": list[Any]()} for each in logprobs]
+        content = [
+            {"token": "t", "logprob": logprob, "bytes": None, "top_logprobs": list[Any]()} for logprob in logprobs
+        ]
         tokens["logprobs"] = {"content": content}
     return tokens
 

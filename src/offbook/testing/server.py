@@ -146,7 +146,6 @@ class ConnectedSampler(SupervisedSampler):
 
 @contextmanager
 def _in_thread(sampler: PolicySampler, folder: Path) -> Generator[str]:
-    """Run sampler and server in a thread; yields the server's URL."""
     urls: list[str] = []
     failures: list[BaseException] = []
     ready, over = threading.Event(), threading.Event()

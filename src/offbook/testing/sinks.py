@@ -49,18 +49,18 @@ def sample_rollout(index: int, *, run: str = RUN, step: int = 0, split: str = "t
     where it belongs. The same arguments give the same rollout, with the same ids and times."""
     began, name = START + 10 * step + index, f"traj-{run}-{split}-{step}-{index}"
     failed = index % 4 == 3
-    asked = {"id": f"tool-{index}", "type": "function", "function": {"name": "look_up", "arguments": '{"box": 7}'}}
+    tool_call = {"id": f"tool-{index}", "type": "function", "function": {"name": "look_up", "arguments": '{"box": 7}'}}
     opening: tuple[Message, ...] = (
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": f"Where is box {index}?"},
     )
-    told: tuple[Message, ...] = (
-        {"role": "assistant", "tool_calls": [asked]},
-        {"role": "tool", "tool_call_id": asked["id"], "content": "shelf 7"},
+    later: tuple[Message, ...] = (
+        {"role": "assistant", "tool_calls": [tool_call]},
+        {"role": "tool", "tool_call_id": tool_call["id"], "content": "shelf 7"},
     )
     calls = (
-        _call(f"{name}-0", name, step, opening, {"content": None, "tool_calls": [asked]}, began, "tool_calls"),
-        _call(f"{name}-1", name, step, (*opening, *told), {"content": "On shelf 7."}, began + 0.5, "stop"),
+        _call(f"{name}-0", name, step, opening, {"content": None, "tool_calls": [tool_call]}, began, "tool_calls"),
+        _call(f"{name}-1", name, step, (*opening, *later), {"content": "On shelf 7."}, began + 0.5, "stop"),
     )
     record = TrajectoryRecord(
         id=name,
@@ -91,7 +91,7 @@ def sample_events(run: str = RUN, checkpoint: str = "") -> list[TraceEvent]:
     events += _evaluation(run, 0)
     for step in (0, 1):
         rollouts = tuple(sample_rollout(index, run=run, step=step) for index in range(8))
-        groups = tuple(dict.fromkeys(str(each.record.place.group) for each in rollouts))
+        groups = tuple(dict.fromkeys(str(rollout.record.place.group) for rollout in rollouts))
         events.append(GroupsFinished(run, "train", step, groups, rollouts))
         metrics = {"reward": 0.25 + step, "entropy": 1.5, "not/finite": float("nan")}
         events.append(StepFinished(run, "agent", step + 1, step, START + 10 * step + 9, metrics))
@@ -146,7 +146,7 @@ def check_sink(make: Callable[[], TraceSink], read: Callable[[], Collection[str]
 
 def _evaluation(run: str, step: int) -> list[TraceEvent]:
     rollouts = tuple(sample_rollout(index, run=run, step=step, split="val") for index in range(4))
-    groups = tuple(dict.fromkeys(str(each.record.place.group) for each in rollouts))
+    groups = tuple(dict.fromkeys(str(rollout.record.place.group) for rollout in rollouts))
     finished = EvaluationFinished(
         run, "agent", "val", step, START + 10 * step, {"reward": 0.5, "success": 0.25}, groups, rollouts
     )

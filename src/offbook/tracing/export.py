@@ -64,7 +64,6 @@ async def read_records(source: Api | StoredRecords, run: str) -> RunRecords:
 
 
 async def _server_models(api: Api, names: Set[str]) -> list[ModelRecords]:
-    """The server's models with these names."""
     return [
         ModelRecords(name=name, checkpoints=tuple(await api.checkpoints(name)), logs=tuple(await api.logs(name)))
         for name in [model.name for model in await api.models()]
@@ -122,7 +121,6 @@ def _steps(records: RunRecords) -> Iterator[tuple[int, list[TraceEvent]]]:
 def _evaluations(
     records: RunRecords, step: int, split: str, rollouts: Sequence[RolloutTrace]
 ) -> Iterator[EvaluationFinished]:
-    """The evaluations that were logged for these rollouts."""
     ids = {rollout.record.id for rollout in rollouts}
     groups = tuple(dict.fromkeys(str(rollout.record.place.group) for rollout in rollouts))
     for model in records.models:

@@ -66,8 +66,8 @@ class JsonlSink(TraceSink):
 def rollout_line(rollout: RolloutTrace) -> Mapping[str, object]:
     """A rollout as a JSON object."""
     record = rollout.record.model_dump(mode="json", exclude={"histories", "calls", "weights", "unused"})
-    told = [history.model_dump(mode="json", include={"messages", "tools"}) for history in conversations(rollout)]
-    first, *others = told or [{"messages": [], "tools": None}]
+    histories = [history.model_dump(mode="json", include={"messages", "tools"}) for history in conversations(rollout)]
+    first, *others = histories or [{"messages": [], "tools": None}]
     shown = [{"messages_and_choices": history["messages"], "tools": history["tools"]} for history in others]
     return record | first | {"group": rollout.record.place.group, "additional_histories": shown}
 

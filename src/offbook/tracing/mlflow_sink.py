@@ -22,7 +22,7 @@ except ImportError as error:
     raise MissingExtraError("mlflow-skinny", "mlflow") from error
 
 
-LONGEST_PARAM = 500
+MAX_PARAM = 500
 """Letters of a parameter that every MLflow store accepts."""
 
 
@@ -60,7 +60,7 @@ class MlflowSink(TraceSink):
         own = self._run(event.run)
         known = self._client.get_run(own).data.params
         named = {"model": event.model, **event.settings}
-        fresh = [Param(name, as_text(value)[:LONGEST_PARAM]) for name, value in named.items() if name not in known]
+        fresh = [Param(name, as_text(value)[:MAX_PARAM]) for name, value in named.items() if name not in known]
         self._client.log_batch(own, params=fresh)
 
     def alert(self, event: contracts.Alert) -> None:
@@ -100,7 +100,6 @@ class MlflowSink(TraceSink):
             self._client.log_batch(self._run(run), metrics=values)
 
     def _run(self, run: str) -> str:
-        """The id of the MLflow run, which is created or resumed."""
         if run not in self._runs:
             existing = self._client.get_experiment_by_name(self._experiment)
             experiment = existing.experiment_id if existing else self._client.create_experiment(self._experiment)

@@ -82,13 +82,12 @@ class TensorboardSink(TraceSink):
 
 
 def _sample(rollout: RolloutTrace) -> str:
-    """A rollout as Markdown: its reward or error, its question, and its last answer or tool call."""
     record = rollout.record
     opening, last = question_and_answer(rollout)
     failed = record.exception
     head = f"reward {record.reward:g}" if record.reward is not None else "no reward"
     lines = [head if failed is None else f"failed: {failed.type}: {failed.message}"]
     for message in (*opening, *([last] if last else [])):
-        said = message.get("content") or json.dumps(message.get("tool_calls"), default=repr)
-        lines.append(f"**{message.get('role')}**: {said}")
+        text = message.get("content") or json.dumps(message.get("tool_calls"), default=repr)
+        lines.append(f"**{message.get('role')}**: {text}")
     return "\n\n".join(lines)

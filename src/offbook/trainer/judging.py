@@ -85,7 +85,7 @@ async def judged(groups: Sequence[TrajectoryGroup], judge: Judge) -> list[Trajec
     If the judge fails twice or returns None, the group is dropped: its rollouts become unscored, their logs name the
     reason, and its metric `judge/dropped` is 1. Raises ConfigError if the judge returns another type, and the errors
     of `SAME_FAULT_AGAIN`."""
-    answers = await asyncio.gather(*(_asked_twice(group, judge) for group in groups), return_exceptions=True)
+    answers = await asyncio.gather(*(_call_twice(group, judge) for group in groups), return_exceptions=True)
     kept: list[TrajectoryGroup] = []
     for group, answer in zip(groups, answers, strict=True):
         if isinstance(answer, BaseException) and (not isinstance(answer, Exception) or _is_common(answer)):
@@ -98,23 +98,22 @@ async def judged(groups: Sequence[TrajectoryGroup], judge: Judge) -> list[Trajec
 
 
 def _is_common(error: Exception) -> bool:
-    """Whether the judge would fail in the same way for every group."""
     return isinstance(error, SAME_FAULT_AGAIN) or (isinstance(error, LlmError) and error.lasting)
 
 
-async def _asked_twice(group: TrajectoryGroup, judge: Judge) -> TrajectoryGroup | None:
+async def _call_twice(group: TrajectoryGroup, judge: Judge) -> TrajectoryGroup | None:
     if all(trajectory.exception is not None for trajectory in group):
         return group
     try:
-        return await _asked(group, judge)
+        return await _call(group, judge)
     except (*SAME_FAULT_AGAIN, LlmError):  # an LlmError comes after its own retries
         raise
     except Exception as error:  # noqa: BLE001  # any failure of the judge is retried once
         logger.warning("the judge failed and is called again:\n%s", as_rollout_exception(error).traceback)
-    return await _asked(group, judge)
+    return await _call(group, judge)
 
 
-async def _asked(group: TrajectoryGroup, judge: Judge) -> TrajectoryGroup | None:
+async def _call(group: TrajectoryGroup, judge: Judge) -> TrajectoryGroup | None:
     """Call the judge. Returns its group with rewards as floats. Raises RolloutError for a reward that is no number."""
     result: object = judge(group)
     answer: object = await cast(Awaitable[object], result) if inspect.isawaitable(result) else result

@@ -228,7 +228,6 @@ def _gap(report: TrainReport, held_out: Evaluation) -> str | None:
 
 
 def _better_step(measured: list[Evaluation], kept: Collection[int]) -> str | None:
-    """Where an earlier step did better than the newest, scenario by scenario."""
     last = measured[-1]
     best = max((one for one in measured if one.step in kept), key=lambda one: one.reward or 0.0, default=last)
     if best.step == last.step or _gain(best, last) <= 0:
@@ -240,7 +239,6 @@ def _better_step(measured: list[Evaluation], kept: Collection[int]) -> str | Non
 
 
 def _no_gain(report: TrainReport, first: Evaluation, last: Evaluation) -> str | None:
-    """Where many iterations have made no certain gain."""
     iterations = len(report.iterations)
     if first.step != report.started or iterations < ENOUGH_ITERATIONS or solved_line(first) or _gain(last, first) > 0:
         return None

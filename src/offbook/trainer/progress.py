@@ -18,7 +18,7 @@ from offbook.base.terminal import Terminal, fitting
 
 BARS = "▁▂▃▄▅▆▇█"
 SHOWN_STEPS = 12
-_LEAST_DRAWN = 3
+_MIN_DRAWN = 3
 """Fewer rewards are no line worth drawing."""
 _GIVE_WAY = ("iteration", "tokens", "beside", "training", "rollouts")
 """Columns that are left out in a narrow terminal, the first one first."""
@@ -213,7 +213,7 @@ def step_table(rows: Sequence[StepRow], rewards: Sequence[float], steps: int, co
 def sparkline(values: Sequence[float], width: int = 40) -> str:
     """The values as bars from the lowest to the highest; "" for fewer than three. More than `width` values are averaged in pieces of equal
     length."""
-    if len(values) < _LEAST_DRAWN:
+    if len(values) < _MIN_DRAWN:
         return ""
     pieces = min(width, len(values))
     edges = [round(piece * len(values) / pieces) for piece in range(pieces + 1)]

@@ -389,7 +389,6 @@ class Trainer:
         return trajectory
 
     async def _evaluate_due(self, run: Run, costs: CostLog) -> None:
-        """Evaluate if an intermediate evaluation is due and no update is under way."""
         if not run.under_way and run.evaluation_due():
             await self._evaluate_new(run, costs)
 
@@ -407,7 +406,6 @@ class Trainer:
                 run.progress.say(line)
 
     async def _ended(self, run: Run, stopped: Stopped) -> TrainReport:
-        """Build the report and print its closing lines."""
         models: dict[str, ModelReport] = {}
         kept: dict[str, set[int]] = {}
         sizes: list[str] = []

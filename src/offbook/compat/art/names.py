@@ -168,8 +168,8 @@ MODULES = {
 def resolve(name: str) -> object:
     """What one of the NAMES stands for."""
     module, own = NAMES[name]
-    found = import_module(f"offbook.{module}")
-    return getattr(found, own) if own else found
+    loaded = import_module(f"offbook.{module}")
+    return getattr(loaded, own) if own else loaded
 
 
 def hint(name: str) -> str | None:

@@ -14,7 +14,7 @@ from offbook import LocalBackend, TrainableModel, TrainConfig
 from offbook.llms import Llm
 from offbook.testing import scripted_llm
 from offbook_auto import AutoTrainer
-from offbook_auto.report import AutoReport
+from offbook_auto.report import ImproveReport
 from offbook_compare.report import shown_interval
 from tests.fakes.scripted_writer import DESCRIPTION, TOOLS, writer
 
@@ -28,7 +28,7 @@ def schedule(step: int) -> TrainConfig:
     return TrainConfig(learning_rate=3.3e-3 * left, kl_coef=0.3 * left, minibatches=4)
 
 
-def run(folder: Path, seed: int, held_out: int) -> AutoReport:
+def run(folder: Path, seed: int, held_out: int) -> ImproveReport:
     """One training; in a folder of an earlier run it goes on there."""
     os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
     backend = LocalBackend(dir=folder / "server", threads=1)
@@ -55,7 +55,7 @@ def run(folder: Path, seed: int, held_out: int) -> AutoReport:
             backend.close()
 
 
-def page(reports: dict[int, AutoReport], held_out: int) -> str:
+def page(reports: dict[int, ImproveReport], held_out: int) -> str:
     """The table over seeds."""
     lines = [
         "# From a description, over seeds",

@@ -15,9 +15,9 @@ from observe_and_improve.visitors import PAINTINGS, make_guide, scenarios
 import offbook
 import offbook_compare
 from offbook.testing import scripted_llm
-from offbook_auto.improvable_app import AppWithScenarios, WrappedApp
+from offbook_auto.app_source import AppWithScenarios, WrappedApp
 from offbook_auto.improve import Improver
-from offbook_auto.improve_options import ImproveOptions
+from offbook_auto.options import ImproveOptions
 
 HERE = Path(__file__).parent
 PARTS = slice(0, 24), slice(24, 32), slice(32, 40)

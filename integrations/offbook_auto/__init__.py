@@ -1,5 +1,5 @@
 """Trains a model from a description of its task, or in the place of the model that an app calls."""
 
-from .trainer import AutoTrainer
+from .described import AutoTrainer
 
 __all__ = ["AutoTrainer"]

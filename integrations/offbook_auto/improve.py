@@ -1,14 +1,14 @@
-"""`Improver`: from an app on the model that it has to a trained model in its place, stage by stage. `Improver._stages` is
-the order; each stage is a call that can be made alone: `compare`, `train_sft`, `train`."""
+"""`Improver`: from a source of scenarios to a trained model, stage by stage. A description, an app and a server differ in where
+the scenarios come from; what happens then is here. `Improver.arun` has the order."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, Protocol
 
 from offbook.base import clock
 from offbook.base.errors import BudgetExceeded, ConfigError
@@ -19,6 +19,7 @@ from offbook.base.text import counted
 from offbook.base.types import Json
 from offbook.client.model import TrainableModel
 from offbook.contracts import Judge
+from offbook.llms.ledger import SpendingTotals, budget
 from offbook.trainer.report import Stopped, TrainReport
 from offbook_compare.candidates import CandidateLike
 from offbook_compare.comparison import ROWS
@@ -26,24 +27,23 @@ from offbook_compare.journal import ComparedRollout, Journal
 from offbook_compare.report import shown_interval
 from offbook_compare.results import CandidateResult, ComparisonReport
 
-from .estimate import StagePlan, tokens_of
+from .estimate import StagePlan
 from .good_runs import good_runs, with_rewards, write_conversations
-from .improve_options import ImproveOptions
-from .improve_report import SUPERVISED, CurvePoint, ImproveReport, best_of, own_points, write_report
-from .stages import StagesRun, run_stages
+from .options import ImproveOptions
+from .report import SUPERVISED, CurvePoint, ImproveReport, best_of, own_points, write_report
 from .task import write_whole
 
-ImproveStage = Literal["observe", "sft", "train", "compare"]
-STAGES: tuple[ImproveStage, ...] = get_args(ImproveStage)
 Split = Literal["train", "held-out"]
 GOOD = "good.jsonl"
 STATE = "stages.json"
-FIRST_RUNS = 8
-"""Scenarios that are run before the cost of the others is estimated."""
+SPENT = "spending.jsonl"
+"""The ledger in the folder: what all runs with it have spent."""
+
+Stage = tuple[str, Callable[[], Awaitable[None]]]
 
 
-class ImprovableApp(Protocol):
-    """What an Improver improves: an app with its scenarios, whose calls any model can answer."""
+class TrainingSource(Protocol):
+    """Where scenarios come from, and what runs on them so that any model can answer."""
 
     @property
     def model(self) -> TrainableModel:
@@ -55,34 +55,40 @@ class ImprovableApp(Protocol):
         """What scores runs that have no reward; None: each run has one."""
         ...
 
+    def input_stages(self) -> Sequence[Stage]:
+        """What makes the scenarios. Empty where they are there."""
+        ...
+
+    def plan(self) -> list[StagePlan]:
+        """What these stages will take, and what judges will."""
+        ...
+
+    def texts(self) -> Mapping[str, str]:
+        """Texts for the report, such as the prompt."""
+        ...
+
     def sizes(self) -> tuple[int, int]:
-        """How many scenarios there are to train on, and held out."""
+        """How many scenarios there are, or will be, to train on and held out."""
         ...
 
-    def rollouts_per_step(self) -> int:
-        """Rollouts of a training step."""
-        ...
-
-    async def compared(
-        self, split: Split, candidates: Sequence[CandidateLike], *, first: int | None = None, **options: Any
-    ) -> ComparisonReport:
-        """`offbook_compare.acompare` on the scenarios of a split, or on its first ones."""
+    async def compared(self, split: Split, candidates: Sequence[CandidateLike], **options: Any) -> ComparisonReport:
+        """`offbook_compare.acompare` on the scenarios of a split."""
         ...
 
     async def trained(self, steps: int) -> TrainReport:
         """Train until the model has `steps` steps in total."""
         ...
 
-    async def forked(self, name: str, step: int) -> ImprovableApp:
-        """The app with the model `name` in the place of its own: made from that step, unless it is there."""
+    async def forked(self, name: str, step: int) -> TrainingSource:
+        """The same with the model `name` in the place of its own: made from that step, unless it is there."""
         ...
 
 
 @dataclass
 class Progress:
     """What the stages have made so far, and what stages.json keeps of it: the step after the supervised training, and after
-    each round. `fork`: the model of the rounds, where the supervised step was worse than the base; "": the app's own. `ended`:
-    why no further round follows."""
+    each round. `fork`: the model of the rounds, where the supervised step was worse than the base; "": the source's own.
+    `ended`: why no further round follows."""
 
     sft: int | None = None
     fork: str = ""
@@ -92,38 +98,39 @@ class Progress:
     good: str = ""
     curve: list[CurvePoint] = field(default_factory=list[CurvePoint])
     comparison: ComparisonReport | None = None
+    training: TrainReport | None = None
 
 
 class Improver:
-    """Puts a trained model in the place of the one that an app has: it observes the app, imitates the good runs, goes on
-    with reinforcement learning while held-out success rises, and compares with the teacher."""
+    """Trains the model of a source. With a teacher it observes the teacher, imitates the good runs, goes on with reinforcement
+    learning while held-out success rises, and compares with the teacher; without one it trains, and compares with the base."""
 
-    def __init__(self, app: ImprovableApp, options: ImproveOptions) -> None:
-        self.app = self._own_app = app
+    def __init__(self, source: TrainingSource, options: ImproveOptions) -> None:
+        self.source = self._own_source = source
         self.options = options
-        self.name = app.model.name
+        self.name = source.model.name
         self.folder = options.output or Path(f"improve-{self.name}")
         self.teacher = options.teaching()
-        if app.judge is not None and options.observe_rollouts < 2:
+        if self.teacher is not None and source.judge is not None and options.observe_rollouts < 2:
             self.options = replace(options, observe_rollouts=4)  # a judge compares runs of one scenario
 
-    def run(self, until: ImproveStage = "compare") -> ImproveReport:
+    def run(self, until: str = "compare") -> ImproveReport:
         """The sync form of `arun`. Raises WrongLoopError inside a running event loop."""
         return run_sync(self.arun, until)
 
-    async def arun(self, until: ImproveStage = "compare") -> ImproveReport:
+    async def arun(self, until: str = "compare") -> ImproveReport:
         """Run all stages up to `until` whose results are not there yet, and write report.md.
 
-        A spent `max_cost` ends the run well. Raises ConfigError, and the errors of `compare`, `train_sft` and `Trainer`."""
-        if until not in STAGES:
-            raise ConfigError(f"until: one of {', '.join(STAGES)} is needed, got {until!r}")
-        self.app, progress = self._own_app, self._known()
-        stages: list[tuple[str, Callable[[], Awaitable[None]]]] = [
-            ("observe", lambda: self._observe(progress)),
-            ("sft", lambda: self._sft(progress)),
-            ("train", lambda: self._train(progress)),
-            ("compare", lambda: self._compare(progress)),
-        ]
+        A spent `max_cost` ends the run well. Raises ConfigError, LlmError for an LLM whose answers are invalid, and the errors of
+        `compare`, `train_sft` and `Trainer`."""
+        self.source, progress = self._own_source, self._known()
+        stages = list(self.source.input_stages())
+        if self.teacher is not None:
+            stages += [("observe", lambda: self._observe(progress)), ("sft", lambda: self._sft(progress))]
+        stages += [("train", lambda: self._train(progress)), ("compare", lambda: self._compare(progress))]
+        names = [name for name, _ in stages]
+        if until not in names:
+            raise ConfigError(f"until: one of {', '.join(names)} is needed, got {until!r}")
         report = self._report(progress, await run_stages(stages, until, self.folder, self.options.max_cost))
         write_report(report, self.folder)
         echo("\n".join(report.lines()))
@@ -131,77 +138,36 @@ class Improver:
 
     def plan(self) -> list[StagePlan]:
         """What each stage will take, as far as it is known, without asking anything."""
-        progress, rows = self._known(), self._observed()
-        options, (train, held_out) = self.options, self.app.sizes()
-        wanted = train * options.observe_rollouts
-        observe = self._on_teacher("observe", wanted - len(rows), rows)
-        good = self.folder / GOOD
-        sft = StagePlan("sft", progress.sft is not None, work=self._sft_work(good))
+        plans = self.source.plan()
+        if self.teacher is None:
+            return plans
+        progress, options, (train, held_out) = self._known(), self.options, self.source.sizes()
+        left = train * options.observe_rollouts - len(self._observed())
         rounds = options.rounds - len(progress.rounds)
-        most = rounds * (options.round_steps * self.app.rollouts_per_step() + held_out) + held_out * (
-            not progress.rounds
-        )
-        judged = f", {counted(rounds * options.round_steps, 'step')} judged" if self.app.judge is not None else ""
-        work = f"{counted(rounds, 'round')} at most of {counted(options.round_steps, 'step')}, {counted(most, 'run')}{judged}"
         ended = bool(progress.ended) or (progress.sft is not None and rounds <= 0)
+        sft = f"{counted(options.sft.epochs, 'epoch')} on the good runs"
+        work = f"{counted(rounds, 'round')} at most of {counted(options.round_steps, 'step')}, each measured on "
         return [
-            observe,
-            sft,
-            StagePlan("train", ended, work=f"{work}, on the trained model"),
-            self._on_teacher("compare", held_out, rows),
+            *plans,
+            StagePlan("observe", left <= 0, work=f"{counted(left, 'run')} of the app on {self.teacher.name}"),
+            StagePlan("sft", progress.sft is not None, work=sft),
+            StagePlan("train", ended, work=f"{work}{counted(held_out, 'held-out scenario')}"),
+            StagePlan("compare", False, work=f"{counted(held_out, 'run')} of the app on {self.teacher.name}"),
         ]
 
-    def _on_teacher(self, stage: str, runs: int, rows: Sequence[ComparedRollout]) -> StagePlan:
-        """A plan of so many runs on the teacher, by what earlier ones took."""
-        work = f"{counted(runs, 'run')} of the app on {self.teacher.name}"
-        if runs <= 0 and stage == "observe":
-            return StagePlan(stage, True)
-        if not rows:
-            return StagePlan(
-                stage, False, cost=None, work=f"{work}; what one takes is known after the first {FIRST_RUNS}"
-            )
-        calls = [call for row in rows for call in row.calls]
-        share = runs / len(rows)
-        costs = [call.cost for call in calls]
-        cost = None if None in costs else share * sum(cost or 0.0 for cost in costs)
-        minutes = share * sum(row.seconds for row in rows) / 60
-        return StagePlan(
-            stage,
-            False,
-            round(share * len(calls)),
-            round(share * sum(call.prompt_tokens or 0 for call in calls)),
-            round(share * sum(call.completion_tokens or 0 for call in calls)),
-            cost,
-            f"{work}, about {minutes:.1f} min one after the other",
-        )
-
-    def _sft_work(self, good: Path) -> str:
-        epochs, size = self.options.sft.epochs, self.options.sft.batch_size
-        if not good.exists():
-            return f"{counted(epochs, 'epoch')} on the good runs, {counted(size, 'conversation')} a batch"
-        text = good.read_text(encoding="utf-8")
-        number = text.count("\n")
-        batches = epochs * -(-number // size)
-        return f"{counted(number, 'conversation')} of about {tokens_of(text):,} tokens, {counted(batches, 'update')}"
-
     async def _observe(self, progress: Progress) -> None:
+        assert self.teacher is not None
         options, began = self.options, clock.now()
-        plan = self.plan()[0]
-        if not plan.done:
-            echo(f"next: {plan.line()}")
+        if len(self._observed()) < self.source.sizes()[0] * options.observe_rollouts:
             shared: dict[str, Any] = {"rollouts": options.observe_rollouts, "success_at": options.success_at}
-            shared |= {"output": self.folder / "observed", "run": f"observe-{self.app.model.name}"}
-            if not self._observed():
-                await self.app.compared("train", [self.teacher], first=FIRST_RUNS, **shared)
-                if not (rest := self.plan()[0]).done:
-                    echo(f"next: {rest.line()}")
-            report = await self.app.compared("train", [self.teacher], **shared)
+            shared |= {"output": self.folder / "observed", "run": f"observe-{self.source.model.name}"}
+            report = await self.source.compared("train", [self.teacher], **shared)
             progress.seconds["observe"] = progress.seconds.get("observe", 0.0) + clock.end_of(began) - began
-            echo(f"observe: {_told(report, report.candidates[0])}")
+            echo(f"observe: {_line(report, report.candidates[0])}")
         good = self.folder / GOOD
         if not good.exists():
             observed = self._observed()
-            chosen = good_runs(await with_rewards(observed, self.app.judge), options.success_at)
+            chosen = good_runs(await with_rewards(observed, self.source.judge), options.success_at)
             number, left_out = write_conversations(chosen.rows, good), len(observed) - chosen.scored
             progress.good = f"{len(chosen.rows):,} of {counted(chosen.scored, 'run')} are good ({chosen.rule}): {counted(number, 'conversation')}"
             progress.good += (
@@ -213,10 +179,9 @@ class Improver:
     async def _sft(self, progress: Progress) -> None:
         good, began = self.folder / GOOD, clock.now()
         if progress.sft is None:
-            echo(f"next: {self.plan()[1].line()}")
             # The request ids of an untouched file are the same after a kill, so that no batch is applied twice.
-            prefix = f"sft-{hashlib.sha256(good.read_bytes() + self.app.model.name.encode()).hexdigest()[:20]}"
-            result = await self.app.model.train_sft(good, self.options.sft, request_id=prefix)
+            prefix = f"sft-{hashlib.sha256(good.read_bytes() + self.source.model.name.encode()).hexdigest()[:20]}"
+            result = await self.source.model.train_sft(good, self.options.sft, request_id=prefix)
             progress.sft = result.updates[-1].step if result.updates else result.step
             progress.seconds["sft"] = clock.end_of(began) - began
             self._keep(progress)
@@ -228,20 +193,18 @@ class Improver:
         await self._evaluated(progress, SUPERVISED, progress.sft)
 
     async def _train(self, progress: Progress) -> None:
-        """Rounds of reinforcement learning, until held-out success no longer rises."""
+        """Rounds of reinforcement learning, until held-out success no longer rises; without a teacher one, which nothing measures."""
         options = self.options
+        if self.teacher is None:
+            progress.training = await self._trained(options.round_steps)
+            return
         first = await self._start(progress)
         for number in range(1, options.rounds + 1):
             if number > len(progress.rounds):
                 if progress.ended:
                     break
                 began = clock.now()
-                if number == 1:
-                    echo(f"next: {self.plan()[2].line()}")
-                step = progress.rounds[-1] if progress.rounds else first
-                report = await self.app.trained(step + options.round_steps)
-                if report.stopped is Stopped.BUDGET:
-                    raise BudgetExceeded("max_cost for other LLMs is spent: raise it to continue")
+                report = await self._trained((progress.rounds[-1] if progress.rounds else first) + options.round_steps)
                 progress.rounds.append(report.step)
                 if report.stopped in (Stopped.SOLVED, Stopped.NO_SIGNAL, Stopped.NO_CALLS):
                     progress.ended = f"the training had no signal left ({report.stopped})"
@@ -249,11 +212,18 @@ class Improver:
                 self._keep(progress)
             point = await self._evaluated(progress, f"round {number}", progress.rounds[number - 1])
             if not progress.ended and not _above(point, best_of(own_points(progress.curve[:-1], progress.fork))):
-                progress.ended = f"held-out {self._measure(progress)} no longer rose in round {number}"
+                measure = (progress.comparison.measure if progress.comparison is not None else None) or "success"
+                progress.ended = f"held-out {measure} no longer rose in round {number}"
                 self._keep(progress)
             if progress.ended and number == len(progress.rounds):
                 break
         echo(f"train: {progress.ended or f'all {options.rounds} rounds were run'}")
+
+    async def _trained(self, steps: int) -> TrainReport:
+        report = await self.source.trained(steps)
+        if report.stopped is Stopped.BUDGET:
+            raise BudgetExceeded("max_cost for other LLMs is spent: raise it to continue")
+        return report
 
     async def _start(self, progress: Progress) -> int:
         """The step from which the rounds go on: the supervised one, or the base where that did better held out. Then they
@@ -265,7 +235,7 @@ class Improver:
             progress.fork = f"{self.name}-rounds-{supervised.step}"
             self._keep(progress)
             echo(f"train: the base did better than the supervised step, so {progress.fork} starts from the base")
-        self.app = await self.app.forked(progress.fork, 0)
+        self.source = await self.source.forked(progress.fork, 0)
         return 0
 
     async def _evaluated(self, progress: Progress, stage: str, step: int) -> CurvePoint:
@@ -273,8 +243,7 @@ class Improver:
         rollouts are not run again."""
         own = own_points(progress.curve, progress.fork)
         steps = dict.fromkeys([0, *(point.step for point in own), step])
-        report = await self.app.compared("held-out", [f"step:{one}" for one in steps], **self._compare_options())
-        progress.comparison = report
+        report = await self._held_out(progress, [f"step:{one}" for one in steps])
         if not progress.curve:
             progress.curve.append(CurvePoint("base", 0, report.of("step:0")))
         progress.curve = [
@@ -283,16 +252,20 @@ class Improver:
         ]
         point = CurvePoint(stage, step, report.of(f"step:{step}"))
         progress.curve.append(point)
-        echo(f"held out after {stage}: {_told(report, point.result)}")
+        echo(f"held out after {stage}: {_line(report, point.result)}")
         return point
 
     async def _compare(self, progress: Progress) -> None:
-        echo(f"next: {self.plan()[3].line()}")
+        if self.teacher is None:
+            step, (_, held_out) = await self.source.model.get_step(), self.source.sizes()
+            if held_out < 2 or not step:
+                echo(f"no comparison: {counted(held_out, 'held-out scenario')}, and the model is at step {step}")
+            else:
+                await self._evaluated(progress, "training", step)
+            return
         own = own_points(progress.curve, progress.fork)
         steps = dict.fromkeys(point.step for point in own)
-        candidates: list[CandidateLike] = [self.teacher, *(f"step:{step}" for step in steps)]
-        report = await self.app.compared("held-out", candidates, **self._compare_options())
-        progress.comparison = report
+        report = await self._held_out(progress, [self.teacher, *(f"step:{step}" for step in steps)])
         progress.curve = [
             replace(point, result=replace(report.of(f"step:{point.step}"), difference=point.result.difference))
             if point in own
@@ -300,19 +273,22 @@ class Improver:
             for point in progress.curve
         ]
 
-    def _compare_options(self) -> dict[str, Any]:
-        options = self.options
-        shared = {"success_at": options.success_at, "gpu_price": options.gpu_price}
-        folder = "comparison" if self.app.model.name == self.name else f"comparison-{self.app.model.name}"
-        return shared | {"output": self.folder / folder, "run": f"improve-{self.app.model.name}"}
-
-    def _measure(self, progress: Progress) -> str:
-        return (progress.comparison.measure if progress.comparison is not None else None) or "success"
+    async def _held_out(self, progress: Progress, candidates: Sequence[CandidateLike]) -> ComparisonReport:
+        """Compare candidates on the held-out scenarios."""
+        name, options = self.source.model.name, self.options
+        progress.comparison = await self.source.compared(
+            "held-out",
+            candidates,
+            success_at=options.success_at,
+            gpu_price=options.gpu_price,
+            output=self.folder / ("comparison" if name == self.name else f"comparison-{name}"),
+            run=f"improve-{name}",
+        )
+        return progress.comparison
 
     def _observed(self) -> list[ComparedRollout]:
         """The teacher's runs so far, as the journal of the observation has them."""
-        file = self.folder / "observed" / ROWS
-        return list(Journal(file).rows.values())
+        return list(Journal(self.folder / "observed" / ROWS).rows.values())
 
     def _known(self) -> Progress:
         """What stages.json says of earlier runs. Raises ConfigError."""
@@ -336,9 +312,9 @@ class Improver:
     def _report(self, progress: Progress, ran: StagesRun) -> ImproveReport:
         return ImproveReport(
             folder=self.folder,
-            model=self.app.model.name,
-            base_model=self.app.model.base_model,
-            teacher=self.teacher.name,
+            model=self.source.model.name,
+            base_model=self.source.model.base_model,
+            teacher="" if self.teacher is None else self.teacher.name,
             reached=ran.reached,
             stopped=ran.stopped,
             good=progress.good,
@@ -348,14 +324,43 @@ class Improver:
             comparison=progress.comparison,
             spending=ran.spending,
             fork=progress.fork,
+            training=progress.training,
+            texts=dict(self._own_source.texts()),
         )
+
+
+@dataclass(frozen=True)
+class StagesRun:
+    """How far the stages came. `reached`: the last whole stage, "" for none; `stopped`: "budget" where `max_cost` is spent.
+    `spending` covers all runs with the folder, by purpose."""
+
+    reached: str = ""
+    stopped: str = ""
+    spending: Mapping[str, SpendingTotals] = field(default_factory=dict[str, SpendingTotals])
+
+
+async def run_stages(stages: Sequence[Stage], until: str, folder: Path, max_cost: float | None) -> StagesRun:
+    """Run the stages up to `until`. A spent `max_cost`, over all runs with the folder, ends them well; other errors pass."""
+    folder.mkdir(parents=True, exist_ok=True)
+    reached, stopped = "", ""
+    with budget(max_cost, file=folder / SPENT) as spending:
+        try:
+            for name, run in stages:
+                await run()
+                reached = name
+                if name == until:
+                    break
+        except BudgetExceeded as error:
+            stopped = "budget"
+            echo(f"{error}. What was made stays in {folder}: run it again with more, and it goes on")
+        return StagesRun(reached, stopped, spending.by_purpose())
 
 
 def _above(point: CurvePoint, best: CurvePoint | None) -> bool:
     return point.result.value is not None and (best is None or point.mean > best.mean)
 
 
-def _told(report: ComparisonReport, result: CandidateResult) -> str:
+def _line(report: ComparisonReport, result: CandidateResult) -> str:
     """A candidate's result in one line."""
     parts = [f"{report.measure} {shown_interval(result.value)}"] if result.value is not None else []
     if result.difference is not None:

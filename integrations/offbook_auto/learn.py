@@ -32,8 +32,8 @@ from offbook_compare.comparison import acompare
 from offbook_compare.report import shown_interval
 from offbook_compare.targets import ComparableTarget, bound_to
 
-from .improvable_app import fork_of
-from .improve_options import IMITATION
+from .app_source import fork_of
+from .options import IMITATION
 from .task import write_whole
 from .traffic import Thread, newest_threads, threads_of
 

@@ -1,95 +1,183 @@
-"""The report of a training from a description: Markdown, and one self-contained HTML page."""
+"""The report of a training: what was trained, what each stage gave, the comparison, and what was spent."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from offbook.base.text import counted
 from offbook.llms.ledger import SpendingTotals
 from offbook.trainer.report import TrainReport
-from offbook_compare.report import Table, shown_interval, tables_of
+from offbook_compare.report import Table, markdown_section, shown_interval, tables_of
 from offbook_compare.results import CandidateResult, ComparisonReport
 
-from .inputs import TaskInput
-from .pages import spending_table, write_page
+from .task import write_whole
+
+SUPERVISED = "supervised"
+"""The stage of the curve whose step the supervised training made."""
 
 
 @dataclass(frozen=True)
-class AutoReport:
-    """The result of `AutoTrainer.run`. `reached`: the last stage that is whole; `stopped`: "budget" where `max_cost` ended
-    the run. `spending` covers all runs with this folder, by purpose."""
+class CurvePoint:
+    """A step after a stage, as the held-out scenarios measured it; its difference is to the base."""
 
-    folder: Path
-    description: str
-    model: str | None
-    base_model: str
-    reached: str
-    stopped: str
-    inputs: tuple[TaskInput, ...]
-    prompt: str
-    rubric: str
-    training: TrainReport | None
-    comparison: ComparisonReport | None
-    spending: Mapping[str, SpendingTotals]
+    stage: str
+    step: int
+    result: CandidateResult
 
     @property
-    def trained(self) -> CandidateResult | None:
-        """The trained step on the held-out inputs, compared with the base; None before the comparison."""
-        return None if self.comparison is None else self.comparison.candidates[-1]
+    def mean(self) -> float:
+        """The measured value; below all others if nothing was scored."""
+        return float("-inf") if self.result.value is None else self.result.value.mean
+
+
+def best_of(curve: Sequence[CurvePoint]) -> CurvePoint | None:
+    """The measured point with the highest value, the earliest of several; None before the first."""
+    measured = [point for point in curve if point.result.value is not None]
+    return max(measured, key=lambda point: point.mean, default=None)
+
+
+def own_points(curve: Sequence[CurvePoint], fork: str) -> list[CurvePoint]:
+    """The points of the model that the rounds trained. The supervised step is none of a fork's; both have the same base."""
+    return [point for point in curve if not (fork and point.stage == SUPERVISED)]
+
+
+@dataclass(frozen=True)
+class ImproveReport:
+    """The result of `Improver.run`. `reached`: the last whole stage; `stopped`: "budget" where `max_cost` ended the run.
+    `ended`: why the rounds ended. `curve`: the base, and the step after each stage. `fork`: the model of the rounds, if they
+    began at the base again. `training`: of a run without a teacher. `spending` covers all runs with the folder, by purpose."""
+
+    folder: Path
+    model: str
+    base_model: str
+    teacher: str
+    reached: str
+    stopped: str
+    good: str
+    ended: str
+    seconds: Mapping[str, float]
+    curve: Sequence[CurvePoint]
+    comparison: ComparisonReport | None
+    spending: Mapping[str, SpendingTotals]
+    fork: str = ""
+    training: TrainReport | None = None
+    texts: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def best(self) -> CurvePoint | None:
+        """The measured step with the highest value, the earliest of several."""
+        return best_of(own_points(self.curve, self.fork))
 
     @property
     def improved(self) -> bool | None:
-        """Whether the held-out score rose with 95 % confidence; None before the comparison."""
-        difference = None if self.trained is None else self.trained.difference
-        return None if difference is None else difference.low > 0
+        """Whether the best step is better than the base with 95 % confidence; None before the comparison."""
+        difference = None if self.best is None else self.best.result.difference
+        return difference.low > 0 if difference is not None else None if self.best is None else False
+
+    @property
+    def compared(self) -> CandidateResult | None:
+        """The teacher's result; None before the comparison."""
+        results = () if self.comparison is None else self.comparison.candidates
+        return next((result for result in results if result.name == self.teacher), None)
 
     def verdict(self) -> str:
-        """What came of it, in one line."""
-        if self.comparison is None or self.trained is None:
-            why = "max_cost is spent" if self.stopped else "the comparison has not run"
-            return f"not compared: {why}; the last whole stage is {self.reached or 'none'}"
-        told = {True: "better than its base", False: "not shown to be better than its base", None: "not comparable"}
-        return (
-            f"{told[self.improved]} on {counted(self.trained.scenarios, 'held-out input')}: {self.comparison.measure} "
-            f"{shown_interval(self.trained.value)}, difference {shown_interval(self.trained.difference, sign='+')}"
-        )
+        """What came of it, in a few sentences."""
+        best, teacher = self.best, self.compared
+        why = "max_cost is spent" if self.stopped else "it was not asked for"
+        if best is None or self.comparison is None:
+            return f"nothing was measured yet: {why}; the last whole stage is {self.reached or 'none'}"
+        parts = [
+            f"step {best.step} of {self.model}: {self.comparison.measure} {shown_interval(best.result.value)} held out"
+        ]
+        if best.step and best.result.difference is not None:
+            parts.append(f"difference to its base {shown_interval(best.result.difference, sign='+')}")
+        elif not best.step:
+            parts.append("no stage was better than the base")
+        if teacher is None:
+            return "; ".join(parts) + (f". Not compared with the teacher: {why}" if self.teacher else "")
+        parts.append(f"the teacher {teacher.name} {shown_interval(teacher.value)}")
+        if teacher.latency is not None and best.result.latency is not None:
+            parts.append(
+                f"a call takes {best.result.latency[0]:.2g} s, the teacher's {teacher.latency[0]:.2g} s (median)"
+            )
+        costs = [
+            "an unknown price" if result.cost is None else f"{1000 * result.cost:.4g} USD"
+            for result in (best.result, teacher)
+        ]
+        return f"{'; '.join([*parts, f'1,000 runs cost {costs[0]}, the teacher {costs[1]}'])}."
+
+    def warnings(self) -> list[str]:
+        """What limits the numbers."""
+        warnings = list(self.comparison.warnings) if self.comparison is not None else []
+        if len(self.curve) > 2:
+            warnings.append(
+                f"the step was chosen among {len(self.curve)} on these held-out scenarios, which makes its number a little too "
+                "high: measure it on others for a claim"
+            )
+        return warnings
 
     def lines(self) -> list[str]:
         """The result as lines for a terminal."""
         spent = [totals.line(purpose) for purpose, totals in self.spending.items()]
-        return [
-            f"{self.model or 'model'}: {self.verdict()}",
-            *spent,
-            f"report: {self.folder / 'report.md'}",
-        ]
+        best = self.best
+        use = [f"use it: {self.model}, step {best.step}"] if best is not None and best.step else []
+        page = f"report: {self.folder / 'report.md'}"
+        return ["", self.verdict(), *(f"note: {line}" for line in self.warnings()), *spent, *use, page]
 
 
-def write_report(report: AutoReport, folder: Path) -> None:
+def write_report(report: ImproveReport, folder: Path) -> None:
     """Write report.md. Raises ConfigError."""
-    tables = [facts_table(report), *([] if report.comparison is None else tables_of(report.comparison))]
-    tables.append(spending_table(report.spending, report.folder))
-    write_page(folder, report.description, report.verdict(), tables, prompt=report.prompt, rubric=report.rubric)
+    title = f"{report.model}, in place of {report.teacher}" if report.teacher else report.model
+    warnings = "\n".join(f"- {warning}" for warning in report.warnings())
+    tables = [model_table(report), *([curve_table(report)] if report.curve else [])]
+    tables += [] if report.comparison is None else tables_of(report.comparison)
+    parts = [f"# {title}", report.verdict(), warnings, *map(markdown_section, tables)]
+    parts.append(markdown_section(spending_table(report.spending, report.folder)))
+    for name, text in report.texts.items():
+        parts.append(f"## {name.capitalize()}\n\n" + "\n".join(f"    {line}" for line in text.splitlines()))
+    write_whole(folder / "report.md", "\n\n".join(filter(None, parts)) + "\n")
 
 
-def facts_table(report: AutoReport) -> Table:
-    """What was made of what."""
-    splits = Counter(one.split for one in report.inputs)
-    spread = Counter(one.difficulty for one in report.inputs if one.difficulty is not None)
-    rows = [("model", report.model or "none yet"), ("base", report.base_model)]
+def model_table(report: ImproveReport) -> Table:
+    """What was trained."""
+    rows = [("model", report.model), ("base", report.base_model)]
     if report.training is not None:
         rows += [("step", str(report.training.step)), ("LoRA", report.training.checkpoint or "none")]
-        rows += _rewards(report.training.rewards)
-    rows.append(("inputs", ", ".join(f"{count} {split}" for split, count in splits.items()) or "none yet"))
-    if spread:
-        rows.append(("difficulty", ", ".join(f"{spread[level]} of {level}" for level in sorted(spread))))
     return Table("What was trained", "", ("", ""), tuple(rows))
 
 
-def _rewards(rewards: Sequence[float]) -> list[tuple[str, str]]:
-    if not rewards:
-        return []
-    shown = f"{rewards[0]:.3f} in the first step of this run, {rewards[-1]:.3f} in the last"
-    return [("mean score in training", f"{shown}; the judge compares answers to one input, so it need not rise")]
+def curve_table(report: ImproveReport) -> Table:
+    """The held-out result after each stage."""
+    measure = (report.comparison.measure if report.comparison is not None else None) or "success"
+    head = ("after", "step", f"held-out {measure}, 95 % interval", "difference to the base", "minutes")
+    rows: list[tuple[str, ...]] = []
+    for point in report.curve:
+        seconds = report.seconds.get("sft" if point.stage == SUPERVISED else point.stage)
+        difference = shown_interval(point.result.difference, sign="+")
+        minutes = "-" if seconds is None else f"{seconds / 60:.1f}"
+        rows.append((point.stage, str(point.step), shown_interval(point.result.value), difference, minutes))
+    notes = [f"Observed: {report.good}."] if report.good else []
+    if report.fork:
+        notes.append(
+            f"The base did better than the supervised step, so the rounds trained {report.fork} from the base."
+        )
+    notes += [f"The rounds ended: {report.ended}."] if report.ended else []
+    return Table("What did each stage give?", " ".join(notes), head, tuple(rows))
+
+
+def spending_table(spending: Mapping[str, SpendingTotals], folder: Path) -> Table:
+    """What other LLMs were asked, by purpose."""
+    head = ("for", "questions", "from the cache", "tokens", "USD")
+    total = sum(spending.values(), SpendingTotals())
+    rows = [_spent(purpose, totals) for purpose, totals in (*spending.items(), ("in all", total))]
+    note = f"Questions to other LLMs, in all runs with the folder {folder}."
+    return Table("What did it take?", note, head, tuple(rows))
+
+
+def _spent(purpose: str, totals: SpendingTotals) -> tuple[str, ...]:
+    cost = f"{totals.cost:.4f}" if totals.cost or not totals.unpriced else ""
+    unpriced = f"{counted(totals.unpriced, 'request')} of unknown price" if totals.unpriced else ""
+    tokens = f"{totals.prompt_tokens:,} + {totals.completion_tokens:,}"
+    return purpose, str(totals.questions), str(totals.cached), tokens, " and ".join(filter(None, (cost, unpriced)))

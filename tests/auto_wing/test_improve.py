@@ -25,8 +25,8 @@ from offbook.trainer.report import Stopped, TrainReport
 from offbook.trainer.statistics import Interval
 from offbook_auto.good_runs import good_runs, row_of, with_rewards
 from offbook_auto.improve import Improver
-from offbook_auto.improve_options import ImproveOptions
-from offbook_auto.improve_report import CurvePoint, ImproveReport, write_report
+from offbook_auto.options import ImproveOptions
+from offbook_auto.report import CurvePoint, ImproveReport, write_report
 from offbook_compare.journal import ComparedRollout
 from offbook_compare.results import CandidateResult, ComparisonReport
 from tests.paths import ROOT
@@ -150,8 +150,8 @@ def test_a_dry_run_asks_nothing(
         assert command_line([*WORDS, "--dry-run", "--rounds", "2"]) == 0
         assert not endpoint.requests
     told = capsys.readouterr().out
-    assert "observe: 20 runs of the app on as-is; what one takes is known after the first 8" in told
-    assert "train: 2 rounds at most of 10 steps, 658 runs" in told and "unknown price" in told
+    assert "observe: 20 runs of the app on as-is" in told
+    assert "train: 2 rounds at most of 10 steps, each measured on 6 held-out scenarios" in told
     assert not (folder / "out").exists()
 
 
@@ -168,12 +168,16 @@ class Measured:
     def sizes(self) -> tuple[int, int]:
         return 20, 6
 
-    def rollouts_per_step(self) -> int:
-        return 4
+    def input_stages(self) -> list[Any]:
+        return []
 
-    async def compared(
-        self, split: str, candidates: Sequence[Any], *, output: Path, first: int | None = None, **_: object
-    ) -> ComparisonReport:
+    def plan(self) -> list[Any]:
+        return []
+
+    def texts(self) -> dict[str, str]:
+        return {}
+
+    async def compared(self, split: str, candidates: Sequence[Any], *, output: Path, **_: object) -> ComparisonReport:
         names = [getattr(each, "name", each) for each in candidates]
         self.notes.append(f"{self.model.name} in {output.name}: {' '.join(names)}")
         means = [self.values.get((self.model.name, int(name.partition(":")[2] or 0)), 0.8) for name in names]

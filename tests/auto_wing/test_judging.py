@@ -7,7 +7,7 @@ from typing import Any
 
 import offbook
 from offbook.testing import says, scripted_llm
-from offbook_auto.rollout import FITS, AnswerOnce, FittingJudge
+from offbook_auto.described import FITS, AnswerOnce, FittingJudge
 from offbook_auto.task import Task
 
 

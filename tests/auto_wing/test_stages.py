@@ -39,7 +39,7 @@ def test_a_description_becomes_a_task_inputs_a_prompt_and_a_rubric(folder: Path)
     assert task.description == DESCRIPTION and set(task.dimensions) == {"asked", "manner"}
     assert (folder / "out" / "prompt.md").read_text() == "Answer with one call.\n"
     assert (folder / "out" / "rubric.md").read_text().startswith("- The call names the tool")
-    assert "not compared" in (folder / "out" / "report.md").read_text()
+    assert "nothing was measured yet" in (folder / "out" / "report.md").read_text()
     inputs = read_inputs(folder / "out" / "scenarios.jsonl")
     assert [one.split for one in inputs].count("train") == 30 and len(inputs) == 40
 
@@ -74,8 +74,11 @@ def test_a_second_run_asks_nothing_and_takes_edited_files_as_they_are(folder: Pa
         (out / "scenarios.jsonl").write_text('{"input": "mine"}\n{"input": "held", "split": "held-out"}\n')
         (out / "task.yaml").write_text("description: " + DESCRIPTION + "\n")
         report = trainer(endpoint.url).run(until="rubric")
-        assert (report.prompt, report.rubric) == ("Be quick.", "- Short is good.")
-        assert [(one.input, one.split) for one in report.inputs] == [("mine", "train"), ("held", "held-out")]
+        assert report.texts == {"prompt": "Be quick.", "rubric": "- Short is good."}
+        assert [(one.input, one.split) for one in read_inputs(folder / "out" / "scenarios.jsonl")] == [
+            ("mine", "train"),
+            ("held", "held-out"),
+        ]
         assert len(endpoint.requests) == asked
     assert report.spending["generator"].requests + report.spending["rubric"].requests == asked
 
@@ -282,4 +285,5 @@ def test_the_writer_writes_all_that_a_training_asks_for(tmp_path: Path, monkeypa
         trainer = offbook_auto.AutoTrainer(
             DESCRIPTION, llm=llm, tools=TOOLS, train_inputs=60, held_out=24, output=tmp_path / "out"
         )
-        assert len(trainer.run(until="rubric").inputs) == 84
+        trainer.run(until="rubric")
+        assert len(read_inputs(tmp_path / "out" / "scenarios.jsonl")) == 84

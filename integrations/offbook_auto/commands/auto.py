@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -18,10 +18,10 @@ from offbook.commands.help_pages import more_option
 from offbook.commands.option_values import train_config
 from offbook.scenarios.identity import scenario_fields
 from offbook.scenarios.loading import load_scenarios
+from offbook_auto.described import AutoTrainer
 from offbook_auto.estimate import plan_lines
 from offbook_auto.options import BASE_MODEL, AutoOptions, name_of
 from offbook_auto.task import read_task
-from offbook_auto.trainer import AutoTrainer, Stage
 
 Description = Annotated[
     str, typer.Argument(help="what the model is to do, in words; not needed if --output has a task.yaml")
@@ -41,7 +41,8 @@ def auto(
     schema: Schema = None,
     tools: Tools = None,
     until: Annotated[
-        Stage, typer.Option(help="last stage to run; you can edit its files before you continue")
+        Literal["task", "scenarios", "prompt", "rubric", "train", "compare"],
+        typer.Option(help="last stage to run; you can edit its files before you continue"),
     ] = "compare",
     dry_run: Annotated[bool, typer.Option(help="show the planned requests and their price, and send nothing")] = False,
     *,

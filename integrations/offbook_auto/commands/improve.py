@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 import typer
 
@@ -16,13 +15,12 @@ from offbook.client.model import TrainableModel
 from offbook.commands.generated_options import options_of, with_options
 from offbook.commands.option_values import judge_option, model_option, sinks_option, train_config
 from offbook.commands.options import ImitationOptions, JudgeOptions, ModelOptions, Trace
-from offbook.llms.ledger import budget
 from offbook.scenarios.loading import load_scenarios
 from offbook.trainer.options import TrainerOptions
+from offbook_auto.app_source import AppWithScenarios, WrappedApp
 from offbook_auto.estimate import plan_lines
-from offbook_auto.improvable_app import AppWithScenarios, WrappedApp
-from offbook_auto.improve import ImprovableApp, Improver, ImproveStage
-from offbook_auto.improve_options import ROUNDS_SET, ImproveOptions
+from offbook_auto.improve import Improver, TrainingSource
+from offbook_auto.options import ROUNDS_SET, ImproveOptions
 from offbook_compare.loading import load_app, load_server
 
 Target = Annotated[
@@ -59,7 +57,9 @@ def improve(
     held_out: HeldOut = None,
     max_cost: MaxCost = None,
     trace: Trace = None,
-    until: Annotated[ImproveStage, typer.Option(help="last stage to run")] = "compare",
+    until: Annotated[
+        Literal["scenarios", "observe", "sft", "train", "compare"], typer.Option(help="last stage to run")
+    ] = "compare",
     dry_run: Annotated[bool, typer.Option(help="show what each stage will take, and run nothing")] = False,
     *,
     options: dict[str, Any],
@@ -78,26 +78,20 @@ def improve(
     chosen = ImproveOptions(**path, **options_of(ImproveOptions, options))
     training = options_of(TrainerOptions, options) | judge_option(options) | sinks_option(trace)
     learner, named = options_of(TrainConfig, options), options_of(ModelOptions, options)
-    app: ImprovableApp
+    source: TrainingSource
     if (trainer := load_server(target, scenarios=scenarios, learner=learner, **named, **training)) is not None:
-        if chosen.teaching().as_is:
+        if (teacher := chosen.teaching()) is not None and teacher.as_is:
             raise ConfigError("--teacher: a server has no model of its own: name an LLM, such as openai/gpt-4.1")
-        servers: Any = importlib.import_module("offbook_auto.improvable_server")  # needs the extra `mcp`
-        server = servers.ImprovableServer(trainer, cast(Any, trainer).existing())
-        app = server if dry_run else asyncio.run(_prepared(server, max_cost))
+        servers: Any = importlib.import_module("offbook_auto.server_source")  # needs the extra `mcp`
+        source = servers.ServerSource(trainer, cast(Any, trainer).existing())
     else:
         training |= {"config": train_config(options)}
-        app = _app(target, scenarios, held_out, model_option(options).get("model"), training)
-    improver = Improver(app, chosen)
+        source = _app(target, scenarios, held_out, model_option(options).get("model"), training)
+    improver = Improver(source, chosen)
     if dry_run:
         echo("\n".join(plan_lines(improver.plan(), chosen.max_cost)))
     else:
         improver.run(until)
-
-
-async def _prepared(server: Any, max_cost: float | None) -> ImprovableApp:
-    with budget(max_cost):
-        return await server.prepared()
 
 
 def _app(

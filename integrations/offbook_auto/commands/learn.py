@@ -17,7 +17,7 @@ from offbook.commands.generated_options import options_of, with_options
 from offbook.commands.option_values import model_option
 from offbook.commands.options import ImitationOptions, ModelOptions, Target
 from offbook.trainer.trainable_target import load_target
-from offbook_auto.improvable_app import WrappedApp
+from offbook_auto.app_source import WrappedApp
 from offbook_auto.learn import Learning, LearnOptions
 
 NIGHTLY = "03:00"

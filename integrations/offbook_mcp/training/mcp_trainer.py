@@ -170,16 +170,6 @@ class MCPTrainer:
             check_usable(scenarios, pool, self._max_tools, has_judge, trained=False)
             yield unjudged(replace(self._rollout(pool), step_tokens=step_tokens)), scenarios
 
-    def rollouts_per_step(self) -> int:
-        """Rollouts of a training step."""
-        options = self._trainer_options(None, 1)
-        return int(options["group_size"]) * int(options["scenarios_per_step"])
-
-    def with_model(self, model: TrainableModel, scenarios: ScenariosLike) -> MCPTrainer:
-        """The same trainer with another model, on these scenarios."""
-        passed: dict[str, Any] = self.options.passed_to(MCPTrainerOptions)
-        return MCPTrainer(self.target, model, scenarios, **passed)
-
     async def aplan(self, steps: int) -> list[str]:
         """Describe what `atrain` would do, in lines. Starts the servers, but calls no model and writes nothing."""
         async with self._pool() as pool:

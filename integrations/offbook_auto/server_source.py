@@ -1,9 +1,9 @@
-"""A server with its scenarios, as an Improver improves the model that uses its tools."""
+"""An MCP server with its scenarios, as a TrainingSource."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from offbook import TrainableModel
@@ -16,11 +16,12 @@ from offbook_compare.comparison import acompare
 from offbook_compare.results import ComparisonReport
 from offbook_compare.targets import RolloutTarget
 from offbook_mcp.scenarios.scenario import HELD_OUT, ScenarioSet
-from offbook_mcp.training.mcp_trainer import MCPTrainer
+from offbook_mcp.training.mcp_trainer import MCPTrainer, MCPTrainerOptions
 from offbook_mcp.training.scenario_judge import ScenarioJudge, unused_judge
 
-from .improvable_app import fork_of
-from .improve import Split
+from .app_source import COMPARED, fork_of
+from .estimate import StagePlan
+from .improve import Split, Stage
 
 
 @dataclass(frozen=True)
@@ -34,9 +35,9 @@ class JudgedRollouts(RolloutTarget):
         return self.judge
 
 
-@dataclass(frozen=True)
-class ImprovableServer:
-    """A server, by a trainer that has its scenarios. `known`: these; None: they are not made yet, and only planned.
+@dataclass
+class ServerSource:
+    """A server, by a trainer. `known`: its scenarios; None: they are not made yet.
 
     Raises ConfigError for scenarios of which none is held out."""
 
@@ -61,6 +62,24 @@ class ImprovableServer:
             return None
         return ScenarioJudge(options.judge, scenarios)
 
+    def input_stages(self) -> list[Stage]:
+        """What generates the scenarios, unless they are there."""
+        return [] if self.known is not None else [("scenarios", self._generate)]
+
+    async def _generate(self) -> None:
+        async with self.trainer.rollouts() as (_, known):
+            made = self._with(self.model, known)
+        self.trainer, self.known = made.trainer, made.known
+
+    def plan(self) -> list[StagePlan]:
+        """What generates the scenarios calls the server's tools alone."""
+        work = f"{self.trainer.options.count} scenarios are generated"
+        return [] if self.known is not None else [StagePlan("scenarios", False, work=work)]
+
+    def texts(self) -> dict[str, str]:
+        """None."""
+        return {}
+
     def sizes(self) -> tuple[int, int]:
         """How many scenarios there are, or will be, to train on and held out."""
         if self.known is not None:
@@ -68,36 +87,26 @@ class ImprovableServer:
         held_out = round(HELD_OUT * self.trainer.options.count)
         return self.trainer.options.count - held_out, held_out
 
-    def rollouts_per_step(self) -> int:
-        """Rollouts of a training step."""
-        return self.trainer.rollouts_per_step()
-
-    async def prepared(self) -> ImprovableServer:
-        """The same with its scenarios, which are generated if there are none."""
-        async with self.trainer.rollouts() as (_, known):
-            return ImprovableServer(self.trainer.with_model(self.model, known), known)
-
-    async def compared(
-        self, split: Split, candidates: Sequence[CandidateLike], *, first: int | None = None, **options: Any
-    ) -> ComparisonReport:
-        """`offbook_compare.acompare` on the scenarios of a split, or on its first ones."""
+    async def compared(self, split: Split, candidates: Sequence[CandidateLike], **options: Any) -> ComparisonReport:
+        """Compare on the scenarios of a split."""
         own = self.trainer.options.passed_to(TrainerOptions)
-        shared = {
-            name: own[name] for name in ("concurrency", "timeout", "max_completion_tokens", "sinks") if name in own
-        }
+        shared = {name: own[name] for name in COMPARED if name in own}
         async with self.trainer.rollouts() as (rollout, scenarios):
             if split == "held-out":
                 shared["trained_on"] = scenarios.train
-            chosen = scenarios.train if split == "train" else scenarios.eval
             judge = self.trainer.options.judge if self.judge is not None else None  # compares whatever has rewards too
             target = JudgedRollouts(rollout, self.model, judge=judge)
-            return await acompare(target, chosen[:first], candidates, **shared, **options)
+            chosen = scenarios.train if split == "train" else scenarios.eval
+            return await acompare(target, chosen, candidates, **shared, **options)
 
     async def trained(self, steps: int) -> TrainReport:
         """Train until the model has `steps` steps in total. Success is not measured here: comparisons do."""
         return await self.trainer.atrain_unmeasured(steps)
 
-    async def forked(self, name: str, step: int) -> ImprovableServer:
+    async def forked(self, name: str, step: int) -> ServerSource:
         """The server with the model `name` in the place of its own: made from that step, unless it is there."""
-        model = await fork_of(self.model, name, step)
-        return replace(self, trainer=self.trainer.with_model(model, self.known))
+        return self._with(await fork_of(self.model, name, step), self.known)
+
+    def _with(self, model: TrainableModel, scenarios: ScenarioSet | None) -> ServerSource:
+        passed: dict[str, Any] = self.trainer.options.passed_to(MCPTrainerOptions)
+        return ServerSource(MCPTrainer(self.trainer.target, model, scenarios, **passed), scenarios)

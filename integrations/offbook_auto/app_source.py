@@ -1,4 +1,4 @@
-"""A wrapped app with its scenarios, as an Improver improves it."""
+"""A wrapped app with its scenarios, as a TrainingSource."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, Protocol, runtime_checkable
 from offbook.base.errors import ConfigError, ServerError
 from offbook.client.model import TrainableModel
 from offbook.contracts import Judge
-from offbook.trainer.options import TrainerOptions
 from offbook.trainer.report import TrainReport
 from offbook_compare.candidates import CandidateLike
 from offbook_compare.comparison import acompare
 from offbook_compare.results import ComparisonReport
 from offbook_compare.targets import ComparableTarget, bound_to
 
-from .improve import Split
+from .estimate import StagePlan
+from .improve import Split, Stage
 
 HELD_OUT = 0.25
 """Share of the scenarios that is held out where none are given."""
@@ -81,17 +81,20 @@ class AppWithScenarios:
         """How many scenarios there are to train on, and held out."""
         return len(self.scenarios), len(self.held_out)
 
-    def rollouts_per_step(self) -> int:
-        """Rollouts of a training step."""
-        sizes = ("group_size", "scenarios_per_step")
-        return int(self.options.get(sizes[0], TrainerOptions.group_size)) * int(
-            self.options.get(sizes[1], TrainerOptions.scenarios_per_step)
-        )
+    def input_stages(self) -> list[Stage]:
+        """None: the scenarios are there."""
+        return []
 
-    async def compared(
-        self, split: Split, candidates: Sequence[CandidateLike], *, first: int | None = None, **options: Any
-    ) -> ComparisonReport:
-        """`offbook_compare.acompare` on the scenarios of a split, or on its first ones."""
+    def plan(self) -> list[StagePlan]:
+        """None, as there are no input stages."""
+        return []
+
+    def texts(self) -> dict[str, str]:
+        """None: the app has its prompts itself."""
+        return {}
+
+    async def compared(self, split: Split, candidates: Sequence[CandidateLike], **options: Any) -> ComparisonReport:
+        """Compare on the scenarios of a split."""
         app = self.app if self.own_model is None else bound_to(self.app, self.own_model)
         shared = {name: self.options[name] for name in COMPARED if name in self.options}
         if len(candidates) > 1 and self.judge is not None:
@@ -99,7 +102,7 @@ class AppWithScenarios:
         if split == "held-out":
             shared["trained_on"] = self.scenarios
         chosen = self.scenarios if split == "train" else self.held_out
-        return await acompare(app, chosen[:first], candidates, **shared, **options)
+        return await acompare(app, chosen, candidates, **shared, **options)
 
     async def trained(self, steps: int) -> TrainReport:
         """Train until the model has `steps` steps in total."""

@@ -1,5 +1,5 @@
 """`offbook improve`, killed while it trains by reward, and run again. For `train_sft` see the campaign, for observing, which is a
-comparison's part, `tests/comparison`."""
+comparison's part, `tests/compare_wing`."""
 
 from __future__ import annotations
 

@@ -99,9 +99,3 @@ def test_the_page_about_testing_runs_as_it_is_shown(tmp_path: Path) -> None:
     shown = set(re.findall(r"^(?:async )?def (test_\w+)", "\n".join(blocks), re.MULTILINE))
     assert shown == set(re.findall(r"^(?:    |asyncio\.run\()?(test_\w+)\(", page, re.MULTILINE))  # each is called
     assert run("\n".join(blocks), tmp_path) == "7\n"
-
-
-def test_the_page_about_comparisons_runs_as_it_is_shown(tmp_path: Path) -> None:
-    printed = run("\n".join(code_of("comparing.md")), tmp_path)
-    assert printed.splitlines()[-1] == "Interval(mean=0.5, low=0.0, high=1.0, level=0.95)"
-    assert (tmp_path / "comparison" / "report.html").exists()

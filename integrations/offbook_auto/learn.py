@@ -51,7 +51,7 @@ class LearnOptions(RunOptions):
     heading = "Learning"
 
     route: Headline[str] = option("", "app to learn from, by the --route of its server")
-    days: Headline[float] = option(14.0, "greatest age of a thread, in days", least=0)
+    days: float = option(14.0, "greatest age of a thread, in days", least=0)
     threads: int = option(1000, "use at most this many threads, the newest ones", least=1, most=AUDITED_AT_ONCE)
     least: int = option(16, "train only if there are this many new threads", least=1)
     min_reward: Headline[float | None] = option(
@@ -59,9 +59,7 @@ class LearnOptions(RunOptions):
     )
     held_out: float = option(0.2, "share of the questions to hold out from training", least=0, most=1)
     compared: int = option(100, "compare on at most this many held-out threads, the newest ones", least=LEAST_HELD_OUT)
-    gain: Headline[float] = option(
-        0.0, "promote a step if the whole interval of its gain is above this; below 0 allows a loss"
-    )
+    gain: float = option(0.0, "promote a step if the whole interval of its gain is above this; below 0 allows a loss")
     success_at: float | None = option(
         None,
         "lowest reward that counts as a success",

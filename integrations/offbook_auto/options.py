@@ -34,9 +34,7 @@ class AutoOptions(RunOptions):
     tools: Sequence[Tool] = option((), "function tools in OpenAI's format; the calls are the answer and are not run")
     train_inputs: int = option(80, "inputs to train on", least=1)
     held_out: int = option(40, "inputs to compare on before and after training", least=2)
-    steps: Headline[int] = option(
-        30, "total number of training steps; a second run continues where the first ended", least=1
-    )
+    steps: int = option(30, "total number of training steps; a second run continues where the first ended", least=1)
     group_size: int = option(TrainerOptions.group_size, "answers per input, which the judge compares", least=2)
     scenarios_per_step: int = option(TrainerOptions.scenarios_per_step, "inputs per step", least=1)
     concurrency: int = option(32, "answers that are sampled at the same time", least=1)
@@ -79,7 +77,7 @@ class ImproveOptions(RunOptions):
     )
     sft: SFTConfig = option(IMITATION, "options of the supervised training on good runs")
     round_steps: int = option(10, "steps per round of reinforcement learning", least=1)
-    rounds: Headline[int] = option(
+    rounds: int = option(
         5,
         "most rounds of reinforcement learning; they end when held-out success stops rising; 0: imitation only",
         least=0,

@@ -12,6 +12,7 @@ import typer
 
 from offbook.base.errors import ConfigError
 from offbook.base.terminal import echo
+from offbook.commands.help_pages import more_option
 
 from .sky_command import clusters, price_line, status_of, take_down, wanted_resources
 from .skypilot import SkyPilotBackend, cluster_key, free_port, key_file, known_clusters, ssh_command
@@ -31,17 +32,15 @@ def up(
     model: Annotated[str, typer.Option(help="base model, such as Qwen/Qwen2.5-7B-Instruct")],
     gpu: Annotated[str, typer.Option(help="GPU and number, such as L4 or H100:2")],
     cluster: Cluster = "offbook",
-    infra: Annotated[str | None, typer.Option(help="cloud, or cloud/region  [default: the cheapest]")] = None,
-    spot: Annotated[bool, typer.Option("--spot", help="use a cheaper machine that the cloud may reclaim")] = False,
+    infra: Annotated[str | None, more_option(help="cloud, or cloud/region  [default: the cheapest]")] = None,
+    spot: Annotated[bool, more_option("--spot", help="use a cheaper machine that the cloud may reclaim")] = False,
     mirror: Annotated[
         str | None, typer.Option(help="place for copies of checkpoints, such as s3://BUCKET/PATH")
     ] = None,
     env_file: Annotated[
-        Path | None, typer.Option(help="file with environment variables for the machine, such as keys")
+        Path | None, more_option(help="file with environment variables for the machine, such as keys")
     ] = None,
-    idle_minutes: Annotated[
-        float, typer.Option(help="shut the machine down after this many minutes without work")
-    ] = 30,
+    idle_minutes: Annotated[float, more_option(help="shut the machine down after this many minutes without work")] = 30,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask for confirmation")] = False,
 ) -> None:
     """Show the price, launch a machine, and serve a model on it.

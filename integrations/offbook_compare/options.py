@@ -28,7 +28,7 @@ class CompareOptions(RolloutOptions):
     judge: Judge | None = option(
         None, "judge that ranks the candidates' rollouts of a scenario; None: the app's own judge, if it has one"
     )
-    success_at: Headline[float | None] = option(
+    success_at: float | None = option(
         None,
         "lowest reward that counts as a success",
         shown_default="the metric `success`; without it, rewards are compared",

@@ -45,7 +45,7 @@ async def _explore(target: Target, seed: int) -> None:
 def scenarios(
     target: Target,
     output: Annotated[Path, typer.Option("--output", "-o", help="JSONL file to write")] = Path("scenarios.jsonl"),
-    count: Annotated[int, typer.Option(min=1, help="number of scenarios")] = 48,
+    count: Annotated[int, more_option(min=1, help="number of scenarios")] = 48,
     llm: Annotated[
         str | None,
         typer.Option(help="LLM that writes the scenarios, such as openai/gpt-4.1  [default: generated offline]"),

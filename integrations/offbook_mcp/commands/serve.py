@@ -224,7 +224,7 @@ def serve(
     host: Host = "127.0.0.1",
     port: Port = 8900,
     api_key: Key = None,
-    step: Annotated[int | None, typer.Option(min=0, help="step of the model  [default: the newest]")] = None,
+    step: Annotated[int | None, more_option(min=0, help="step of the model  [default: the newest]")] = None,
     concurrency: AtOnce = 16,
     temperature: Annotated[
         float, more_option(min=0, max=2, help="temperature if the request sets none; 0 is greedy")

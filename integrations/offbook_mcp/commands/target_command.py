@@ -35,7 +35,7 @@ Bind = Annotated[
     more_option(help="set a tool's argument (argument=value) and hide it from the model; may use {rollout_dir}"),
 ]
 Header = Annotated[list[str], more_option(help="HTTP header, 'Name: value'; may use ${env:TOKEN}")]
-Env = Annotated[list[str], typer.Option(help="environment variable for the command: NAME or NAME=value")]
+Env = Annotated[list[str], more_option(help="environment variable for the command: NAME or NAME=value")]
 Fixture = Annotated[Path | None, more_option(help="folder to copy to {rollout_dir} for each rollout")]
 Stateless = Annotated[
     bool | None,

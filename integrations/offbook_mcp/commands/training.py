@@ -121,7 +121,7 @@ def evaluate(
     model: ModelName = None,
     base: BaseModel = None,
     scenarios: ScenarioFile = None,
-    step: Annotated[int | None, typer.Option(min=0, help="step of the model  [default: the newest]")] = None,
+    step: Annotated[int | None, more_option(min=0, help="step of the model  [default: the newest]")] = None,
     temperature: Annotated[float, more_option(min=0, max=2, help="sampling temperature; 0 is greedy")] = 0.0,
     rollouts: Annotated[int, typer.Option(min=1, help="rollouts per scenario")] = 1,
     judge: JudgeModel = None,

@@ -368,7 +368,7 @@ class SFTConfig(Options):
         default="tokens",
         description="mean over the tokens of a batch, mean over its messages, or a number to divide by",
     )
-    held_out: Headline[float] = Field(
+    held_out: float = Field(
         default=0.0, ge=0, lt=1, description="share of the examples to hold out: they are measured, not trained"
     )
     evaluate_every: int | None = Field(
@@ -377,9 +377,7 @@ class SFTConfig(Options):
     patience: int | None = Field(
         default=None, ge=1, description="stop after this many measurements without a lower held-out loss; None: never"
     )
-    skip_bad: Headline[bool] = Field(
-        default=False, description="skip and count examples and messages that cannot be trained"
-    )
+    skip_bad: bool = Field(default=False, description="skip and count examples and messages that cannot be trained")
     shuffle: bool = Field(default=True, description="shuffle the examples in each epoch")
     seed: int = Field(
         default=0, ge=0, lt=2**63, description="random seed for the order, the held-out examples and dropout"

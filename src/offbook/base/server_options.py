@@ -425,7 +425,7 @@ class ServerOptions(Options):
         gt=0,
         description="stop the server after this many minutes without calls, changes or training; None: never",
     )
-    upstream: Headline[str | None] = Field(
+    upstream: str | None = Field(
         default=None,
         min_length=1,
         description="paid model that answers the calls of an app below /r/ROUTE, such as openai/gpt-4.1",

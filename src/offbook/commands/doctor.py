@@ -188,7 +188,7 @@ def _verdict(report: Report) -> Text:
 
 
 def doctor_command(
-    engine: Annotated[str, typer.Option(help="inference engine to check: auto, embedded or vllm")] = "auto",
+    engine: Annotated[str, more_option(help="inference engine to check: auto, embedded or vllm")] = "auto",
     loader: Annotated[str, more_option(help="loader to check: auto, peft or unsloth")] = "auto",
     dir: Annotated[Path | None, more_option(help="directory of the server  [default: ./.offbook]")] = None,
     as_data: Annotated[bool, typer.Option("--json", help="print JSON")] = False,

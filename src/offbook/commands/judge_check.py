@@ -13,6 +13,7 @@ import typer
 from offbook.base.terminal import echo
 from offbook.trainer.judge_check import check_judge_on, read_ranked, ruler_at
 
+from .help_pages import more_option
 from .options import Results
 
 
@@ -20,10 +21,10 @@ def judge_check(
     file: Annotated[Path, typer.Argument(help="JSONL of rollouts that you ranked: group, messages, and score or rank")],
     judge: Annotated[str, typer.Option(help="LLM to check, such as openai/o3")],
     judge_api_base: Annotated[
-        str | None, typer.Option(help="URL of the judge's endpoint  [default: the provider's]")
+        str | None, more_option(help="URL of the judge's endpoint  [default: the provider's]")
     ] = None,
-    rubric: Annotated[Path | None, typer.Option(help="file with the judge's rubric  [default: built in]")] = None,
-    reasoning: Annotated[bool, typer.Option("--reasoning", help="let the judge reason before it scores")] = False,
+    rubric: Annotated[Path | None, more_option(help="file with the judge's rubric  [default: built in]")] = None,
+    reasoning: Annotated[bool, more_option("--reasoning", help="let the judge reason before it scores")] = False,
     results: Results = None,
 ) -> None:
     """Compare a judge's ranking of rollouts with yours.

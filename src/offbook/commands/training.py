@@ -61,7 +61,7 @@ NOT_TRAINING = ("eval_every", "group_size", "scenarios_per_step", "replayed", "p
 """Options of a Trainer that an evaluation does not read."""
 
 
-@with_options(TrainOptions, TrainConfig, JudgeOptions, ModelOptions, CommandOptions)
+@with_options(TrainOptions, TrainConfig, JudgeOptions, ModelOptions, CommandOptions, unlisted=["scenarios_per_step"])
 def train(
     scenarios: Scenarios,
     target: TargetOrCommand = None,

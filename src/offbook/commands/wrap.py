@@ -46,7 +46,7 @@ def wrap(
         float | None, more_option(help="stop the program after this many seconds  [default: no limit]")
     ] = None,
     inside: Annotated[
-        str | None, typer.Option("--in", help="prefix that runs the program in a sandbox, such as 'docker run ...'")
+        str | None, more_option("--in", help="prefix that runs the program in a sandbox, such as 'docker run ...'")
     ] = None,
     env: Env = [],  # noqa: B006
     url: Server = None,

@@ -6,7 +6,6 @@ import asyncio
 import inspect
 import re
 from collections.abc import Callable
-from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -14,15 +13,11 @@ from pydantic import BaseModel, ValidationError
 
 import offbook
 from offbook.base.errors import ConfigError
-from offbook.base.option_names import FOREIGN, OWNERS, names_checked
+from offbook.base.option_names import FOREIGN, names_checked, owned_options
 from offbook.compat.art.utils import retry
 from offbook.llms.llm import Llm
-from offbook.trainer.options import TrainerOptions
 from offbook_langgraph import trainable
-from offbook_langgraph.training.rollout import TrainableOptions
-from offbook_langgraph.training.trainable import TrainableRunnable
 from offbook_mcp import MCPTrainer
-from offbook_mcp.training.mcp_trainer import MCPTrainerOptions
 
 SCENARIOS = [{"id": "a"}]
 MODEL = offbook.TrainableModel("agent", base_model="tiny", backend=offbook.RemoteBackend("http://127.0.0.1:9"))
@@ -198,42 +193,14 @@ def test_what_the_function_itself_raises_stays_as_it_is() -> None:
         f()  # type: ignore[call-arg]
 
 
-def names_of(function: Callable[..., object]) -> set[str]:
-    return set(inspect.signature(function).parameters) - {"self", "options", "foreign", "llm_options"}
-
-
-ACTUAL = {
-    "TrainConfig": set(offbook.TrainConfig.model_fields),
-    "LoraOptions": set(offbook.LoraOptions.model_fields),
-    "LocalBackend": set(offbook.EngineOptions.model_fields) | names_of(offbook.LocalBackend),
-    "TrainableModel": names_of(offbook.TrainableModel),
-    "Trainer": {"scenarios"} | {field.name for field in fields(TrainerOptions)},
-    "train": names_of(offbook.Trainer.train),
-    "model.train": names_of(offbook.TrainableModel.train),
-    "evaluate": names_of(offbook.Trainer.evaluate),
-    "trainable": {field.name for field in fields(TrainableOptions)},
-    "app.deployed": names_of(TrainableRunnable.deployed),
-    "MCPTrainer": names_of(MCPTrainer) | {field.name for field in fields(MCPTrainerOptions)},
-    "Ruler": names_of(offbook.Ruler),
-    "RemoteBackend": names_of(offbook.RemoteBackend),
-}
-
-
-def owner(place: str) -> str:
-    """The object that takes the option: the `TrainConfig` of `config=TrainConfig({}=...) in Trainer() ...`."""
-    return (re.match(r"\w+=(\w+)\(", place) or re.search(r" in ([\w.]+)\(\)", place))[1]  # type: ignore[index]
-
-
-def test_the_places_of_options_are_those_of_the_signatures() -> None:
-    named = {owner(place): set(options.split()) for place, options in OWNERS.items()}
-    everywhere = set().union(*named.values())
-    assert list(named) == list(ACTUAL)
-    for place, options in named.items():
-        assert options <= ACTUAL[place], place
-        assert ACTUAL[place] <= everywhere, place
+def test_each_option_belongs_to_one_place_and_each_place_has_some() -> None:
+    owned = owned_options()
+    names = [name for options in owned.values() for name in options]
+    assert len(names) == len(set(names)) and all(owned.values())
+    assert {"learning_rate", "r", "group_size", "max_batch", "select", "max_turns", "rubric", "api_key"} <= set(names)
 
 
 def test_every_hint_that_is_a_name_is_an_option_of_ours() -> None:
-    own = set().union(*ACTUAL.values())
+    own = {name for options in owned_options().values() for name in options}
     foreign = {name: ours for name, ours in FOREIGN.items() if not name.startswith(("Llm.", "Ruler."))}
     assert {name: ours for name, ours in foreign.items() if ours.isidentifier() and ours not in own} == {}

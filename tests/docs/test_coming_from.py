@@ -6,11 +6,11 @@ import re
 
 import pytest
 
-from offbook.base.option_names import FOREIGN, NO_COUNTERPART, OWNERS
+from offbook.base.option_names import FOREIGN, NO_COUNTERPART, owned_options
 from tests.paths import ROOT
 
 PAGE = (ROOT / "docs" / "coming_from.md").read_text("utf-8")
-OURS = {option for options in OWNERS.values() for option in options.split()}
+OURS = {option for options in owned_options().values() for option in options}
 NO_OPTIONS = {
     # taken, and an index of verl's
     *("n", "best_checkpoint_metric"),

@@ -4,6 +4,7 @@ option, or the closest name."""
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 from collections.abc import Callable, Collection, Iterable
 from difflib import get_close_matches
@@ -14,27 +15,48 @@ from .errors import ConfigError
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_TRAINERS = "Trainer(), MCPTrainer() or app.train()"
 OWNERS = {
-    "config=TrainConfig({}=...) in Trainer(), MCPTrainer() or app.train()": "learning_rate loss epsilon epsilon_high scale_rewards "
-    "call_rewards sequence kl_coef distill importance_cap max_tokens divisor mask_truncated_completions turns skip_bad min_reward epochs "
-    "minibatches max_grad_norm warmup_updates betas weight_decay min_group_size layout row_tokens logits_chunk overlap max_staleness kl_warn rendered_warn seed",
-    "lora=LoraOptions({}=...) in TrainableModel()": "r alpha dropout target_modules seed",
-    "{}=... in LocalBackend()": "dir start_timeout engine loader device gpus inference_gpus tensor_parallel replicas train_gpus dtype load_in_4bit "
-    "max_model_len max_batch max_string max_items max_loras max_lora_rank tool_call_parser reasoning_parser engine_args "
-    "vllm_url cluster cluster_learners memory_layout card threads prompt_date control_tokens deterministic keep_tokens learners shard",
-    "{}=... in TrainableModel()": "name project base_model backend lora",
-    "{}=... in Trainer(), MCPTrainer() or app.train()": "scenarios reward judge eval eval_every group_size "
-    "scenarios_per_step concurrency timeout retries max_completion_tokens config replayed patience keep_checkpoints target_reward max_cost seed run "
-    "sinks alert_limits on_alert runner progress",
-    "{}=... in train()": "steps",
-    "{}=... in model.train()": "groups request_id on_event pbar_desc",
-    "{}=... in evaluate()": "rollouts",
-    "{}=... in trainable()": "model select exclude to_input on_interrupt context temperature scope on_leak shared_state train_on",
-    "{}=... in MCPTrainer()": "target max_turns max_tools result_chars curriculum count llm probe say",
-    "judge=Ruler({}=...) in Trainer(), MCPTrainer() or app.train()": "rubric tools reasoning max_prompt_tokens debug",
-    "{}=... in RemoteBackend()": "url api_key",
+    f"config=TrainConfig({{}}=...) in {_TRAINERS}": ("offbook.base.config:TrainConfig",),
+    "lora=LoraOptions({}=...) in TrainableModel()": ("offbook.base.config:LoraOptions",),
+    f"{{}}=... in {_TRAINERS}": ("offbook.trainer.options:TrainerOptions",),
+    "{}=... in train()": ("offbook.trainer.trainer:Trainer.train",),
+    "{}=... in evaluate()": ("offbook.trainer.trainer:Trainer.evaluate",),
+    "{}=... in LocalBackend()": ("offbook.client.local:LocalBackend", "offbook.base.server_options:EngineOptions"),
+    "{}=... in RemoteBackend()": ("offbook.client.backend:RemoteBackend",),
+    "{}=... in TrainableModel()": ("offbook.client.model:TrainableModel",),
+    "{}=... in model.train()": ("offbook.client.model:TrainableModel.train",),
+    "{}=... in trainable()": ("offbook_langgraph.training.rollout:TrainableOptions",),
+    "{}=... in MCPTrainer()": ("offbook_mcp.training.mcp_trainer:MCPTrainerArguments",),
+    f"judge=Ruler({{}}=...) in {_TRAINERS}": ("offbook.rewards.ruler_judge:Ruler",),
 }
-"""Where an option belongs -> its names there. Names that several objects take stand once, or with each that matters."""
+"""Where an option belongs -> the classes and functions that have it. One that several have belongs to the first of them."""
+
+
+@functools.cache
+def owned_options() -> dict[str, list[str]]:
+    """Where options belong -> their names. Imports what has them, so it is for errors only; what is not installed has none."""
+    owned: dict[str, list[str]] = {}
+    for place, references in OWNERS.items():
+        names = [name for reference in references for name in _options_of(reference)]
+        known = {name for others in owned.values() for name in others}
+        owned[place] = [name for name in names if name not in known]
+    return owned
+
+
+def _options_of(reference: str) -> list[str]:
+    module, _, path = reference.partition(":")
+    try:
+        owner: Any = functools.reduce(getattr, path.split("."), importlib.import_module(module))
+    except ImportError:
+        return []
+    parameters = inspect.signature(owner).parameters.values()
+    return [
+        item.name
+        for item in parameters
+        if item.name != "self" and item.kind not in (item.VAR_KEYWORD, item.VAR_POSITIONAL)
+    ]
+
 
 _LITELLM = {
     "base_url": "api_base",
@@ -219,7 +241,7 @@ def _remedy(where: str, name: str, known: Collection[str]) -> str:
         return f": use {place}"
     if close := get_close_matches(ours, known, n=1):
         return f": did you mean {close[0]!r}?"
-    elsewhere = get_close_matches(ours, [option for options in OWNERS.values() for option in options.split()], 1, 0.8)
+    elsewhere = get_close_matches(ours, [option for options in owned_options().values() for option in options], 1, 0.8)
     if elsewhere:
         return f": did you mean {_place(elsewhere[0])}?"
     return f"; there are {', '.join(known)}"
@@ -227,7 +249,7 @@ def _remedy(where: str, name: str, known: Collection[str]) -> str:
 
 def _place(option: str) -> str:
     """How the option is given to each object that takes it; "" if none does."""
-    return " or ".join(place.format(option) for place, options in OWNERS.items() if option in options.split())
+    return " or ".join(place.format(option) for place, options in owned_options().items() if option in options)
 
 
 def check_options(where: str, options: Iterable[str], known: Collection[str]) -> None:

@@ -9,12 +9,15 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from offbook.base.errors import LlmError, StoreError
@@ -113,13 +116,34 @@ async def test_who_waits_for_a_question_that_is_cancelled_asks_it(tmp_path: Path
     assert len(endpoint.requests) == 2
 
 
-@pytest.mark.parametrize("damaged", ["", "[" * 9_999, "null", '{"text": 1, "tokens": null}'])
-def test_a_damaged_answer_is_skipped(damaged: str, tmp_path: Path) -> None:
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 10_000), st.one_of(st.binary(max_size=3), st.sampled_from([b"[" * 9_999, b"\xff", b'"', b"null"]))
+)
+def test_a_damaged_answer_is_asked_for_again(place: int, damage: bytes) -> None:
+    """A foreign byte, a cut, or something else in the middle: never another answer, and never the end of the run."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "a.sqlite"
+        key, answer = question_key({"question": "a"}), StoredAnswer(GOOD, Tokens(20, 10), 0, "judge-1")
+        cache = AnswerCache(path)
+        asyncio.run(cache.put(key, answer))
+        with closing(sqlite3.connect(path)) as database, database:
+            (row,) = database.execute("SELECT CAST(answer AS BLOB) FROM answers").fetchone()
+            place %= len(row)
+            changed = (
+                row[:place] + damage + (row[place + 1 :] if len(damage) == 1 else b"" if not damage else row[place:])
+            )
+            database.execute("UPDATE answers SET answer = CAST(? AS TEXT)", (changed,))
+        assert asyncio.run(cache.get(key)) in (None, answer)
+        asyncio.run(cache.put(key, answer))
+        assert asyncio.run(cache.get(key)) == answer
+
+
+def test_an_answer_that_an_earlier_version_stored_is_still_good(tmp_path: Path) -> None:
     cache, key = AnswerCache(tmp_path / "a.sqlite"), question_key({"question": "a"})
     with closing(sqlite3.connect(tmp_path / "a.sqlite")) as database, database:
-        database.execute("INSERT INTO answers VALUES (?, ?, '')", (key, damaged))
-    assert asyncio.run(cache.get(key)) is None
-    asyncio.run(cache.put(key, StoredAnswer(GOOD, Tokens(20, 10), 0, None)))
+        row = {"text": GOOD, "tokens": [20, 10], "repairs": 0, "served_model": None}
+        database.execute("INSERT INTO answers VALUES (?, ?, '')", (key, json.dumps(row)))
     assert asyncio.run(cache.get(key)) == StoredAnswer(GOOD, Tokens(20, 10), 0, None)
 
 

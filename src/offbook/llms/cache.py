@@ -85,7 +85,7 @@ class AnswerCache:
         if row is None:
             return None
         try:
-            return _read(row[0])
+            return _read(key, row[0])
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             logger.warning(
                 "cache: %s: a damaged answer was skipped, and its question is sent again: %r", self._path, error
@@ -93,7 +93,8 @@ class AnswerCache:
             return None
 
     def _put(self, key: str, answer: StoredAnswer) -> None:
-        row = (key, json.dumps(asdict(answer)))
+        kept = asdict(answer)
+        row = (key, json.dumps(kept | {"digest": _digest(key, kept)}))
         with self._database() as database:
             database.execute("INSERT OR REPLACE INTO answers VALUES (?, ?, datetime('now'))", row)
 
@@ -102,6 +103,7 @@ class AnswerCache:
         """A connection for one transaction, which makes the cache usable from any thread and after a fork."""
         try:
             with closing(sqlite3.connect(self._path, timeout=BUSY)) as database, database:
+                database.text_factory = _replaced
                 yield database
         except sqlite3.Error as error:
             damaged = getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
@@ -109,13 +111,25 @@ class AnswerCache:
             raise StoreError(f"cache: {self._path}: {error}. {advice} cache= another, or None") from error
 
 
-def _read(row: str) -> StoredAnswer:
-    """A stored answer. Raises ValueError and others for a damaged one."""
+def _replaced(text: bytes) -> str:
+    """Bytes that are no UTF-8 become U+FFFD: the digest tells, where SQLite would end the run."""
+    return text.decode(errors="replace")
+
+
+def _read(key: str, row: str) -> StoredAnswer:
+    """A stored answer. Raises ValueError and others for a damaged one; rows of earlier versions have no digest."""
     kept: dict[str, Any] = json.loads(row)
+    digest = kept.pop("digest", None)
+    if digest is not None and digest != _digest(key, kept):
+        raise ValueError("its digest differs")
     tokens = None if kept["tokens"] is None else Tokens(*map(int, kept["tokens"]))
     if not isinstance(kept["text"], str):
         raise TypeError("its text is none")
     return StoredAnswer(kept["text"], tokens, int(kept["repairs"]), kept["served_model"])
+
+
+def _digest(key: str, kept: Mapping[str, Any]) -> str:
+    return hashlib.sha256(f"{key} {json.dumps(kept, sort_keys=True)}".encode()).hexdigest()
 
 
 @cache

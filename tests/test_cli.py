@@ -295,7 +295,7 @@ def test_a_missing_extra_is_answered_with_the_command_that_installs_it(code: str
         "pull",
         "usage",
         "traces export",
-        "traces scores",
+        "scores",
         "doctor",
     ],
 )

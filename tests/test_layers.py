@@ -125,9 +125,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "offbook_langgraph": ADAPTERS,
     "offbook_mcp": ADAPTERS | COMMAND_OPTIONS,
     "offbook_compare": ADAPTERS | COMMAND_OPTIONS,
-    "offbook_auto": ADAPTERS | COMMAND_OPTIONS | {"offbook_compare", "offbook_mcp", "scenarios.file_rows"},
+    "offbook_auto": ADAPTERS
+    | COMMAND_OPTIONS
+    | {"offbook_compare", "offbook_mcp", "offbook_production", "scenarios.file_rows"},
     "offbook_langfuse": ADAPTERS,
-    "offbook_production": ADAPTERS | {"offbook_langgraph"},
+    "offbook_production": SERVER_WING
+    | COMMAND_OPTIONS
+    | {"engine.token_file", "offbook_langfuse", "offbook_langgraph"},
     "offbook_ray": SERVER_WING | {"engine.protocol", "tiny"},
 }
 """The public names (`offbook.__init__`) may name any part: they are loaded lazily."""

@@ -28,7 +28,6 @@ NAMES = [
     "Ruler",
     "SFTConfig",
     "Scenario",
-    "TakeoverRule",
     "TeacherKL",
     "TraceSink",
     "TrainConfig",

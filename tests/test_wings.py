@@ -46,6 +46,13 @@ WINGS = {
         ("offbook_cloud",), ("cloud", "push", "pull"), r"\bmirror|SkyPilotBackend", ("cloud",), ("cloud.md",)
     ),
     "ray": Wing(("offbook_ray",), (), r"\bRay\b|RayRunner|ray_(?!cluster)", ("on_ray",)),
+    "production": Wing(
+        ("offbook_production", "offbook_auto"),
+        ("audit", "forget", "scores", "takeover", "auto", "improve", "learn"),
+        r"(?i)takeover|upstream|feedback|\baudit\b|record_share|keep_personal",
+        ("production_wing", "auto_wing"),
+        ("gateway.md", "learning_on.md", "auto.md", "improve.md"),
+    ),
 }
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "node_modules", ".venv", ".hypothesis", ".pytest_cache")
 QUICK = ("test_public_names.py", "test_layers.py", "test_plugins.py", "scenarios", "rewards")

@@ -18,10 +18,10 @@ from on_the_job.agent import DOWN
 from on_the_job.paid import PRICE, paid
 from on_the_job.shop import Shop
 
-from offbook.base.takeovers import TakeoverState
 from offbook.client.local import running_server
 from offbook.commands.main import run
 from offbook.testing import scripted_llm
+from offbook_production.wire import TakeoverState
 
 HERE = Path(__file__).parent
 RULE = ("--share", "0.25", "--threads", "60", "--margin", "0.15", "--answer-seconds", "120")

@@ -14,7 +14,7 @@ from on_the_job.agent import ORDERS, answer
 from on_the_job.paid import QUESTIONS
 from openai import AsyncOpenAI
 
-from offbook.base.takeovers import TakeoverState
+from offbook_production.wire import TakeoverState
 
 AT_ONCE = 32
 """Customers who ask at a time. Then they score, and the next ones ask."""

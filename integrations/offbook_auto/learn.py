@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from offbook.base import clock
-from offbook.base.audits import AUDITED_AT_ONCE, AuditRequest
 from offbook.base.config import SFTConfig, TrainConfig
 from offbook.base.errors import ConfigError, ServerError, TrainError
 from offbook.base.json_files import read_json
@@ -31,6 +30,8 @@ from offbook.trainer.statistics import Interval
 from offbook_compare.comparison import acompare
 from offbook_compare.report import shown_interval
 from offbook_compare.targets import ComparableTarget, bound_to
+from offbook_production.audits import AUDITED_AT_ONCE, AuditRequest
+from offbook_production.client import audit_trajectories
 
 from .app_source import fork_of
 from .options import IMITATION
@@ -183,7 +184,7 @@ class Learning:
         """Those that the served step has not seen, as the server's records have it."""
         if not threads:
             return []
-        audits = await api.audit(AuditRequest(trajectory_ids=tuple(thread.id for thread in threads)))
+        audits = await audit_trajectories(api, AuditRequest(trajectory_ids=tuple(thread.id for thread in threads)))
         seen = {one.id for one in audits if one.seen_since.get(self.model.name, served + 1) <= served}
         return [thread for thread in threads if thread.id not in seen]
 

@@ -16,9 +16,10 @@ import httpx
 
 from offbook import RemoteBackend, TrainableModel
 from offbook.base.errors import ConfigError
-from offbook.base.takeovers import ThreadSide
 from offbook.client.connection.http import LoopTransport
 from offbook_langgraph import ChosenModel
+
+from .wire import ThreadSide
 
 logger = logging.getLogger("offbook")
 

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from .base.config import LoraOptions, SFTConfig, TeacherKL, TrainConfig
     from .base.errors import OffbookError
     from .base.server_options import EngineOptions
-    from .base.takeovers import TakeoverRule
     from .base.types import (
         History,
         Scenario,
@@ -53,7 +52,6 @@ __all__ = [
     "Ruler",
     "SFTConfig",
     "Scenario",
-    "TakeoverRule",
     "TeacherKL",
     "TraceSink",
     "TrainConfig",
@@ -91,7 +89,6 @@ _MODULE_OF = {
     "Ruler": "rewards.ruler_judge",
     "SFTConfig": "base.config",
     "Scenario": "base.types",
-    "TakeoverRule": "base.takeovers",
     "TeacherKL": "base.config",
     "TraceSink": "contracts",
     "TrainConfig": "base.config",

@@ -13,7 +13,6 @@ import pytest
 
 import offbook
 from offbook.base import clock
-from offbook.base.audits import AuditRequest
 from offbook.base.errors import ConfigError
 from offbook.base.types import CallStatus, CallTrace, OutputTrace, RolloutPlace, Sampling
 from offbook.base.wire import TrajectoryRecord
@@ -24,6 +23,8 @@ from offbook_auto.commands.learn import seconds_until
 from offbook_auto.learn import STATE, Learning, LearnOptions
 from offbook_auto.traffic import Thread
 from offbook_compare.targets import RolloutTarget
+from offbook_production.audits import AuditRequest
+from offbook_production.client import audit_step, audit_trajectories, remove_trajectories
 
 ANSWER = "blue"
 FAST = offbook.SFTConfig(learning_rate=5e-3, batch_size=16, epochs=8, schedule="constant", warmup=0, skip_bad=True)
@@ -126,13 +127,15 @@ async def test_a_round_promotes_what_does_better_on_questions_that_never_train(
     assert [one["candidate"] for one in json.loads(kept)["rounds"]] == ["goes-on-learn-1", "goes-on-learn-2"]
     assert "box" not in kept
 
-    [imitated, never] = await api.audit(AuditRequest(trajectory_ids=(promoted.imitated[0], promoted.held_out[0])))
+    [imitated, never] = await audit_trajectories(
+        api, AuditRequest(trajectory_ids=(promoted.imitated[0], promoted.held_out[0]))
+    )
     assert imitated.seen_since["goes-on"] == 1 and never.trained == () and never.seen_since == {}
-    step = await api.step_audit("goes-on", 1)
+    step = await audit_step(api, "goes-on", 1)
     assert step.request_id is None and step.after[0] == f"goes-on-learn-2@{promoted.step}" and not step.unrecorded
-    last = await api.step_audit("goes-on-learn-2", promoted.step)
+    last = await audit_step(api, "goes-on-learn-2", promoted.step)
     assert {one.id for one in last.trajectories} == set(own) and all(one.calls for one in last.trajectories)
-    removal = await api.remove(AuditRequest(trajectory_ids=(promoted.imitated[0],)))
+    removal = await remove_trajectories(api, AuditRequest(trajectory_ids=(promoted.imitated[0],)))
     assert removal.erased and removal.trajectories[0].seen_since["goes-on"] == 1
 
 

@@ -25,12 +25,12 @@ from starlette.routing import Mount, Route
 from offbook.http_listener.access_checks import AccessChecks
 from offbook.server.http import app, model_paths
 from offbook.server.http.auth import Guard
-from offbook.server.upstream import passing
 from offbook.testing import scripted_sampler
 from offbook.testing.asgi import serving
 from offbook_mcp.commands.serve import ToolEndpoint
 from offbook_mcp.errors import McpServerError
 from offbook_mcp.rollouts.agent_loop import LoopOptions
+from offbook_production.gateway import passing
 from tests.fakes.gateway import gateway_over
 from tests.server.http.test_wire_values import INTEGERS, NUMBERS, TEXTS, nested
 

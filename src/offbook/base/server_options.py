@@ -25,20 +25,6 @@ its KV cache during a step. offload: the learner is in host memory between steps
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$")]
 
 
-LONGEST_ROUTE = 55
-"""Characters of a route's name: it is part of the records' keys, which have 64."""
-
-
-def _short_enough(route: str) -> str:
-    if len(route) > LONGEST_ROUTE:
-        raise ValueError(f"a route's name has at most {LONGEST_ROUTE} characters, this one has {len(route)}")
-    return route
-
-
-RouteName = Annotated[Name, AfterValidator(_short_enough)]
-"""The name of an app's calls to a paid model."""
-
-
 DEFAULT_NAME = "default"
 """Name of the model that a server creates at start, unless `name` is set."""
 
@@ -424,22 +410,6 @@ class ServerOptions(Options):
         default=None,
         gt=0,
         description="stop the server after this many minutes without calls, changes or training; None: never",
-    )
-    upstream: str | None = Field(
-        default=None,
-        min_length=1,
-        description="paid model that answers the calls of an app below /r/ROUTE, such as openai/gpt-4.1",
-    )
-    route: RouteName = Field(default="app", description="name of that app's calls")
-    record_share: float = Field(
-        default=0.0, ge=0, le=1, description="share of the app's threads whose calls are recorded; 0: only counts"
-    )
-    record_days: float = Field(default=30.0, gt=0, description="days to keep recorded threads of the app")
-    record_mb: float = Field(
-        default=1024.0, gt=0, description="most megabytes of recorded threads; the oldest are deleted first"
-    )
-    keep_personal: bool = Field(
-        default=False, description="record e-mail addresses, phone, card and account numbers unmasked"
     )
     parent_pid: int | None = Field(
         default=None, ge=1, description="stop when the process with this id ends (set by LocalBackend)"

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from fastapi import Depends, Request
 
@@ -24,10 +24,6 @@ from .training.history import TrainHistory
 from .training.learner_client import LearnerClient
 from .training.queue import TrainQueue
 from .wing import ServerWing
-
-if TYPE_CHECKING:  # imports the routes' paths
-    from .takeover.takeover import Takeovers
-    from .upstream.passing import UpstreamGateway
 
 TICK_SECONDS = 0.25
 """Interval of the measurements. Each wakes an idle server, which costs some 0.1 ms of a processor: at 20 a second, 4 % of a call that comes alone."""
@@ -57,7 +53,7 @@ class LoopLag:
 
 @dataclass(frozen=True)
 class Services:
-    """All services of one server. `learner` is None with --inference-only, `upstream` without --upstream. `wings`: by name. `lag`: see LoopLag."""
+    """All services of one server. `learner` is None with --inference-only. `wings`: by name. `lag`: see LoopLag."""
 
     options: ServerOptions
     engine: EngineChoice
@@ -70,8 +66,6 @@ class Services:
     training: TrainQueue
     train_history: TrainHistory
     archives: Archives
-    takeovers: Takeovers
-    upstream: UpstreamGateway | None = None
     wings: dict[str, ServerWing] = field(default_factory=dict[str, ServerWing])
     lag: LoopLag = field(default_factory=LoopLag)
     activity: Activity = field(default_factory=Activity)

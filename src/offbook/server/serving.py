@@ -42,16 +42,12 @@ from .records.running_time import RunningTime
 from .records.store import Store
 from .sampler.engine_choice import EngineChoice, choose
 from .services import Services
-from .takeover.takeover import Takeovers
 from .training.archives import Archives
 from .training.history import TrainHistory
 from .training.jobs import JobFolders
 from .training.learner_client import LearnerClient
 from .training.queue import TrainQueue
 from .training.runner import MemoryCheck, TrainRunner
-from .upstream.address import upstream_model
-from .upstream.passing import UpstreamGateway
-from .upstream.traffic import RecordingPolicy, RouteTraffic
 from .wing import ServerWing, wing_classes
 
 logger = logging.getLogger(__name__)
@@ -109,7 +105,7 @@ async def open_services(options: ServerOptions, engine: EngineChoice, base: Base
     """Open all services of a server. Starts no child process yet. Raises ConfigError, StoreError."""
     logs = options.dir / "logs"
     store = await Store.open(options.dir / RECORDS, durable=options.durable, may_begin=options.inference_only)
-    learner = runner = upstream = None
+    learner = runner = None
     wings: dict[str, ServerWing] = {}
     recorder = Recorder(store, base.special_tokens(CALL_MARKS))
     try:
@@ -133,15 +129,11 @@ async def open_services(options: ServerOptions, engine: EngineChoice, base: Base
             )
         training = TrainQueue(history, jobs, runner, max_staleness=engine.max_staleness)
         await training.open()
-        takeovers = Takeovers(store)
-        await takeovers.open()
-        upstream = await _upstream(options, takeovers, store, recorder)
         archives = Archives(options.dir / "exports")
         services = Services(
-            options, engine, base, store, models, sampler, learner, recorder, training, history, archives, takeovers, upstream,
-            wings,
+            options, engine, base, store, models, sampler, learner, recorder, training, history, archives, wings,
         )  # fmt: skip
-        await _open_wings(services)
+        await open_wings(services)
     except BaseException:
         await asyncio.gather(*(wing.close(0) for wing in wings.values()))
         await store.close()
@@ -149,7 +141,7 @@ async def open_services(options: ServerOptions, engine: EngineChoice, base: Base
     return services
 
 
-async def _open_wings(services: Services) -> None:
+async def open_wings(services: Services) -> None:
     """Open the wings that the options ask for. Raises ConfigError, StoreError."""
     for wing_class in wing_classes(services.options):
         if wing_class.tables is not None:
@@ -157,26 +149,6 @@ async def _open_wings(services: Services) -> None:
         wing = wing_class(services.options.wings.get(wing_class.name), services)
         services.wings[wing.name] = wing
         await wing.open()
-
-
-async def _upstream(
-    options: ServerOptions, takeovers: Takeovers, store: Store, recorder: Recorder
-) -> UpstreamGateway | None:
-    """The gateway before the paid model; None without one. Raises ConfigError, StoreError."""
-    if options.upstream is None:
-        return None
-    model = upstream_model(options.upstream)
-    if model.key is None and (options.api_key is not None or not is_loopback(options.host)):
-        raise ConfigError(
-            f"--upstream {options.upstream}: clients send this server's key, so it needs the provider's: set "
-            "OPENAI_API_KEY or the like, or name a variable with ?api_key_variable=NAME"
-        )
-    policy = RecordingPolicy(
-        options.record_share, options.record_days, options.record_mb * 1e6, keep_personal=options.keep_personal
-    )
-    traffic = RouteTraffic(options.route, model, policy, store, recorder.sampled)
-    await traffic.open()
-    return UpstreamGateway(traffic, await takeovers.opened(options.route))
 
 
 def _learner(options: ServerOptions, engine: EngineChoice, base: BaseModelPath) -> LearnerClient:
@@ -198,9 +170,6 @@ async def close_services(services: Services, deadline: float) -> None:
     records."""
     await services.training.drain(deadline)
     await services.recorder.drain(deadline)
-    if services.upstream is not None:
-        await services.upstream.close()
-    await services.takeovers.close()
     ending = [services.sampler.stop()]
     if services.learner is not None:
         ending.append(services.learner.stop())
@@ -351,14 +320,14 @@ async def _start(
 
 
 async def _sampler_ready(services: Services) -> bool:
-    """Wait for the sampler. False if it cannot be started, and calls pass to an upstream all the same; without one, raises
+    """Wait for the sampler. False if it cannot be started, and a wing is of use all the same; without one, raises
     EngineError."""
     try:
         await services.sampler.started()
     except EngineError as error:
-        if services.upstream is None and not any(wing.answers_without_sampler() for wing in services.wings.values()):
+        if not any(wing.answers_without_sampler() for wing in services.wings.values()):
             raise
-        logger.error("No model of this server answers: %s. Calls below /r/ pass to the upstream all the same", error)
+        logger.error("No model of this server answers: %s. What does not need one goes on", error)
         return False
     return True
 
@@ -428,9 +397,6 @@ def ready_message(services: Services, url: str, key: Key | None, dashboard: str)
         ("logs", str(options.dir / "logs")),
         ("training", "off (--inference-only)" if services.learner is None else "on"),
     ]
-    if services.upstream is not None:
-        name, model = options.route, services.upstream.upstream
-        rows.append(("route", f"{url}/r/{name} -> {model.text}, {_recorded(options.record_share)}"))
     for wing in services.wings.values():
         rows += wing.ready_rows(url)
     if key is not None and key.kept is not None:
@@ -442,10 +408,6 @@ def ready_message(services: Services, url: str, key: Key | None, dashboard: str)
     rows.append(("dashboard", dashboard + once))
     lines = [f"Offbook is ready at {url}", *(f"  {name:<11}{value}" for name, value in rows)]
     return "\n".join([*lines, *_client_line(url, key)])
-
-
-def _recorded(share: float) -> str:
-    return f"{100 * share:.4g} % of its threads are recorded" if share else "counted, nothing recorded"
 
 
 def _client_line(url: str, key: Key | None) -> list[str]:

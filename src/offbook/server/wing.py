@@ -20,6 +20,7 @@ from offbook import plugins
 from offbook.base.server_options import ServerOptions
 
 if TYPE_CHECKING:
+    from .base_model import BaseModelPath
     from .calls.recorder import Recorder
     from .models.checkpoint_swaps import ModelServices
     from .models.registry import ServedModel
@@ -40,6 +41,11 @@ class ServerDoor(Protocol):
     @property
     def store(self) -> Store:
         """The records: `read` and `write` with the wing's own functions of a connection, `finished`, `finish`."""
+        ...
+
+    @property
+    def base(self) -> BaseModelPath:
+        """The base model."""
         ...
 
     @property

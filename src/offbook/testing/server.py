@@ -24,7 +24,7 @@ from offbook.server.records.store import Store
 from offbook.server.sampler.engine_choice import EngineChoice
 from offbook.server.sampler.supervised import SupervisedSampler
 from offbook.server.services import Services
-from offbook.server.takeover.takeover import Takeovers
+from offbook.server.serving import open_wings
 from offbook.server.training.archives import Archives
 from offbook.server.training.history import TrainHistory
 from offbook.server.training.jobs import JobFolders
@@ -112,25 +112,26 @@ async def services_over(sampler_url: str, folder: Path) -> AsyncGenerator[Servic
     recorder = Recorder(store)
     jobs = JobFolders(folder / "jobs", store)
     history = TrainHistory(store, models.registry, jobs)
-    takeovers = Takeovers(store)
+    services = Services(
+        options=ServerOptions(dir=folder),
+        engine=EngineChoice("embedded", EngineOptions()),
+        base=base,
+        store=store,
+        models=models,
+        sampler=sampler,
+        recorder=recorder,
+        learner=None,
+        training=TrainQueue(history, jobs, None),
+        train_history=history,
+        archives=Archives(folder / "exports"),
+    )
     try:
-        yield Services(
-            options=ServerOptions(dir=folder),
-            engine=EngineChoice("embedded", EngineOptions()),
-            base=base,
-            store=store,
-            models=models,
-            sampler=sampler,
-            recorder=recorder,
-            learner=None,
-            training=TrainQueue(history, jobs, None),
-            train_history=history,
-            archives=Archives(folder / "exports"),
-            takeovers=takeovers,
-        )
+        await open_wings(services)
+        yield services
     finally:
         await recorder.drain()
-        await takeovers.close()
+        for wing in services.wings.values():
+            await wing.close(END_SECONDS)
         await sampler.stop()
         await store.close()
 

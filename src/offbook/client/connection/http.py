@@ -19,11 +19,9 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from offbook.base.audits import AuditRequest, Removal, StepAudit, TrajectoryAudit
 from offbook.base.clock import Backoff
 from offbook.base.config import Name
 from offbook.base.errors import ConfigError, ServerError, UnreachableError
-from offbook.base.takeovers import TakeoverRule, TakeoverState
 from offbook.base.types import Json
 from offbook.base.wire import (
     FINISHED_AT_ONCE,
@@ -34,8 +32,6 @@ from offbook.base.wire import (
     CheckpointState,
     ExportRequest,
     ExportResult,
-    FeedbackRequest,
-    FeedbackResult,
     FinishRequest,
     FinishResult,
     ForkRequest,
@@ -159,7 +155,7 @@ class Api:
 
     async def health(self) -> Health:
         """The server's state and versions."""
-        return await self._ask(Health, "GET", "/health")
+        return await self.ask(Health, "GET", "/health")
 
     async def register(self, request: RegisterRequest) -> ModelState:
         """Create a trainable model, or return the existing one of the same name and base.
@@ -167,27 +163,27 @@ class Api:
         A folder may hold an adapter, which the server compares with its base first: it loads the base for it.
         """
         seconds = ADAPTER_SECONDS if PurePath(request.base_model).is_absolute() else None
-        return await self._ask(ModelState, "POST", "/api/models", request, timeout=seconds)
+        return await self.ask(ModelState, "POST", "/api/models", request, timeout=seconds)
 
     async def models(self) -> list[ModelState]:
         """Every registered model."""
-        return await self._ask(list[ModelState], "GET", "/api/models")
+        return await self.ask(list[ModelState], "GET", "/api/models")
 
     async def model(self, name: str) -> ModelState:
         """One registered model, with its newest step."""
-        return await self._ask(ModelState, "GET", _path(name))
+        return await self.ask(ModelState, "GET", _path(name))
 
     async def latest_model(self) -> ModelState:
         """The model that `lora:latest` means. Raises ServerError with code `ambiguous_model` when it could mean several."""
-        return await self._ask(ModelState, "GET", f"/api/models/{LATEST}")
+        return await self.ask(ModelState, "GET", f"/api/models/{LATEST}")
 
     async def fork(self, name: str, request: ForkRequest) -> ModelState:
         """Create a model that starts from a step of this one."""
-        return await self._ask(ModelState, "POST", f"{_path(name)}/fork", request, repeat=False)
+        return await self.ask(ModelState, "POST", f"{_path(name)}/fork", request, repeat=False)
 
     async def adopt(self, name: str, request: AdoptRequest) -> ModelState:
         """Make a step of another model the newest step of this one."""
-        return await self._ask(ModelState, "POST", f"{_path(name)}/adopt", request)
+        return await self.ask(ModelState, "POST", f"{_path(name)}/adopt", request)
 
     async def log(self, name: str, request: LogRequest) -> None:
         """Store metrics with the model. A request with an `id` is sent again while nothing answers."""
@@ -195,7 +191,7 @@ class Api:
 
     async def logs(self, name: str) -> list[LogRequest]:
         """Everything logged with the model, oldest first."""
-        return await self._ask(list[LogRequest], "GET", f"{_path(name)}/log")
+        return await self.ask(list[LogRequest], "GET", f"{_path(name)}/log")
 
     async def end_run(self, run: str) -> None:
         """Tell the server that a run is over."""
@@ -203,7 +199,7 @@ class Api:
 
     async def state(self, name: str) -> dict[str, Json]:
         """The user's JSON object stored with the model."""
-        return (await self._ask(UserState, "GET", f"{_path(name)}/state")).value
+        return (await self.ask(UserState, "GET", f"{_path(name)}/state")).value
 
     async def set_state(self, name: str, value: dict[str, Json]) -> None:
         """Replace the user's JSON object stored with the model."""
@@ -211,7 +207,7 @@ class Api:
 
     async def checkpoints(self, name: str) -> list[CheckpointState]:
         """The checkpoints that exist, by step."""
-        checkpoints = await self._ask(list[CheckpointState], "GET", f"{_path(name)}/checkpoints")
+        checkpoints = await self.ask(list[CheckpointState], "GET", f"{_path(name)}/checkpoints")
         return sorted(checkpoints, key=lambda checkpoint: checkpoint.step)
 
     async def delete_checkpoint(self, name: str, step: int) -> None:
@@ -221,12 +217,12 @@ class Api:
     async def export(self, name: str, step: int, request: ExportRequest) -> ExportResult:
         """Export a checkpoint to a folder on the server's machine; may take up to an hour."""
         path = f"{_path(name)}/checkpoints/{step}/export"
-        return await self._ask(ExportResult, "POST", path, request, repeat=False, timeout=3600)
+        return await self.ask(ExportResult, "POST", path, request, repeat=False, timeout=3600)
 
     async def archive(self, name: str, step: int, request: ArchiveRequest) -> ArchiveState:
         """Create a downloadable archive of an export, or return the existing one; may take up to an hour."""
         path = f"{_path(name)}/checkpoints/{step}/archive"
-        return await self._ask(ArchiveState, "POST", path, request, timeout=3600)
+        return await self.ask(ArchiveState, "POST", path, request, timeout=3600)
 
     async def delete_archive(self, archive_id: str) -> None:
         """Remove an archive from the server's disk."""
@@ -236,9 +232,7 @@ class Api:
         """Finish trajectories, in batches below the server's body limit; returns the recorded calls per trajectory id."""
         calls: dict[str, int] = {}
         for batch in _batches(records):
-            result = await self._ask(
-                FinishResult, "POST", "/api/trajectories", FinishRequest(trajectories=tuple(batch))
-            )
+            result = await self.ask(FinishResult, "POST", "/api/trajectories", FinishRequest(trajectories=tuple(batch)))
             calls.update(result.calls)
             for trajectory_id, count in result.expired.items():
                 logger.warning(
@@ -252,7 +246,7 @@ class Api:
     async def train_status(self, request_id: str) -> TrainStatus | None:
         """The state of a train request; None if the server does not know it."""
         try:
-            return await self._ask(TrainStatus, "GET", f"/api/train/{request_id}")
+            return await self.ask(TrainStatus, "GET", f"/api/train/{request_id}")
         except ServerError as error:
             if error.status != 404:
                 raise
@@ -261,45 +255,18 @@ class Api:
     async def trajectories(self, query: TrajectoryQuery) -> TrajectoryPage:
         """A page of the finished trajectories that match; pass `after=page.next` for the next page."""
         parameters = httpx.QueryParams(query.model_dump(exclude_none=True))
-        return await self._ask(TrajectoryPage, "GET", f"/api/trajectories?{parameters}")
+        return await self.ask(TrajectoryPage, "GET", f"/api/trajectories?{parameters}")
 
     async def traces(self, query: TrajectoryQuery) -> TracePage:
         """Like `trajectories`, with the calls of every trajectory but without their token arrays."""
         parameters = httpx.QueryParams(query.model_dump(exclude_none=True))
-        return await self._ask(TracePage, "GET", f"/api/traces?{parameters}")
+        return await self.ask(TracePage, "GET", f"/api/traces?{parameters}")
 
     async def trajectory(self, trajectory_id: str) -> TrajectoryWithCalls:
         """A trajectory and the calls recorded under it."""
-        return await self._ask(TrajectoryWithCalls, "GET", f"/api/trajectories/{trajectory_id}")
+        return await self.ask(TrajectoryWithCalls, "GET", f"/api/trajectories/{trajectory_id}")
 
-    async def feedback(self, request: FeedbackRequest) -> FeedbackResult:
-        """Store a score for a finished trajectory, one of its calls, or a thread."""
-        return await self._ask(FeedbackResult, "POST", "/api/feedback", request)
-
-    async def step_audit(self, name: str, step: int) -> StepAudit:
-        """What trained a step of a model."""
-        path = f"/api/audit/{checked_name(name, 'name')}/{step}"
-        return await self._ask(StepAudit, "GET", path)
-
-    async def audit(self, request: AuditRequest) -> list[TrajectoryAudit]:
-        """The steps that each of these trajectories trained."""
-        return await self._ask(list[TrajectoryAudit], "POST", "/api/audit", request)
-
-    async def remove(self, request: AuditRequest) -> Removal:
-        """Delete these trajectories, and those made from them; may take up to an hour with large records."""
-        return await self._ask(Removal, "POST", "/api/audit/removal", request, timeout=3600)
-
-    async def takeover_state(self, route: str | None = None) -> TakeoverState:
-        """The takeover of a route, with every decision. None: that of the server's --route."""
-        return await self._ask(TakeoverState, "GET", f"/api/takeover{_of_route(route)}")
-
-    async def takeover(
-        self, action: Literal["start", "stop"], rule: TakeoverRule | None = None, route: str | None = None
-    ) -> TakeoverState:
-        """Start or stop a takeover. `route` as in `takeover_state`."""
-        return await self._ask(TakeoverState, "POST", f"/api/takeover/{action}{_of_route(route)}", rule, repeat=False)
-
-    async def _ask(
+    async def ask(
         self,
         kind: type[Answer],
         method: Literal["GET", "POST", "PUT", "DELETE"],
@@ -404,10 +371,6 @@ def server_error(url: str, answer: httpx.Response) -> ServerError:
 def archive_path(archive_id: str) -> str:
     """URL path of an archive's download."""
     return f"/api/exports/{quote(archive_id)}"
-
-
-def _of_route(route: str | None) -> str:
-    return "" if route is None else f"?route={quote(route, safe='')}"
 
 
 def _path(name: str) -> str:

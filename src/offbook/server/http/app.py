@@ -25,11 +25,9 @@ from offbook.server.views.dashboard_source import DashboardSource, EngineState
 
 from ..errors import ApiError, internal_error, refusal_of, shortened
 from ..idle_exit import CountedRequests
-from ..pages import takeover_page
 from ..pages.site import add_pages
 from ..services import Services, ServicesDep
-from ..upstream.passing import RouteCalls
-from . import audit_api, openai_api, route_api, takeover_api, training_api, trajectory_api
+from . import openai_api, training_api, trajectory_api
 from .auth import Guard
 from .model_paths import refusal_body
 from .openapi import add_openapi
@@ -46,7 +44,7 @@ def build(services: Services, guard: Guard) -> FastAPI:
     app = FastAPI(title="Offbook", version=offbook.__version__, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.services = services
     routers = (openai_api.router, trajectory_api.router, trajectory_api.traces, training_api.router)
-    for router in (*routers, route_api.router, takeover_api.router, takeover_page.router, audit_api.router):
+    for router in routers:
         app.router.routes.extend(router.routes)  # include_router would make each route anew, 0.1 s for all
     for wing in services.wings.values():
         app.router.routes.extend(wing.router.routes if wing.router is not None else ())
@@ -56,7 +54,6 @@ def build(services: Services, guard: Guard) -> FastAPI:
     add_openapi(app)
     add_error_answers(app)
     app.add_middleware(openai_api.ModelCalls, services=services)
-    app.add_middleware(RouteCalls, gateway=services.upstream, sampler=services.sampler)
     for wing in services.wings.values():
         app.add_middleware(wing.middleware)
     if services.options.idle_exit is not None:
@@ -127,7 +124,6 @@ def engine_state(services: Services) -> EngineState:
         sampler=services.sampler.state,
         learner=", ".join(facts),
         training=services.training.running,
-        links=tuple(takeover_page.link(takeover) for takeover in services.takeovers),
     )
 
 

@@ -1,4 +1,4 @@
-"""Notes: short texts that the records keep under a key, of routes, takeovers and ended runs."""
+"""Notes: short texts that the records keep under a key, such as of ended runs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ from sqlalchemy import Connection, insert, select, update
 from offbook.base.errors import OffbookError
 
 from .tables import meta
-
-ROUTE_NOTE, TAKEOVER_NOTE = "route:", "takeover:"
-"""Before a route's name, the keys of the notes of what was counted of it and of its takeover."""
 
 
 def save_notes(connection: Connection, batch: Sequence[tuple[str, str]]) -> list[OffbookError | None]:

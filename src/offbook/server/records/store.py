@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import orjson
 from sqlalchemy import (
@@ -48,9 +48,8 @@ from offbook.base.wire import (
 )
 
 from .call_rows import WHOLE, call_of, call_row, output_rows, read_calls, trace_page
-from .claims import chunks
+from .claims import Finish, chunks, finish
 from .database import APPLICATION_ID, check_file, engine_at
-from .feedback import finish_again
 from .listing import page
 from .overview import model_logs
 from .tables import SCHEMA, calls, expired, logs, meta, outputs, prepare, trains, trajectories
@@ -155,6 +154,9 @@ _ADD_CALLS = insert(calls).values(late=exists().where(trajectories.c.id == bindp
 _ADD_OUTPUTS = insert(outputs)
 """Built once, because every call needs them. A call is late if its trajectory (`under`) is finished already."""
 
+BeforeFinish: TypeAlias = Callable[[Connection, Finish], Finish]
+"""Changes trajectories that are about to be finished, in the same transaction."""
+
 
 class Store:
     """All records of one server. Every method raises StoreError if the database cannot be read or written."""
@@ -163,6 +165,8 @@ class Store:
         self._engine = engine
         self._file = file
         self._writer = Writer(engine, file)
+        self.before_finish: list[BeforeFinish] = []
+        self._finish = partial(_finish, self.before_finish)
         self._readers = ThreadPoolExecutor(_READERS, "offbook-read")
 
     @classmethod
@@ -251,11 +255,11 @@ class Store:
 
     async def finish(self, records: Sequence[TrajectoryRecord]) -> dict[str, int]:
         """Finish trajectories and claim their calls in one transaction. Returns the number of calls per trajectory id.
-        One that is finished again keeps its feedback.
+        `before_finish` may change them before.
 
         Raises ApiError, and writes nothing: 404 for unknown calls, 409 if two trajectories claim one choice.
         """
-        return await self._writer.write(finish_again, tuple(records))
+        return await self._writer.write(self._finish, tuple(records))
 
     async def finished(self, ids: Sequence[str]) -> dict[str, TrajectoryRecord]:
         """The finished ones of these trajectories, by id."""
@@ -374,6 +378,17 @@ def _continue_clock(connection: Connection, file: Path) -> None:
             "If the clock is right, it was wrong before",
             *(behind, file),
         )
+
+
+def _finish(
+    before: Sequence[BeforeFinish], connection: Connection, batch: Sequence[Finish]
+) -> list[dict[str, int] | OffbookError]:
+    results: list[dict[str, int] | OffbookError] = []
+    for records in batch:
+        for change in before:
+            records = change(connection, records)
+        results += finish(connection, [records])
+    return results
 
 
 def _add_tables(connection: Connection, batch: Sequence[MetaData]) -> list[OffbookError | None]:

@@ -30,8 +30,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class EngineState:
-    """The state of a running server. `training` is the id of the train request that is being applied; `links`: texts and URLs of
-    its other pages."""
+    """The state of a running server. `training` is the id of the train request that is being applied."""
 
     version: str
     base_model: str
@@ -39,7 +38,6 @@ class EngineState:
     sampler: str
     learner: str
     training: str | None
-    links: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)

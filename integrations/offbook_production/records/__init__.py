@@ -1,0 +1,1 @@
+"""What the wing keeps in the records, and reads and deletes there."""

@@ -1,0 +1,329 @@
+"""The takeover of one route: which side answers a thread, what the evidence decides, and the records of both.
+
+Decisions take effect in memory at once, and are stored behind it. A restart repeats a decision on scores that was not stored:
+it reads the same scores in the same order. Calls and their failures are counted anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Iterator
+from contextlib import suppress
+
+from pydantic import ValidationError
+
+from offbook.base import clock
+from offbook.base.types import new_id
+from offbook.server.errors import ApiError, shown
+from offbook.server.records.notes import kept_note, notes_under, read_note, save_notes
+from offbook.server.records.store import Store
+
+from ..gateway.threads import position, trajectory_id
+from ..records.takeover_threads import (
+    TakenThread,
+    ThreadScore,
+    add_threads,
+    begin_takeover,
+    read_threads,
+    score_threads,
+)
+from ..wire import Decision, Numbers, Status, TakeoverRule, TakeoverState, ThreadSide, Verdict
+from .evidence import Evidence, interval
+
+logger = logging.getLogger(__name__)
+
+TAKEOVER_NOTE = "takeover:"
+"""Before a route's name, the key of the note of its takeover."""
+KNOWN_THREADS = 200_000
+"""Threads whose side is kept in memory: the newest."""
+SAVE_SECONDS = 1.0
+NEWEST_CALLS, MAX_FAILED = 50, 10
+"""Of the newest calls of the small model, so many may fail."""
+MAX_ROUTES = 100
+
+
+class Takeover:
+    """A route's takeover. Needs a running event loop; `open` before use, `close` ends it."""
+
+    def __init__(self, route: str, store: Store) -> None:
+        self.state = TakeoverState(route=route)
+        self._store = store
+        self._key = TAKEOVER_NOTE + route
+        self._sides: dict[str, bool] = {}
+        self._new: list[TakenThread] = []
+        self._saved = ""
+        self._saving: asyncio.Task[None] | None = None
+        self._decided = asyncio.Event()
+        self._begin()
+
+    def _begin(self) -> None:
+        """Forget threads, evidence and counts."""
+        self._sides, self._new = {}, []
+        self._evidence = Evidence(self.state.rule.threads)
+        self._calls = self._out_of_range = 0
+        self._failed = Counter[str]()
+        self._newest = deque[bool](maxlen=NEWEST_CALLS)
+
+    async def open(self) -> None:
+        """Go on from the records. Those that do not read back leave all calls with the paid model. Raises StoreError."""
+        text = await self._store.read(lambda connection: read_note(connection, self._key))
+        if text is not None and (stored := stored_takeover(text)) is not None:
+            self.state, self._saved = stored, text
+        elif text is not None:
+            await self._store.write(save_notes, kept_note(self._key, text))
+            logger.error("takeover of %s: its stored state does not read back: it has ended", self.state.route)
+        self._begin()
+        if self.state.active:
+            rows = await self._store.read(lambda connection: read_threads(connection, self.state.id))
+            try:
+                self._replay(rows)
+            except Exception as error:  # noqa: BLE001  # records of any shape
+                self._leave("left", f"its stored threads do not read back: {shown(error)}")
+        self._saving = asyncio.create_task(self._save_all())
+
+    async def close(self) -> None:
+        """Store what is not stored yet."""
+        if self._saving is not None:
+            self._saving.cancel()
+            await asyncio.gather(self._saving, return_exceptions=True)
+        try:
+            await self.save()
+        except Exception as error:  # noqa: BLE001  # a server ends whatever its records do
+            logger.error("takeover of %s: its last decisions are not stored: %s", self.state.route, shown(error))
+
+    @property
+    def active(self) -> bool:
+        """Whether calls may go to the small model."""
+        return self.state.active
+
+    def asks_small(self, thread: str | None) -> bool:
+        """Whether the small model answers a call of this thread. A thread stays on the side on which its first call was.
+
+        Calls without a thread's name stay with the paid model until all threads are with the small one.
+        """
+        state = self.state
+        if not state.active or thread is None:
+            return state.status == "taken_over"
+        name = trajectory_id(state.route, thread)
+        if (small := self._sides.get(name)) is None:
+            small = position("takeover", state.route, thread) < state.share
+            self._remember(name, small)
+            self._new.append(TakenThread(name, state.id, int(state.status == "taken_over"), small, clock.now()))
+        return small
+
+    def side(self, thread: str | None, failed: int) -> ThreadSide:
+        """Who answers a call of an app that asks its paid model itself, and saw `failed` calls of the small one since it asked."""
+        if self.state.active:
+            for _ in range(min(failed, NEWEST_CALLS)):
+                self.add_call("as the app says")
+        small = self.asks_small(thread)
+        return ThreadSide(model=self.state.model if small else None, seconds=self.state.rule.answer_seconds)
+
+    async def score(self, trajectory: str, name: str, score: float, answered_by: str | None = None) -> bool | None:
+        """Take in feedback named `name`: whether it is the thread's first score; None for what is no evidence: of a thread that
+        is not part of this, or on a call that the other side answered. `answered_by`: the model of the call that it is on; None:
+        on the whole thread.
+
+        Raises ApiError 400 for a score that is not between the rule's lowest and highest, StoreError.
+        """
+        state, rule = self.state, self.state.rule
+        if not state.active or name != rule.score:
+            return None
+        if not rule.lowest <= score <= rule.highest:
+            return self._refuse(trajectory, score)
+        await self._save_threads()
+        small = None if answered_by is None else answered_by == state.model
+        scored = await self._store.write(score_threads, ThreadScore(trajectory, state.id, score, clock.now(), small))
+        if scored is None:
+            return None
+        if scored.first and state.id == self.state.id and self.state.active:
+            self._add(score, scored.small, scored.stage)
+        return scored.first
+
+    def _refuse(self, trajectory: str, score: float) -> None:
+        if trajectory not in self._sides:
+            return
+        self._out_of_range += 1
+        rule = self.state.rule
+        message = (
+            f"score {score:g} is not between the takeover's lowest ({rule.lowest:g}) and highest ({rule.highest:g}), and no "
+            "evidence: start it with the scores that your app gives"
+        )
+        if self._out_of_range == 1:
+            logger.warning("takeover of %s: %s", self.state.route, message)
+        raise ApiError(400, message, "score", "score_out_of_range")
+
+    def add_call(self, failure: str | None) -> None:
+        """Take in a call for which the small model was asked, and leave if too many of the newest failed."""
+        self._calls += 1
+        self._newest.append(failure is not None)
+        if failure is not None:
+            self._failed[failure] += 1
+            if self.state.active and sum(self._newest) > MAX_FAILED:
+                self._leave("left", f"more than {MAX_FAILED} of {len(self._newest)} calls failed")
+
+    async def start(self, rule: TakeoverRule, model: str) -> TakeoverState:
+        """Begin a takeover by `model`, a name with a step. Raises ApiError 409 while one is under way, StoreError."""
+        if self.state.active:
+            raise ApiError(409, f"a takeover by {self.state.model} is under way: stop it first", code="takeover_active")
+        state = self.state
+        await self._store.write(begin_takeover, state.id)
+        fields = {"status": "running", "id": new_id("takeover"), "model": model, "rule": rule, "numbers": Numbers()}
+        self.state = state.model_copy(update=fields)
+        self._begin()
+        self._record(
+            "started", f"{rule.share:.3g} of threads, {rule.threads} scores of each side, margin {rule.margin:g}"
+        )
+        await self.save()
+        return self.state
+
+    async def stop(self) -> TakeoverState:
+        """Give all calls to the paid model. Raises ApiError 409 if they are there, StoreError."""
+        if not self.state.active:
+            raise ApiError(409, f"no takeover is under way: it is {self.state.status!r}", code="no_takeover")
+        self._leave("stopped", "by a person")
+        await self.save()
+        return self.state
+
+    def current(self) -> TakeoverState:
+        """The state, with the numbers of now."""
+        return self.state if not self.state.active else self.state.model_copy(update={"numbers": self._numbers()})
+
+    def _add(self, score: float, small: bool, stage: int) -> None:
+        """Take in the first score of a thread, and let the evidence decide. Takes effect at once."""
+        evidence, margin = self._evidence, self.state.rule.margin
+        evidence.add(self.state.rule.scaled(score), small=small, watched=bool(stage))
+        numbers = self._numbers()
+        if self.state.status == "running" and evidence.complete and numbers.lower is not None:
+            if numbers.lower > -margin:
+                self._record("taken_over", f"worse by less than {margin:g}, if at all", "taken_over")
+            else:
+                self._leave("left", f"not shown to be worse by less than {margin:g}")
+        elif evidence.watched.count == evidence.threads and numbers.upper is not None and numbers.upper < -margin:
+            self._leave("left", f"worse by more than {margin:g} since it took over")
+
+    def _numbers(self) -> Numbers:
+        rule, evidence = self.state.rule, self._evidence
+        width = rule.highest - rule.lowest
+        small = evidence.watched if evidence.watched.count else evidence.small
+        bounds = interval(small, evidence.paid) if small.count and evidence.paid.count else None
+        means = [None if mean is None else rule.lowest + width * mean for mean in (small.mean, evidence.paid.mean)]
+        return Numbers(
+            small=small.count,
+            paid=evidence.paid.count,
+            small_score=means[0],
+            paid_score=means[1],
+            lower=None if bounds is None else width * bounds[0],
+            upper=None if bounds is None else width * bounds[1],
+            calls=self._calls,
+            failed=dict(self._failed),
+            out_of_range=self._out_of_range,
+        )
+
+    def _leave(self, verdict: Verdict, reason: str) -> None:
+        self._record(verdict, reason, "stopped" if verdict == "stopped" else "left")
+        logger.warning("takeover of %s by %s: %s: %s", self.state.route, self.state.model, verdict, reason)
+        self._sides = {}
+
+    def _record(self, verdict: Verdict, reason: str, status: Status = "running") -> None:
+        state, numbers = self.state, self._numbers()
+        decision = Decision(decided_at=clock.now(), verdict=verdict, reason=reason, model=state.model, numbers=numbers)
+        self.state = state.model_copy(
+            update={"decisions": (*state.decisions, decision), "status": status, "numbers": numbers}
+        )
+        self._decided.set()
+
+    def _replay(self, rows: list[tuple[TakenThread, float | None]]) -> None:
+        """Take in the stored threads, and their scores as they came."""
+        for taken, _ in rows[-KNOWN_THREADS:]:
+            self._remember(taken.id, taken.small)
+        for taken, score in rows:
+            if score is not None and self.state.active:
+                self._add(score, taken.small, taken.stage)
+
+    def _remember(self, name: str, small: bool) -> None:
+        self._sides[name] = small
+        while len(self._sides) > KNOWN_THREADS:
+            del self._sides[next(iter(self._sides))]
+
+    async def save(self) -> None:
+        """Store new threads and the state. Raises StoreError."""
+        await self._save_threads()
+        text = self.state.model_dump_json()
+        if self.state.id and text != self._saved:
+            await self._store.write(save_notes, (self._key, text))
+            self._saved = text
+
+    async def _save_threads(self) -> None:
+        if not self._new:
+            return
+        new, self._new = self._new, []
+        try:
+            await self._store.write(add_threads, new)
+        except BaseException:
+            self._new = (new + self._new)[-KNOWN_THREADS:]
+            raise
+
+    async def _save_all(self) -> None:
+        while True:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._decided.wait(), SAVE_SECONDS)
+            self._decided.clear()
+            try:
+                await self.save()
+            except Exception as error:  # noqa: BLE001  # the next second stores it
+                logger.error("takeover of %s is not stored: %s", self.state.route, shown(error))
+
+
+def stored_takeover(text: str) -> TakeoverState | None:
+    """The state of a stored text; None for one that does not read back."""
+    try:
+        return TakeoverState.model_validate_json(text)
+    except ValidationError:
+        return None
+
+
+class Takeovers:
+    """The takeovers of a server's routes: of the gateway's, and of apps that ask their paid models themselves."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._takeovers: dict[str, Takeover] = {}
+        self._opening = asyncio.Lock()
+
+    def __iter__(self) -> Iterator[Takeover]:
+        return iter(list(self._takeovers.values()))
+
+    async def open(self) -> None:
+        """Go on with every takeover of the records. Raises StoreError."""
+        for name in await self._store.read(lambda connection: notes_under(connection, TAKEOVER_NOTE)):
+            try:
+                await self.opened(name)
+            except ApiError as error:  # one too many, which whoever starts it will be told too
+                logger.error("the takeover of %s does not go on: %s", name, error)
+
+    async def opened(self, route: str) -> Takeover:
+        """The takeover of a route, new if it has none. Raises ApiError 409 for one too many, StoreError."""
+        async with self._opening:
+            if route not in self._takeovers:
+                if len(self._takeovers) >= MAX_ROUTES:
+                    raise ApiError(409, f"{route!r}: a server has at most {MAX_ROUTES} routes", code="too_many_routes")
+                takeover = Takeover(route, self._store)
+                await takeover.open()
+                self._takeovers[route] = takeover
+        return self._takeovers[route]
+
+    def get(self, route: str) -> Takeover:
+        """The takeover of a route. Raises ApiError 404."""
+        if (takeover := self._takeovers.get(route)) is None:
+            known = ", ".join(sorted(self._takeovers)) or "none"
+            raise ApiError(404, f"no route {route!r} with a takeover: this server has {known}", code="unknown_route")
+        return takeover
+
+    async def close(self) -> None:
+        """Store what is not stored yet."""
+        async with self._opening:  # a late request may be opening one
+            for takeover in self:
+                await takeover.close()

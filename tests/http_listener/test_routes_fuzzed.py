@@ -82,8 +82,8 @@ APIS: dict[str, dict[str, Any]] = {
     "/r/desk/v1/chat/completions": CHAT,
 }
 """A path and a valid body of each API that the server answers before its routes."""
-MIDDLEWARE = {"UnexpectedErrors", "AccessChecks", "ModelCalls", "RouteCalls", "CORSMiddleware"}
-"""What may stand before an application's routes; of these only ModelCalls and RouteCalls have paths of their own."""
+MIDDLEWARE = {"UnexpectedErrors", "AccessChecks", "ModelCalls", "Production.middleware", "CORSMiddleware"}
+"""What may stand before an application's routes; of these only ModelCalls and the gateway's have paths of their own."""
 REFUSED = (502, 503, 507)
 """Statuses above 499 that say what failed: a model that does not answer, a server that is not ready, a full disk."""
 
@@ -92,7 +92,7 @@ def routes_of(served: Any) -> list[Route | Mount]:
     """The routes of an application. Fails for middleware that is not known, since it may answer by itself."""
     while isinstance(served, AccessChecks):
         served = vars(served)["_app"]
-    own = {entry.cls.__name__ for entry in served.user_middleware}
+    own = {entry.cls.__qualname__ for entry in served.user_middleware}
     assert own <= MIDDLEWARE, f"{own - MIDDLEWARE}: does it answer? Its paths join APIS, its name MIDDLEWARE"
     return list(served.routes)
 

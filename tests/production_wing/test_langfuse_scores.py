@@ -55,6 +55,7 @@ def people(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[People]:
 
 
 async def command(route: Passing, *words: str) -> None:
+    cli.add_plugged_commands()
     line = [*words, "--url", route.url]
     await asyncio.to_thread(cli.app, line, standalone_mode=False)
 

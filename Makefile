@@ -1,6 +1,7 @@
 # make quickstart   train a LangGraph agent on this machine, about five minutes after installation
 # make test         the quick tests, in three processes (ARGS="-n 0" for one, ARGS=--all for all tests)
 # make check        lint, types and the quick tests: the gate for every change
+# make weight       files, lines and tokens of each room and wing, with their budgets
 # make mcp-servers  the MCP servers of others that run on Node, for the tests that need them (npm)
 # make page-tools   axe-core, which checks the dashboard's pages in the tests (npm)
 # make node-clients the clients that run on Node, and Node 22 itself, for the tests that need them (npm)
@@ -9,7 +10,7 @@
 # ARGS is passed to the command, PIP_ARGS to pip, for example:
 #   make quickstart ARGS="--seed 1" PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
 
-.PHONY: quickstart test check site mcp-servers page-tools node-clients python-clients
+.PHONY: quickstart test check weight site mcp-servers page-tools node-clients python-clients
 export PIP_ARGS
 
 quickstart:
@@ -23,6 +24,9 @@ test:
 check:
 	@scripts/bootstrap test
 	@scripts/check
+
+weight:
+	@python3 -m tests.test_weight
 
 site:
 	@python3 -m venv website/.venv

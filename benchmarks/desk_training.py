@@ -269,7 +269,7 @@ class DeskTraining:
         """Append an answer, and the results of its tool calls."""
         ids, logprobs = np.array(update.token_ids, np.int32), np.array(update.logprobs, np.float32)
         number = len(rollout.samples)
-        sampling = Sampling(sampling=Sampling(temperature=temperature))
+        sampling = Sampling(temperature=temperature)
         rollout.samples.append(
             Sample(f"call-{number}", 0, np.array(prompt, np.int32), ids, logprobs, sampling, self._step)
         )

@@ -44,6 +44,6 @@ if __name__ == "__main__":
     if os.environ["BREAK"].startswith(f"{parse().rank} "):
         if PLACE == "load":
             sharding.shard = broken
-        RowPass._backward_row = backward_row
+        RowPass._backward_row = backward_row  # type: ignore[method-assign]
     team.LEARNER_MODULE = "tests.engine.learner.breaking_learner"
     sys.exit(main())

@@ -237,7 +237,9 @@ async def _measured_time(training: Training, about: Task, seed: int) -> dict[str
                 if step:
                     report = await trainer.atrain_unmeasured(step)
                     curve["train"] += [round(each.success or 0.0, 4) for each in report.iterations]
-                curve["rollouts"].append(len(curve["train"]) * trainer.options.group_size * trainer.options.scenarios_per_step)
+                curve["rollouts"].append(
+                    len(curve["train"]) * trainer.options.group_size * trainer.options.scenarios_per_step
+                )
                 measured = await trainer.aevaluate(temperature=1.0, rollouts=8)
                 curve["held_out"].append(round(measured.success or 0.0, 4))
             curve["greedy"] = round((await trainer.aevaluate()).success or 0.0, 4)

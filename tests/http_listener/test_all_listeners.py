@@ -41,7 +41,7 @@ ELSEWHERE = {"integrations/offbook_compare/gateway.py"}
 """Files of wings that start one: attacked by the tests of the wing."""
 NAMES = [name for names in LISTENERS.values() for name in names]
 CHAT = "/v1/chat/completions"
-FAKES = {"src/offbook/testing/asgi.py", "src/offbook/testing/endpoint.py"}
+FAKES = {"src/offbook/testing/asgi.py", "src/offbook/testing/llm_endpoint.py"}
 """Scripted servers of the test kit. They hold nothing of anybody's."""
 BEHIND = {"src/offbook/engine/inference/embedded.py"}
 """The embedded engine listens on a Unix socket in a folder of the server's account, behind the server's checks."""

@@ -33,6 +33,7 @@ from offbook.memory_plan.plan import (
 )
 
 from .help_pages import more_option
+from .options import Dir
 
 COMMON = ("16GB", "24GB", "48GB", "80GB")
 """Cards that are planned for on a machine without a GPU."""
@@ -190,7 +191,7 @@ def _verdict(report: Report) -> Text:
 def doctor_command(
     engine: Annotated[str, more_option(help="inference engine to check: auto, embedded or vllm")] = "auto",
     loader: Annotated[str, more_option(help="loader to check: auto, peft or unsloth")] = "auto",
-    dir: Annotated[Path | None, more_option(help="directory of the server  [default: ./.offbook]")] = None,
+    dir: Dir = None,
     as_data: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
     model: Annotated[
         str | None, typer.Option(help="base to plan GPU memory for: tiny, a folder, or a Hugging Face name")

@@ -73,7 +73,7 @@ class LazyCommand(TyperCommand):
 
 def refuse_nan(command: Any) -> None:
     """Let a command, or each of a group, refuse the numbers nan and inf, which no comparison with a bound finds."""
-    for parameter in command.params:
+    for parameter in (*command.params, *getattr(command, "more_options", {}).values()):
         parameter.callback = parameter.callback or finite
     for inner in getattr(command, "commands", {}).values():
         refuse_nan(inner)

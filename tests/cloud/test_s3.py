@@ -57,7 +57,7 @@ def test_a_server_whose_directory_is_lost_goes_on_at_the_same_step_with_equal_by
             ids = server.rollouts(2, f"step-{step}")
             result = server.train(f"request-{step}", [ids])[-1]["result"]
             assert result["step"] == step and result["metrics"]["mirror/steps_behind"] in (0, step - 1)
-        until(lambda: server.http.get("/api/models/default").json()["mirror_behind"] == 0, "step 2 is on the mirror")
+        until(lambda: server.http.get("/api/models/default").json()["steps_held"] == 0, "step 2 is on the mirror")
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(60) == 0, server.output()
     written = digests(folder, 2)
@@ -68,7 +68,7 @@ def test_a_server_whose_directory_is_lost_goes_on_at_the_same_step_with_equal_by
         assert digests(folder, 2) == written
         ids = server.rollouts(2, "again")
         assert server.train("request-3", [ids])[-1]["result"]["step"] == 3
-        until(lambda: server.http.get("/api/models/default").json()["mirror_behind"] == 0, "step 3 is on the mirror")
+        until(lambda: server.http.get("/api/models/default").json()["steps_held"] == 0, "step 3 is on the mirror")
         server.kill()
     shutil.rmtree(folder)
     assert main(["pull", "default", "--mirror", BUCKET, "--dir", str(folder)]) == 0

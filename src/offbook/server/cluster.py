@@ -70,7 +70,7 @@ class Cluster(Protocol):
 def cluster_of(text: str) -> Cluster:
     """The cluster of `--cluster NAME` or `NAME:ADDRESS`. Raises ConfigError, MissingExtraError."""
     name, _, address = text.partition(":")
-    found = plugins.load("offbook.clusters", name)
-    if not isinstance(found, type):
+    plugin = plugins.load("offbook.clusters", name)
+    if not isinstance(plugin, type):
         raise ConfigError(f"plugin {name!r} in 'offbook.clusters' is no class: fix its entry point")
-    return cast("type[Cluster]", found)(address or None)
+    return cast("type[Cluster]", plugin)(address or None)

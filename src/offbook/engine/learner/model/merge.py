@@ -148,10 +148,6 @@ def main() -> int:
     return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 _PATTERNS = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken", "additional_chat_templates/*.jinja")
 """Files of tokenizers, processors and chat templates; what a base's folder has besides is weights, code or for people."""
 _OWN = ("config.json", "params.json")
@@ -247,3 +243,7 @@ def _with_old_rope_names(config: dict[str, Json]) -> dict[str, Json]:
 
 def _write(file: Path, content: dict[str, Json]) -> None:
     file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

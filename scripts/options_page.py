@@ -34,7 +34,7 @@ def rows() -> dict[str, list[str]]:
             usage, text = option.get_help_record(context)
             kind = usage.partition(" <")[2].removesuffix(">").replace("|", ", ").replace(" range", "")
             found[
-                f"| `{option.name}` | {kind or 'flag'} | {' '.join(text.split()).replace('|', chr(92) + '|')}"
+                f"| `{option.name}` | {kind or 'flag'} | {' '.join(text.split()).replace('] [', '; ').replace('|', chr(92) + '|')}"
             ].append(name)
     return found
 

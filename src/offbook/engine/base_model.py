@@ -150,10 +150,6 @@ def main() -> int:
     return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 UNSUPPORTED = ("softcap", "s_aux", "position_bias")
 """Arguments by which transformers tells an attention function of capped scores, sinks and biases. None of ours, and not SDPA,
 computes them."""
@@ -178,3 +174,7 @@ def _attention_size(config: PreTrainedConfig) -> AttentionSize:
     heads = int(config.num_attention_heads)
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     return AttentionSize(heads, int(getattr(config, "num_key_value_heads", None) or heads), int(width))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -78,9 +78,9 @@ def test_the_references_have_every_command_and_every_name(tmp_path: Path) -> Non
     script(SITE / "assemble.py").main(tmp_path)
     text = (tmp_path / "command_line.md").read_text("utf-8")
     headings = set(re.findall(r"^## (.+)$", text, re.MULTILINE))
-    assert {f"offbook {name}" for name in OWN if name not in ("cloud", "takeover", "traces")} <= headings
+    assert {f"offbook {name}" for name in OWN if name != "traces"} <= headings
     assert {"offbook mcp train", "offbook traces export", "offbook cloud up", "offbook takeover start"} <= headings
-    assert "| `--scenarios-per-step <" in text
+    assert "| `--group-size <" in text and "`--set NAME=VALUE`" in text
     assert "::: offbook.TrainableModel\n" in (tmp_path / "python.md").read_text("utf-8")
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NoReturn, cast
+from typing import TYPE_CHECKING, NoReturn, cast
 
 from .errors import ConfigError
-from .types import Json
+
+if TYPE_CHECKING:  # needs pydantic, which the learner's own modules do without
+    from .types import Json
 
 DEEPEST = 128
 """Limit of nested JSON. Parsers stop at about 200 levels and serialisers at 255, of a body that contains the value."""
@@ -34,9 +36,9 @@ def too_deep(value: Json, structures: int) -> bool:
 def _structures(value: Json) -> list[Json]:
     children: Iterable[Json] = ()
     if isinstance(value, dict):
-        children = cast(dict[str, Json], value).values()
+        children = cast("dict[str, Json]", value).values()
     elif isinstance(value, list | tuple):
-        children = cast(Sequence[Json], value)
+        children = cast("Sequence[Json]", value)
     return [child for child in children if isinstance(child, dict | list | tuple)]
 
 

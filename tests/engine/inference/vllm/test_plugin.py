@@ -25,14 +25,12 @@ import sys
 from types import SimpleNamespace
 
 import numpy as np
-import torch
 from transformers import AutoTokenizer
 from vllm import SamplingParams
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.v1.engine import logprobs
 from vllm.v1.engine.logprobs import LogprobsProcessor
 from vllm.v1.outputs import LogprobsLists
-from vllm.v1.sample.sampler import Sampler
 
 from offbook.engine.inference.vllm import plugin as vllm_plugin
 
@@ -47,21 +45,8 @@ def texts():
     return [entry for position in seen.logprobs for entry in position.items()], seen.cumulative_logprob
 
 
-theirs, before = Sampler.gather_logprobs, texts()
+before = texts()
 vllm_plugin.register()
-
-# ---- ids, logprobs and ranks
-assert Sampler.gather_logprobs is not theirs and Sampler.gather_logprobs.__wrapped__ is theirs
-shapes = [(1, 1536, 0), (16, 1536, 0), (3, 1536, 2), (2, vllm_plugin.SMALL, 0)]
-for rows, vocabulary, alternatives in shapes:
-    logits = torch.randn(rows, vocabulary)
-    logits[0, :5] = logits[0, 7]  # ties count for the rank
-    logits[-1, 9:] = -torch.inf  # as top_k leaves it
-    values = logits.log_softmax(-1)
-    for ids in (torch.full((rows,), 7), torch.zeros(rows, dtype=torch.long), torch.full((rows,), vocabulary - 1)):
-        ours = Sampler.gather_logprobs(values, alternatives, token_ids=ids)
-        for mine, other in zip(ours[:3], theirs(values.clone(), alternatives, ids)[:3], strict=True):
-            assert mine.dtype == other.dtype and mine.shape == other.shape and torch.equal(mine, other)
 
 # ---- texts
 assert logprobs.convert_ids_list_to_tokens is vllm_plugin.texts
@@ -152,7 +137,6 @@ import os
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.renderers.hf import HfRenderer
 from vllm.v1.engine import logprobs
-from vllm.v1.sample.sampler import Sampler
 
 from offbook.engine.inference.vllm import plugin as vllm_plugin
 
@@ -160,7 +144,6 @@ from offbook.engine.inference.vllm import plugin as vllm_plugin
 def replaced():
     theirs = logprobs.LogprobsProcessor
     return (
-        Sampler.gather_logprobs,
         logprobs.convert_ids_list_to_tokens,
         theirs.from_new_request,
         theirs._update_sample_logprobs,

@@ -28,7 +28,6 @@ from importlib.metadata import PackageNotFoundError, distribution
 from opcode import opmap
 from typing import Literal
 from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 IMPORT_FROM = opmap["IMPORT_FROM"]
 
@@ -202,4 +201,6 @@ def command_from(origin: Mapping[str, object], extra: str) -> str:
 
 def origin_folder(url: str) -> str:
     """The folder or file of a `file:` URL."""
+    from urllib.request import url2pathname  # its own imports take longer than most commands' help
+
     return url2pathname(urlsplit(url).path)

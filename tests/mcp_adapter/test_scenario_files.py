@@ -207,7 +207,9 @@ def test_what_is_advised_where_nothing_can_be_learned_are_options_that_exist() -
     commands = cast(Group, get_command(app)).commands
     for name, text in (("scenarios", advice.split("`")[1]), ("train", "".join(advice.split("`")[::2]))):
         advised = set(re.findall(r"(?<!\S)\(?(--?[a-z][a-z-]*)", text))
-        options = {option for parameter in commands[name].params for option in parameter.opts}
+        command = commands[name]
+        parameters = [*command.params, *getattr(command, "more_options", {}).values()]
+        options = {option for parameter in parameters for option in parameter.opts} | {"--set"}
         assert advised and advised <= options
 
 

@@ -19,7 +19,7 @@ PAGE = (ROOT / "docs/mcp_training.md").read_text("utf-8")
 def test_the_page_runs_top_to_bottom(tmp_path: Path) -> None:
     printed = run("\n".join(code_of("mcp_training.md")), tmp_path).splitlines()
     assert printed[0] == "target     shop (in this process)"
-    assert printed[1] == "tools      2; all are shown; rollouts share one session (every tool is annotated read-only)"
+    assert printed[1] == "tools      2; all are shown; rollouts share one session (every tool is read-only)"
     assert printed[2].startswith(
         "scenarios  none yet: 12 are made from the tools' schemas and what they answer, about 9 to train on and 3 held out, and kept "
     )

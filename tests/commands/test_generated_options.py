@@ -16,6 +16,8 @@ from offbook.base.config import Options
 from offbook.base.options import Headline, RunOptions, option
 from offbook.commands.generated_options import options_of, with_options
 from offbook.commands.help_pages import HeadedCommand
+from offbook.processes.command import CommandOptions
+from offbook.trainer.options import TrainOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,3 +165,9 @@ def test_a_bad_file_is_refused_with_its_place(tmp_path: Path) -> None:
     ):
         file.write_text(text)
         assert message in refused("a", "--config", str(file))
+
+
+def test_an_option_of_a_program_is_none_of_the_trainer_whose_field_of_that_name_is_a_function() -> None:
+    options = {"reward": "exit", "retries": 1}
+    assert options_of(CommandOptions, options) == {"reward": "exit"}
+    assert options_of(TrainOptions, options) == {"retries": 1}

@@ -119,8 +119,8 @@ def with_options(
 
 
 def options_of(model: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of `values` that are fields of a model."""
-    names = {item.name for item in fields(model)} if is_dataclass(model) else model.model_fields
+    """Those of `values` that are options of a model: its field of the same name may hold what no word can be."""
+    names = {item.name for item in fields_of(model)}
     return {name: value for name, value in values.items() if name in names}
 
 

@@ -25,14 +25,18 @@ from tests.on_ray.local_cluster import ray_cluster
 
 pytestmark = pytest.mark.slow("real Ray")
 CONFIG = TrainConfig(learning_rate=1e-2, kl_coef=0.05, epochs=4, minibatches=2, row_tokens=64)
+MARK = "OFFBOOK_TEST_PROCESSES"
+"""Environment variable that all processes of this module have."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster(require: Callable[[bool, str], None]) -> Iterator[None]:
     """Ray on this machine, small."""
     require(find_spec("ray") is not None, "pip install -r requirements/test.txt")
-    with ray_cluster(2):
-        yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(MARK, str(os.getpid()))  # inherited by all processes of this module, also by Ray's
+        with ray_cluster(2):
+            yield
 
 
 @asynccontextmanager
@@ -49,15 +53,16 @@ async def team(folder: Path, **options: Any) -> AsyncIterator[LearnerClient]:
         await client.stop()
 
 
-def learners(folder: Path) -> dict[bool, psutil.Process]:
-    """The learners of a test: whether Ray placed it -> process."""
+def learners() -> dict[bool, psutil.Process]:
+    """The learners of this module's processes: whether Ray placed it -> process."""
     found: dict[bool, psutil.Process] = {}
     for process in psutil.process_iter():
         try:
             words = process.cmdline()
+            ours = LEARNER_MODULE in words and process.environ().get(MARK) == str(os.getpid())
         except psutil.Error:
             continue
-        if LEARNER_MODULE in words and any(str(folder) in word for word in words):
+        if ours:
             found["--listen" in words] = process
     return found
 
@@ -75,9 +80,9 @@ async def test_it_trains_as_one_learner_and_leaves_no_process(tmp_path: Path) ->
                 assert isinstance(event, Trained), event
                 metrics[name] = [event.result.metrics[key] for key in ("loss/value", "grad_norm", "kl/base")]
             assert client.facts.get("learners", "1") == ("2" if name == "team" else "1")
-            assert len(learners(tmp_path)) == (2 if name == "team" else 1)
+            assert len(learners()) == (2 if name == "team" else 1)
     assert metrics["team"] == pytest.approx(metrics["alone"], rel=1e-3, abs=1e-6)
-    await gone(tmp_path)
+    await gone()
     assert (tmp_path / "logs" / "learner-2.log").exists()
 
 
@@ -89,7 +94,7 @@ async def test_of_actor_learner_and_first_learner_whichever_is_killed_ends_the_s
             event = await last(client, tmp_path, 0 if victim == "learner" else 1)
             assert isinstance(event, Trained), event
             step = event.result.step
-            process = learners(tmp_path)[victim != "first"]
+            process = learners()[victim != "first"]
             pid = process.ppid() if victim == "actor" else process.pid
             assert pid != os.getpid()
             async for event in client.run(command(tmp_path, random_groups(step), step, CONFIG)):
@@ -99,10 +104,10 @@ async def test_of_actor_learner_and_first_learner_whichever_is_killed_ends_the_s
             assert isinstance(event, Failed) and event.reason == "learner_died", event
             if victim == "learner":
                 assert "The learner ends: learner 2 of 2 at " in event.message
-    await gone(tmp_path)
+    await gone()
 
 
-async def gone(folder: Path) -> None:
+async def gone() -> None:
     async with asyncio.timeout(30):
-        while learners(folder):
+        while learners():
             await asyncio.sleep(0.1)

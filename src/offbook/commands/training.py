@@ -145,7 +145,8 @@ def target_or_command(
         raise ConfigError("nothing to run: name MODULE:NAME, or a program with --command 'node agent.js {prompt}'")
     if command is None:
         if own:
-            raise ConfigError(f"{', '.join(own).replace('inside', 'in')}: only valid with --command")
+            flags = ["--in" if name == "inside" else f"--{name.replace('_', '-')}" for name in own]
+            raise ConfigError(f"{', '.join(flags)}: only valid with --command")
         return lambda: load_target(str(target))
     if target is not None:
         raise ConfigError(f"target: {target} and --command are two things to run: leave one of them out")

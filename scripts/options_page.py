@@ -61,7 +61,7 @@ retries = 1
 group_size = 16
 ```
 
-`--set` comes before the file, and an option of its own before `--set`. The file may have all options of the command, also those of its help. A list in the file is an array. `none` stands for no value.
+A value of `--set` wins over the file, and `--NAME` over both. The file may have all options of the command, also those of its help. A list in the file is an array. `none` stands for no value.
 
 `python scripts/options_page.py` generates this page from the code.
 

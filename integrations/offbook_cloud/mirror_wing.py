@@ -72,8 +72,9 @@ class MirrorWing(ServerWing):
             self._uploads.changed()
 
     def steps_held(self, model: ServedModel) -> int:
-        """Steps that are still to be uploaded."""
-        return self._behind(model) or 0
+        """Steps that are still to be uploaded: all, until the place was listed."""
+        behind = self._behind(model)
+        return model.step if behind is None else behind
 
     async def close(self, deadline: float) -> None:
         """Upload what is left."""

@@ -19,8 +19,6 @@ from offbook.base.errors import DISTRIBUTION, BackendError, ConfigError, install
 from offbook.base.http_access import KEY_VARIABLE
 from offbook.base.types import Json
 
-SKY_VERSION = "0.14"
-"""The minor version of SkyPilot that was tested."""
 SKY_INSTALL = "uv tool install 'skypilot[aws]==0.14.1'"
 """Installs it in an environment of its own."""
 SERVER_PORT = 8000

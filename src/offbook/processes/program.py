@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
 from offbook.base.child_processes import ending
 from offbook.base.errors import RolloutError
@@ -82,9 +81,6 @@ class Ending:
 
     def __str__(self) -> str:
         return ending(self.code)
-
-
-Stream = int | IO[bytes] | None
 
 
 async def run_program(

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from offbook import plugins
-from offbook.base.errors import ConfigError
 
 from .base_model import BaseModelPath
 from .sampler.supervised import SupervisedSampler
@@ -70,7 +69,5 @@ class Cluster(Protocol):
 def cluster_of(text: str) -> Cluster:
     """The cluster of `--cluster NAME` or `NAME:ADDRESS`. Raises ConfigError, MissingExtraError."""
     name, _, address = text.partition(":")
-    plugin = plugins.load("offbook.clusters", name)
-    if not isinstance(plugin, type):
-        raise ConfigError(f"plugin {name!r} in 'offbook.clusters' is no class: fix its entry point")
+    plugin = plugins.load_class("offbook.clusters", name, object)
     return cast("type[Cluster]", plugin)(address or None)

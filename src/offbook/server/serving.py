@@ -48,7 +48,7 @@ from .training.jobs import JobFolders
 from .training.learner_client import LearnerClient
 from .training.queue import TrainQueue
 from .training.runner import MemoryCheck, TrainRunner
-from .wing import ServerWing, wing_classes
+from .wing import ServerWing, close_wings, wing_classes
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ async def open_services(options: ServerOptions, engine: EngineChoice, base: Base
         )  # fmt: skip
         await open_wings(services)
     except BaseException:
-        await asyncio.gather(*(wing.close(0) for wing in wings.values()))
+        await close_wings(wings, 0)
         await store.close()
         raise
     return services
@@ -166,14 +166,13 @@ def _learner(options: ServerOptions, engine: EngineChoice, base: BaseModelPath) 
 
 
 async def close_services(services: Services, deadline: float) -> None:
-    """Give the train step, then the calls, `deadline` seconds to finish; stop the children and the uploads, and close the
+    """Give the train step, then the calls, `deadline` seconds to finish; stop the children and the wings, and close the
     records."""
     await services.training.drain(deadline)
     await services.recorder.drain(deadline)
-    ending = [services.sampler.stop()]
+    ending = [services.sampler.stop(), close_wings(services.wings, min(deadline, WING_SECONDS))]
     if services.learner is not None:
         ending.append(services.learner.stop())
-    ending += [wing.close(min(deadline, WING_SECONDS)) for wing in services.wings.values()]
     await asyncio.gather(*ending)
     await services.store.close()
 

@@ -7,8 +7,12 @@ an example.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import logging
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
@@ -28,6 +32,9 @@ if TYPE_CHECKING:
     from .sampler.sampler import Sampler
     from .views.dashboard_source import DashboardSource
     from .views.run_summary import RunStatus
+
+
+logger = logging.getLogger(__name__)
 
 
 class ServerDoor(Protocol):
@@ -67,7 +74,8 @@ class ServerDoor(Protocol):
 class ServerWing:
     """What a wing adds to a running server. Override what it needs; each method says when the server calls it.
 
-    What a wing raises while a call is answered is the call's error, so a wing catches what must not fail one.
+    What a wing raises in its middleware or its routes is that request's error, so it catches what must not fail one. What it
+    raises about a step, or at the server's end, is logged: the step and the end go on.
     """
 
     name: ClassVar[str]
@@ -130,8 +138,8 @@ class ServerWing:
         return 0
 
     async def close(self, deadline: float) -> None:
-        """Called when the server ends, after the running step and calls, before the records are closed. Has `deadline`
-        seconds."""
+        """Called when the server ends, after the running step and calls, before the records are closed; and if `open` failed.
+        Has `deadline` seconds."""
         del deadline
 
 
@@ -168,6 +176,41 @@ def wing_classes(options: ServerOptions) -> list[type[ServerWing]]:
     return [wing for wing in classes if wing.wanted(options.wings.get(wing.name))]
 
 
+def metrics_of_wings(wings: Mapping[str, ServerWing], model: ServedModel) -> dict[str, float]:
+    """What each wing says of a step of `model` whose checkpoint is saved, as `ServerWing.step_metrics`."""
+    metrics: dict[str, float] = {}
+    for wing in wings.values():
+        with _contained(wing):
+            metrics |= wing.step_metrics(model)
+    return metrics
+
+
+def tell_of_new_step(wings: Mapping[str, ServerWing]) -> None:
+    """Tell each wing that a model has a new step."""
+    for wing in wings.values():
+        with _contained(wing):
+            wing.model_changed()
+
+
+async def close_wings(wings: Mapping[str, ServerWing], deadline: float) -> None:
+    """Close all wings at once."""
+
+    async def close(wing: ServerWing) -> None:
+        with _contained(wing):
+            await wing.close(deadline)
+
+    await asyncio.gather(*map(close, wings.values()))
+
+
+@contextmanager
+def _contained(wing: ServerWing) -> Generator[None]:
+    try:
+        yield
+    except Exception:  # whatever a wing raises, the core's own work goes on
+        logger.exception("The wing %r failed", wing.name)
+
+
+@cache
 def pages_of_wings() -> list[type[WingPages]]:
     """The pages of all installed wings. Raises ConfigError."""
     return [plugins.load_class("offbook.pages", name, WingPages) for name in plugins.names("offbook.pages")]

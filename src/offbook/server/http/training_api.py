@@ -50,6 +50,7 @@ from ..services import Services, ServicesDep
 from ..training.archives import archive_id, new_folder, write_export
 from ..training.learner_client import LearnerClient
 from ..training.runner import TrainFeed
+from ..wing import tell_of_new_step
 from .json_body import JsonRoute
 
 logger = logging.getLogger(__name__)
@@ -112,8 +113,7 @@ async def adopt_step(services: ServicesDep, name: str, body: AdoptRequest) -> Mo
     if services.training.concerns(name):
         raise ApiError(409, f"Model {name!r} is in training: adopt a step when it has ended", "name", "in_training")
     state = await services.models.swaps.adopt(name, body)
-    for wing in services.wings.values():
-        wing.model_changed()
+    tell_of_new_step(services.wings)
     return state
 
 

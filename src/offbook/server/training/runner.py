@@ -20,7 +20,7 @@ from ...engine.protocol import CompletionScored, Event, Failed, Merged, Progress
 from ...memory_plan.parts import GIB
 from ...memory_plan.plan import MemoryPlan
 from ..sampler.sampler import SamplerCalls
-from ..wing import ServerWing
+from ..wing import ServerWing, metrics_of_wings, tell_of_new_step
 from .history import TrainHistory
 from .jobs import JobFolders
 from .learner_client import LearnerClient
@@ -194,16 +194,15 @@ class TrainRunner:
         result = _finite(result.model_copy(update={"metrics": result.metrics | metrics}))
         if result.applied and result.step > self._models.registry.model(request.model).step:
             before = self._models.registry.model(request.model)
-            added = {name: value for wing in self._wings.values() for name, value in wing.step_metrics(before).items()}
-            result = _finite(result.model_copy(update={"metrics": {**result.metrics, **added}}))
+            measured = metrics_of_wings(self._wings, before)
+            result = _finite(result.model_copy(update={"metrics": {**result.metrics, **measured}}))
             began = time.monotonic()
             problem = await self._models.swaps.advance(request.model, result.step)
             result = result.model_copy(update={"metrics": {**result.metrics, SWAP_METRIC: time.monotonic() - began}})
             if problem is not None:
                 warning = f"Step {result.step} is saved, but the sampler has not loaded it yet: {problem}"
                 result = result.model_copy(update={"warnings": (*result.warnings, warning)})
-            for wing in self._wings.values():
-                wing.model_changed()
+            tell_of_new_step(self._wings)
         await asyncio.to_thread(self._jobs.remove, request.id)
         return result
 

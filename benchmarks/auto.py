@@ -1,4 +1,4 @@
-"""`offbook auto` on the bundled policy `tiny`, with an LLM by script over HTTP: `python benchmarks/auto.py`.
+"""`offbook auto` on the bundled policy `tiny`, with an LLM by script over HTTP: `python -m benchmarks.auto`.
 
 The script writes requests to an order desk along two dimensions, the prompt and the rubric, and judges each call: 1 for the
 right tool and order, 0.3 for the right tool, else 0. Writes benchmarks/results/auto.md: held-out score before and after."""
@@ -60,7 +60,7 @@ def page(reports: dict[int, ImproveReport], held_out: int) -> str:
     lines = [
         "# From a description, over seeds",
         "",
-        "    OMP_NUM_THREADS=1 python benchmarks/auto.py",
+        "    OMP_NUM_THREADS=1 python -m benchmarks.auto",
         "",
         f"`tiny`, {STEPS} steps of 8 inputs with 8 answers each; 120 inputs to train on, {held_out} held out, written, prompted and judged by a",
         "script over HTTP. Scores are the judge's, side by side, greedy; intervals of 95 % over held-out inputs.",

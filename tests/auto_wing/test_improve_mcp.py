@@ -20,8 +20,7 @@ from offbook_mcp.scenarios.scenario import CheckKind, ScenarioSet, load_scenario
 from tests.compare_wing.test_mcp import current_time, likes_the_tool
 from tests.mcp_adapter.conftest import python_module
 from tests.mcp_training.conftest import told
-from tests.mcp_training.order_server import scenarios
-from tests.paths import ROOT
+from tests.mcp_training.order_server import scenarios, write_module
 
 TEACHER = "openai/large?api_base={}&api_key_variable=OPENAI_API_KEY&prompt_price=1&completion_price=4"
 
@@ -54,9 +53,7 @@ Called = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Called]:
     """`called("improve", ...)` -> exit code, stdout, stderr, in this process and a folder with a server and scenarios."""
-    (tmp_path / "orders.py").write_text(
-        (ROOT / "tests/mcp_training/order_server.py").read_text() + "\nserver = make_server()\n"
-    )
+    write_module(tmp_path)
     save_scenarios(scenarios(), tmp_path / "s.jsonl")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))

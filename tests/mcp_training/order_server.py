@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from mcp.server.mcpserver import MCPServer
 from mcp.types import ToolAnnotations
 
@@ -25,6 +27,11 @@ def make_server() -> MCPServer:
         return f"order {order} is of Ada"
 
     return server
+
+
+def write_module(folder: Path) -> None:
+    """Write orders.py, a module of the user's with the server as `server`."""
+    (folder / "orders.py").write_text(Path(__file__).read_text("utf-8") + "\nserver = make_server()\n", "utf-8")
 
 
 def status_of(order: str) -> str:

@@ -24,8 +24,7 @@ from offbook_mcp.commands.serve import ToolEndpoint, completion
 from offbook_mcp.rollouts.agent_loop import LoopOptions
 from offbook_mcp.rollouts.rewards import ToolEpisode
 from tests.mcp_adapter.conftest import misbehaving
-from tests.mcp_training.order_server import make_server
-from tests.paths import ROOT
+from tests.mcp_training.order_server import make_server, write_module
 
 ASKED = [{"role": "user", "content": 'order_status(order="4000")'}]
 
@@ -132,9 +131,7 @@ async def test_who_has_not_the_key_is_refused_and_without_a_key_other_hosts_are(
 
 @pytest.mark.slow("starts the command")
 def test_the_command_serves_until_it_is_interrupted(obedient: ScriptedServer, tmp_path: Path) -> None:
-    (tmp_path / "orders.py").write_text(
-        (ROOT / "tests/mcp_training/order_server.py").read_text() + "\nserver = make_server()\n"
-    )
+    write_module(tmp_path)
     words = ["mcp", "serve", "orders:server", "--port", "0", "--url", obedient.url]
     code = "from offbook_mcp.commands import app; import sys; app(sys.argv[2:])"
     command = [sys.executable, "-u", "-c", code, *words]

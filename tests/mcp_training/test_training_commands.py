@@ -14,8 +14,7 @@ from offbook.testing import Action, ScriptedServer, scripted_server
 from offbook.testing.asgi import Body
 from offbook_mcp.commands import app
 from offbook_mcp.scenarios.scenario import save_scenarios
-from tests.mcp_training.order_server import scenarios
-from tests.paths import ROOT
+from tests.mcp_training.order_server import scenarios, write_module
 
 Called = Callable[..., tuple[int, str, str]]
 
@@ -23,9 +22,7 @@ Called = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Called]:
     """`called("train", ...)` -> exit code, stdout, stderr, in this process and a folder with a server and scenarios."""
-    (tmp_path / "orders.py").write_text(
-        (ROOT / "tests/mcp_training/order_server.py").read_text() + "\nserver = make_server()\n"
-    )
+    write_module(tmp_path)
     save_scenarios(scenarios(), tmp_path / "s.jsonl")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))

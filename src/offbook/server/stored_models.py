@@ -25,7 +25,8 @@ from ..engine.checkpoint_files import Checkpoint, path_of
 from ..engine.protocol import DRY_RUN_MODULE, MERGE_MODULE, DryRun, DryRunReport, Merged
 from .base_model import find, reference
 from .directory_lock import DirectoryLock, make_private
-from .models.checkpoints import ModelFacts, import_adapter, scan_models, state_of
+from .models.adapter_import import import_adapter
+from .models.checkpoints import ModelFacts, scan_models, state_of
 from .records.call_rows import trace_page
 from .records.database import RECORDS, fault_of, open_records
 from .records.overview import model_logs

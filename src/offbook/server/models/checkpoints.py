@@ -10,16 +10,12 @@ import json
 import logging
 import math
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from offbook.base.child_processes import last_line
 from offbook.base.config import LoraOptions, Name
-from offbook.base.errors import ConfigError, EngineError, OffbookError, StoreError
+from offbook.base.errors import EngineError, OffbookError, StoreError
 from offbook.base.json_files import read_json
 from offbook.base.types import Json
 from offbook.base.wire import CheckpointState
@@ -31,17 +27,12 @@ from ...engine.checkpoint_files import (
     ADAPTER_CONFIG,
     NOTE,
     Checkpoint,
-    digest,
     is_file,
     make_folder,
     not_checked,
-    path_of,
-    read,
     sync,
     write_bytes,
 )
-from ...engine.protocol import IMPORT_MODULE
-from ..base_model import BaseModelPath
 
 logger = logging.getLogger(__name__)
 
@@ -277,42 +268,3 @@ def export_adapter(checkpoint: Checkpoint, output: Path, reference: str) -> None
 def _copy_synced(source: str, target: str) -> None:
     shutil.copyfile(source, target)
     sync(Path(target))
-
-
-def import_adapter(
-    folder: Path,
-    adapter: Path,
-    model: str,
-    project: str,
-    base: BaseModelPath,
-    check: Callable[[LoraOptions], None] = lambda _: None,
-) -> ModelFacts:
-    """Create the model's `folder`, atomically. `check` may refuse the adapter's shape. Raises ConfigError for an adapter that
-    does not fit the base, OSError."""
-    make_folder(folder.parent)
-    scratch = folder.with_name(f".fork-{folder.name}")  # a start removes what a kill leaves
-    shutil.rmtree(scratch, ignore_errors=True)
-    try:
-        places = {"base": base.path, "adapter": adapter, "checkpoints": scratch / "checkpoints"}
-        words = [word for name, place in places.items() for word in (f"--{name}", str(place))]
-        done = subprocess.run(
-            [sys.executable, "-m", IMPORT_MODULE, "--name", base.reference, "--model", model, *words],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
-        )
-        if done.returncode:
-            last = last_line(done.stderr) or f"the process ended with code {done.returncode}"
-            raise ConfigError(f"{adapter} was not imported: {done.stdout or last}")
-        note = read(path_of(scratch / "checkpoints", 1)).note
-        check(note.lora)
-        origin = digest(adapter / ADAPTER)
-        facts = ModelFacts(name=model, project=project, base_model=base_name(note), lora=note.lora, adapter=origin)
-        write_facts(scratch, facts)
-        scratch.rename(folder)
-        sync(folder.parent)
-        return facts
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)

@@ -17,7 +17,8 @@ from offbook.base.wire import ForkRequest, ModelState, RegisterRequest
 from ...engine.checkpoint_files import ADAPTER, digest
 from ..errors import ApiError, shortened
 from . import checkpoints
-from .checkpoints import ModelFacts, has_checkpoints, import_adapter
+from .adapter_import import import_adapter
+from .checkpoints import ModelFacts, has_checkpoints
 from .leases import AdapterLeases
 from .registry import ModelRegistry, ServedModel
 

@@ -34,7 +34,6 @@ from offbook.rewards.reward_parts import exact_match, numeric_match
 from offbook.rewards.transcripts import Transcript
 from offbook.server.records.claims import _answer
 from offbook.server.views.conversation import indented
-from offbook.tracing.spans import _parsed
 from offbook_mcp.connection.environment_references import variable_hint
 from offbook_mcp.rollouts.agent_loop import parsed
 from offbook_mcp.rollouts.argument_score import argument_score
@@ -43,6 +42,7 @@ from offbook_mcp.scenarios.error_texts import reads_like_error
 from offbook_mcp.scenarios.harvest import is_empty, leaves_of, values_for
 from offbook_mcp.tools.result_values import digest_of, scalars_of, structure_of
 from offbook_mcp.tools.results import bounded_text
+from offbook_sinks.spans import _parsed
 
 LENGTH = 50_000
 CPU_SECONDS = 5.0

@@ -129,6 +129,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | COMMAND_OPTIONS
     | {"offbook_compare", "offbook_mcp", "offbook_production", "scenarios.file_rows"},
     "offbook_langfuse": ADAPTERS,
+    "offbook_sinks": ADAPTERS | {"offbook_langfuse"},
     "offbook_production": SERVER_WING
     | COMMAND_OPTIONS
     | {"engine.token_file", "offbook_langfuse", "offbook_langgraph"},

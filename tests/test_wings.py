@@ -46,6 +46,13 @@ WINGS = {
         ("offbook_cloud",), ("cloud", "push", "pull"), r"\bmirror|SkyPilotBackend", ("cloud",), ("cloud.md",)
     ),
     "ray": Wing(("offbook_ray",), (), r"\bRay\b|RayRunner|ray_(?!cluster)", ("on_ray",)),
+    "sinks": Wing(
+        ("offbook_sinks",),
+        (),
+        r"OtlpSink|opentelemetry|traceparent|(Mlflow|Tensorboard|Wandb|Langfuse)Sink",
+        ("sinks_wing",),
+        ("wandb.md", "langfuse.md"),
+    ),
     "production": Wing(
         ("offbook_production", "offbook_auto"),
         ("audit", "forget", "scores", "takeover", "auto", "improve", "learn"),

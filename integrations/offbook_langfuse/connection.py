@@ -22,6 +22,8 @@ CHECK_SECONDS: Final = 4.0
 REQUEST_SECONDS: Final = 10.0
 URLS: Final = ("LANGFUSE_BASE_URL", "LANGFUSE_HOST")
 CLOUD: Final = "https://cloud.langfuse.com"
+OWN_TAG: Final = "offbook"
+"""Tag of every trace that Offbook sends."""
 PUBLIC, SECRET = "LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY"
 
 

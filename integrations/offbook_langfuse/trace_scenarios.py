@@ -18,8 +18,7 @@ from offbook.base.text import counted
 from offbook.base.types import Json
 from offbook.base.user_values import json_value
 
-from .attributes import OWN_TAG
-from .connection import LangfuseConnection, LangfuseRest
+from .connection import OWN_TAG, LangfuseConnection, LangfuseRest
 
 logger = logging.getLogger("offbook")
 

@@ -13,8 +13,7 @@ from offbook.base.errors import ConfigError
 from offbook.base.text import counted
 from offbook.base.types import Json
 from offbook.contracts import digest
-from offbook_langfuse.attributes import OWN_TAG
-from offbook_langfuse.connection import LangfuseConnection, LangfuseRest
+from offbook_langfuse.connection import OWN_TAG, LangfuseConnection, LangfuseRest
 from offbook_langfuse.trace_scenarios import IDS, PAGE, SCORES, condition, subject_of
 
 from .feedback import FeedbackRequest

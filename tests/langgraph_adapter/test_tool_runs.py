@@ -17,8 +17,8 @@ from langgraph.types import RetryPolicy
 from offbook import TrainableModel, Trajectory
 from offbook.base.wire import RolloutTrace, TracePage
 from offbook.testing import ScriptedServer
-from offbook.tracing.spans import SpanKind, TraceSpan, rollout_spans
 from offbook_langgraph import capture, observe, trainable
+from offbook_sinks.spans import SpanKind, TraceSpan, rollout_spans
 from tests.langgraph_adapter.kinds.apps import asked, own_model
 
 SECONDS = 0.15

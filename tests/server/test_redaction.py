@@ -32,7 +32,6 @@ from offbook.client.rollouts.records import group_wires, rollout_records
 from offbook.server.training.runner import TrainFeed
 from offbook.tracing.jsonl import rollout_line
 from offbook.tracing.rollout_reader import pages
-from offbook.tracing.spans import rollout_spans
 from tests.fakes.gateway import Gateway
 
 VALUE, OPAQUE = "planted-value-of-a-variable", "planted.opaque.word"
@@ -121,7 +120,6 @@ async def test_a_planted_key_is_in_no_record_no_page_no_export_no_trace_and_no_e
     await api.finish(rollout_records([group], "default", place))
     rollouts = [rollout async for rollout in pages(api, TrajectoryQuery(run="run-1"))]
     shown += [json.dumps(rollout_line(rollout), default=repr) for rollout in rollouts]
-    shown += [repr(rollout_spans(rollout)) for rollout in rollouts]
     for rollout in rollouts:
         shown.append(await page(gateway, f"/trajectories/{rollout.record.id}"))
     shown += [await page(gateway, f"/runs/run-1{part}") for part in ("", "/steps/0", "/steps/0/groups/g-1")]
@@ -169,8 +167,7 @@ async def test_a_server_redacts_what_another_client_sends(
     ]
     assert [answer.status_code for answer in answers] == [200] * 4, [answer.text for answer in answers]
     rollouts = [rollout async for rollout in pages(Api(gateway.url), TrajectoryQuery(run="run-1"))]
-    shown: list[object] = [rollout_spans(rollout) for rollout in rollouts]
-    shown += [json.dumps(rollout_line(rollout), default=repr) for rollout in rollouts]
+    shown: list[object] = [json.dumps(rollout_line(rollout), default=repr) for rollout in rollouts]
     places = ["/trajectories/t", "/api/trajectories/t", "/api/traces?run=run-1"]
     places += ["/runs/run-1", "/runs/run-1/steps/0", "/runs/run-1/steps/0/groups/g-1", "/api/models/default/log"]
     shown += [await page(gateway, place) for place in places]

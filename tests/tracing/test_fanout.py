@@ -18,7 +18,8 @@ from offbook.contracts import EVENT_KINDS, GroupsFinished, StepFinished, TraceSi
 from offbook.testing.sinks import RUN, sample_events
 from offbook.tracing.fanout import FanOut
 from offbook.tracing.jsonl import JsonlSink
-from offbook_langfuse import LangfuseConnection, LangfuseSink
+from offbook_langfuse import LangfuseConnection
+from offbook_sinks.langfuse_sink import LangfuseSink
 from tests.fakes.trace_server import PUBLIC, SECRET, TraceServer, trace_server, until
 from tests.paths import ROOT
 
@@ -107,7 +108,7 @@ def test_publishing_never_waits_and_closing_waits_only_so_long(tmp_path: Path) -
     [line] = fanout.close(seconds=0.3)
     assert time.monotonic() - began < 2 and "20 events" in line
     slow.may.set()
-    assert until(lambda: len(slow.steps) == 6)  # 5 in the queue and 1 being delivered
+    assert until(lambda: len(slow.steps) >= 5)  # 5 in the queue, and 1 if the thread took it before the queue was full
 
 
 def test_what_a_server_did_not_take_is_tried_again_at_the_end_and_arrives_once(
@@ -139,7 +140,8 @@ atexit.register(time.sleep, 2)  # a local server that is stopped at the end take
 from offbook.contracts import StepFinished
 from offbook.testing.sinks import RUN, sample_events
 from offbook.tracing.fanout import FanOut
-from offbook_langfuse import LangfuseConnection, LangfuseSink
+from offbook_langfuse import LangfuseConnection
+from offbook_sinks.langfuse_sink import LangfuseSink
 url, public, secret = sys.argv[1:]
 fanout = FanOut([LangfuseSink(LangfuseConnection(url, public, secret), timeout=60)], RUN, [])
 for event in sample_events():

@@ -25,7 +25,6 @@ from offbook.contracts import Judge
 from offbook.rewards.reward_result import as_reward
 from offbook.scenarios.identity import scenario_id, scenario_label
 from offbook.scenarios.ordering import batch
-from offbook.tracing.spans import keep_trace_context
 
 from .evaluate import Evaluation, failures_printed, steps_line, summarise
 from .imitation import Replay
@@ -378,7 +377,6 @@ class Trainer:
             trajectory = await rollout(self._rollout_argument, scenario)
         if not isinstance(trajectory, Trajectory):  # pyright: ignore[reportUnnecessaryIsInstance]
             return trajectory  # gather_trajectory_groups rejects it
-        keep_trace_context(trajectory)
         if trajectory.exception is not None:
             trajectory.reward = None
         elif self.options.reward is not None:

@@ -20,8 +20,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, SpanFlags, Status
 from offbook import __version__
 from offbook.base.errors import ConfigError
 from offbook.contracts import DeliveryError
-from offbook.tracing.otlp_sink import BATCH, OtlpSender, OtlpSink
-from offbook.tracing.spans import json_text
+from offbook_sinks.otlp_sink import BATCH, OtlpSender, OtlpSink
+from offbook_sinks.spans import json_text
 from tests.fakes.scripted_api import Reply, scripted_api
 from tests.fakes.trace_server import trace_server
 

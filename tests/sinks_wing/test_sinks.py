@@ -13,16 +13,16 @@ from offbook.base.errors import ConfigError
 from offbook.contracts import DeliveryError, GroupsFinished, RejectedError, StepFinished, TraceSink
 from offbook.testing.sinks import RUN, check_sink, sample_events, sample_rollout
 from offbook.tracing.fanout import show
-from offbook.tracing.jsonl import JsonlSink
-from offbook.tracing.otlp_sink import OtlpSink
 from offbook.tracing.sink_registry import resolve_sinks
-from offbook.tracing.spans import (
+from offbook_langfuse import LangfuseConnection
+from offbook_sinks.langfuse_sink import LangfuseSink
+from offbook_sinks.otlp_sink import OtlpSink
+from offbook_sinks.spans import (
     GAP,
     NO_RESULT,
     SpanKind,
     rollout_spans,
 )
-from offbook_langfuse import LangfuseConnection, LangfuseSink
 from tests.fakes.trace_server import PUBLIC, REPLIES, SECRET, TraceServer, trace_server
 
 
@@ -40,17 +40,6 @@ def shown(sink: TraceSink) -> None:
     for event in sample_events():
         show(sink, event)
     sink.closed()
-
-
-def test_the_jsonl_sink_conforms(tmp_path: Path) -> None:
-    def ids() -> list[str]:
-        files = sorted(tmp_path.glob("*.jsonl"))
-        return [f"{file.name} {json.loads(line)['id']}" for file in files for line in file.read_text().splitlines()]
-
-    check_sink(lambda: JsonlSink(tmp_path), ids)
-    line = json.loads((tmp_path / "rollouts.jsonl").read_text().splitlines()[1])
-    assert (line["run"], line["split"], line["step"], line["group"]) == (RUN, "val", 0, f"{RUN}-val-0-0")
-    assert [each["role"] for each in line["messages"]] == ["system", "user", "assistant", "tool", "assistant"]
 
 
 def test_the_langfuse_sink_conforms(server: TraceServer) -> None:
@@ -318,24 +307,11 @@ def test_parallel_tool_calls_and_nested_nodes_keep_their_order() -> None:
     assert starts == sorted(set(starts)) and spans[0].end >= max(span.end for span in spans)
 
 
-def test_unknown_names_and_objects_that_are_no_sinks_are_refused() -> None:
-    with pytest.raises(
-        ConfigError, match=r"unknown sink 'langfus'; available are .*langfuse, mlflow, otlp, tensorboard, wandb"
-    ):
-        resolve_sinks(["langfus"])
-    with pytest.raises(ConfigError, match="no trace sink: it has no run_started"):
-        resolve_sinks([object()])  # type: ignore[list-item]
-    with pytest.raises(ConfigError, match="a class: pass an instance"):
-        resolve_sinks([JsonlSink])  # type: ignore[list-item]
-    with pytest.raises(ConfigError, match="a list of names"):
-        resolve_sinks("langfuse")
-
-
 def test_the_tensorboard_sink_writes_files_that_its_own_messages_read(tmp_path: Path) -> None:
     pytest.importorskip("tensorboardX", reason="pip install -r requirements/test.txt")
     from tensorboardX.proto import event_pb2
 
-    from offbook.tracing.tensorboard_sink import TensorboardSink
+    from offbook_sinks.tensorboard_sink import TensorboardSink
 
     texts: dict[tuple[str, int], str] = {}
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from offbook.base.types import ToolRun
 from offbook.base.wire import RolloutTrace
 from offbook.testing.sinks import START, sample_rollout
-from offbook.tracing.spans import (
+from offbook_sinks.spans import (
     GAP,
     NO_RESULT,
     RECORDED,

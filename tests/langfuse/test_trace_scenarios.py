@@ -19,13 +19,12 @@ from offbook.scenarios.identity import scenario_text
 from offbook.testing.sinks import sample_rollout
 from offbook_langfuse import (
     LangfuseConnection,
-    LangfuseSink,
     dataset_scenarios,
     managed_prompt,
     save_dataset,
     scenarios_from_traces,
 )
-from offbook_langfuse.sink import LangfuseScore, ScoreSender
+from offbook_sinks.langfuse_sink import LangfuseScore, LangfuseSink, ScoreSender
 from tests.fakes.scripted_api import Asked, Reply, scripted_api
 from tests.fakes.trace_server import PUBLIC, SECRET, TraceServer, trace_server
 

@@ -22,8 +22,7 @@ from offbook.contracts import (
     StepFinished,
     TraceSink,
 )
-
-from .rollout_reader import question_and_answer
+from offbook.tracing.rollout_reader import question_and_answer
 
 try:
     import wandb

@@ -16,8 +16,8 @@ from offbook.tracing import fanout
 from offbook.tracing.export import export_run
 from offbook.tracing.sink_registry import resolve_sinks
 from tests.server.servers import RunningServer
+from tests.sinks_wing.test_wandb import folder, records  # noqa: F401  # a fixture
 from tests.tracing.test_runs import SCENARIOS, Rollouts, options
-from tests.tracing.test_wandb import folder, records  # noqa: F401  # a fixture
 
 
 class Folders(TraceSink):

@@ -27,8 +27,7 @@ from offbook.base.types import (
     Trajectory,
 )
 from offbook.base.wire import RolloutTrace
-
-from .rollout_reader import question_and_answer
+from offbook.tracing.rollout_reader import question_and_answer
 
 MILLISECOND: Final = 1_000_000
 """In nanoseconds. Tools sort spans by start in milliseconds, so equal milliseconds would shuffle turns."""

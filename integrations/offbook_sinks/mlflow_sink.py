@@ -11,8 +11,8 @@ from offbook import contracts
 from offbook.base.errors import ConfigError, MissingExtraError
 from offbook.base.redaction import error_text
 from offbook.contracts import TraceSink, digest
+from offbook.tracing.jsonl import rollout_line
 
-from .jsonl import rollout_line
 from .spans import as_text
 
 try:

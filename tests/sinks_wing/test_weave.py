@@ -79,7 +79,12 @@ def test_rollouts_that_are_ops_of_weave_are_recorded_and_weave_gets_its_calls(tm
     with scripted_server(echo, tmp_path) as served, weave_server() as (url, calls):
         own = {"WANDB_BASE_URL": url, "WF_TRACE_SERVER_URL": url, "WANDB_API_KEY": "k" * 40, "OPENAI_API_KEY": "unused"}
         own |= {"OFFBOOK_DIR": str(tmp_path), "HOME": str(tmp_path), "WANDB_ERROR_REPORTING": "false"}
-        command = [sys.executable, str(ROOT / "tests/tracing/weave_app.py"), served.url, str(tmp_path / "found.json")]
+        command = [
+            sys.executable,
+            str(ROOT / "tests/sinks_wing/weave_app.py"),
+            served.url,
+            str(tmp_path / "found.json"),
+        ]
         done = subprocess.run(
             command, env={**os.environ, **own}, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
         )

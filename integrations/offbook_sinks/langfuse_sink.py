@@ -26,8 +26,19 @@ from offbook.contracts import (
     StepFinished,
     digest,
 )
-from offbook.tracing.otlp_sink import OtlpSender, OtlpSpan
-from offbook.tracing.spans import (
+from offbook_langfuse.connection import REQUEST_SECONDS, LangfuseConnection
+from offbook_langfuse.stored import dataset_items
+
+from .langfuse_attributes import (
+    Experiment,
+    environment_name,
+    run_attributes,
+    session_id,
+    span_attributes,
+    trace_attributes,
+)
+from .otlp_sink import OtlpSender, OtlpSpan
+from .spans import (
     Attribute,
     Mask,
     checked_rate,
@@ -37,17 +48,6 @@ from offbook.tracing.spans import (
     trace_id,
     unmasked,
 )
-
-from .attributes import (
-    Experiment,
-    environment_name,
-    run_attributes,
-    session_id,
-    span_attributes,
-    trace_attributes,
-)
-from .connection import REQUEST_SECONDS, LangfuseConnection
-from .stored import dataset_items
 
 BULK: Final = 200
 """Scores of one request."""

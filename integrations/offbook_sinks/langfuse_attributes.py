@@ -11,10 +11,10 @@ from typing import Final
 from offbook.base.types import CallTrace, Json
 from offbook.base.wire import RolloutTrace
 from offbook.contracts import GroupsFinished, RunStarted
-from offbook.tracing.spans import Attribute, SpanKind, TraceSpan, as_text, json_text, span_id
+from offbook_langfuse.connection import OWN_TAG
 
-OWN_TAG: Final = "offbook"
-"""Tag of every trace that Offbook sends."""
+from .spans import Attribute, SpanKind, TraceSpan, as_text, json_text, span_id
+
 USER: Final = "user_id"
 PROMPT: Final = "prompt"
 """Keys of a rollout's metadata that Langfuse has fields for: the user's id, and `name@version` of a managed prompt."""

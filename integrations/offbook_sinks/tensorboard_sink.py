@@ -21,8 +21,7 @@ from offbook.contracts import (
     TraceSink,
     digest,
 )
-
-from .rollout_reader import question_and_answer
+from offbook.tracing.rollout_reader import question_and_answer
 
 SAMPLES = 20
 

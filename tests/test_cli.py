@@ -110,7 +110,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         ("quickstart --steps 0", "--steps"),
         ("wrap --timeout nan -- true", "--timeout: a finite number is needed, got nan"),
         ("train app:agent --scenarios data.jsonl --max-cost nan", "--max-cost: a finite number is needed, got nan"),
-        ("cloud up box --model tiny --gpu L4 --idle-minutes inf", "--idle-minutes: a finite number is needed, got inf"),
         ("tran", "tran"),
     ],
 )

@@ -42,9 +42,7 @@ WINGS = {
         ("auto_wing",),
         ("auto.md", "improve.md"),
     ),
-    "cloud": Wing(
-        ("offbook_cloud",), ("cloud", "push", "pull"), r"\bmirror|SkyPilotBackend", ("cloud",), ("cloud.md",)
-    ),
+    "cloud": Wing(("offbook_cloud",), ("push", "pull"), r"\bmirror", ("cloud",)),
     "ray": Wing(("offbook_ray",), (), r"\bRay\b|RayRunner|ray_(?!cluster)", ("on_ray",)),
     "sinks": Wing(
         ("offbook_sinks",),

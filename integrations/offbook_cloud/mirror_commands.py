@@ -15,7 +15,7 @@ from offbook.commands.options import Dir, Model
 
 Mirror = Annotated[
     str,
-    typer.Option(help="place of the copies: s3://, gs:// or az://BUCKET/PATH, hf://OWNER/REPO/PATH, or file:///FOLDER"),
+    typer.Option(help="place of the copies: s3://, gs:// or az://BUCKET/PATH, or file:///FOLDER"),
 ]
 
 
@@ -23,8 +23,8 @@ def push(model: Model, mirror: Mirror, dir: Dir = None) -> None:
     """Upload the checkpoints of a model that a mirror does not have.
 
     The server may be running. Credentials come from the provider's environment variables."""
-    copies = imported("offbook_cloud.mirror.copies", "ui")
-    for step in asyncio.run(copies.push(server_folder(dir), mirror, checked_name(model, "model"))):
+    uploads = imported("offbook_cloud.uploads", "ui")
+    for step in asyncio.run(uploads.push(server_folder(dir), mirror, checked_name(model, "model"))):
         echo(f"step {step}")
 
 
@@ -32,8 +32,8 @@ def pull(model: Model, mirror: Mirror, dir: Dir = None) -> None:
     """Download a model's newest checkpoint from a mirror, if the directory's is older.
 
     Stop the directory's server first."""
-    copies = imported("offbook_cloud.mirror.copies", "ui")
-    written = asyncio.run(copies.pull_model(server_folder(dir), mirror, checked_name(model, "model")))
+    pulls = imported("offbook_cloud.pulls", "ui")
+    written = asyncio.run(pulls.pull_model(server_folder(dir), mirror, checked_name(model, "model")))
     for path in written:
         echo(str(path))
     if not written:

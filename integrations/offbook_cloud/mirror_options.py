@@ -12,6 +12,5 @@ class MirrorOptions(Options):
 
     mirror: str | None = Field(
         default=None,
-        description="place for copies of checkpoints: s3://, gs:// or az://BUCKET/PATH, hf://OWNER/REPO/PATH, or "
-        "file:///FOLDER",
+        description="place for copies of checkpoints: s3://, gs:// or az://BUCKET/PATH, or file:///FOLDER",
     )

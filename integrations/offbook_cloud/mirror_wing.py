@@ -15,7 +15,7 @@ from offbook.server.wing import ServerDoor, ServerWing
 from .mirror_options import MirrorOptions
 
 if TYPE_CHECKING:  # needs the extra `mirror`
-    from .mirror.uploads import MirrorUploads
+    from .uploads import MirrorUploads
 
 STEPS_BEHIND = "mirror/steps_behind"
 """Metric: steps before this one that are not uploaded yet when this one is committed."""
@@ -38,12 +38,12 @@ class MirrorWing(ServerWing):
     @classmethod
     def prepare(cls, options: MirrorOptions, server: ServerOptions) -> None:
         """Pull the steps that are newer at the mirror. Raises ConfigError, MissingExtraError, StoreError."""
-        from .mirror.place import mirror_place  # needs the extra `mirror`
-        from .mirror.pulls import pull
+        from .place import BucketPlace  # needs the extra `mirror`
+        from .pulls import pull
 
         url = str(options.mirror)
         try:
-            pulled = asyncio.run(pull(server.dir, mirror_place(url)))
+            pulled = asyncio.run(pull(server.dir, BucketPlace(url)))
         except StoreError as error:
             raise StoreError(
                 f"{error}. Which step is the newest is unknown, so the server does not start; without --mirror it starts "
@@ -54,10 +54,10 @@ class MirrorWing(ServerWing):
 
     async def open(self) -> None:
         """Begin to upload."""
-        from .mirror.place import mirror_place  # needs the extra `mirror`
-        from .mirror.uploads import MirrorUploads
+        from .place import BucketPlace  # needs the extra `mirror`
+        from .uploads import MirrorUploads
 
-        place = mirror_place(self.options.mirror)
+        place = BucketPlace(self.options.mirror)
         self._uploads = MirrorUploads(place, self.server.options.dir, self.server.models.registry)
         self._uploads.start()
 

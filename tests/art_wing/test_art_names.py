@@ -70,7 +70,7 @@ def test_every_module_of_art_imports_and_each_of_its_names_is_ours_or_says_what_
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("from offbook.compat.art.skypilot.stop_server import main", "use initialize_cluster"),
+        ("from offbook.compat.art.skypilot.stop_server import main", "docs/cloud.md"),
         ("from offbook.compat.art.utils.benchmarking.charts import training_progress_chart", "`offbook ui`"),
         ("from offbook.compat.art.utils import get_model_step", "await model.get_step()"),
         ("from offbook.compat.art.pipeline_trainer import PipelineTrainer", "overlap=True"),

@@ -23,10 +23,9 @@ from offbook.server.base_model import BaseModelPath
 from offbook.server.directory_lock import sweep
 from offbook.server.models.registry import ModelRegistry
 from offbook.server.records.store import Store
-from offbook_cloud.mirror import copies, uploads
-from offbook_cloud.mirror.bucket_place import BucketPlace
-from offbook_cloud.mirror.pulls import pull
-from offbook_cloud.mirror.uploads import MirrorUploads
+from offbook_cloud import pulls, uploads
+from offbook_cloud.place import BucketPlace
+from offbook_cloud.uploads import MirrorUploads
 from tests.paths import ROOT
 
 WRITTEN = ROOT / "tests/server/written_directory/files"
@@ -34,8 +33,8 @@ AGENT = "desk/models/agent"
 KILLED = """
 import asyncio, sys, time
 from pathlib import Path
-from offbook_cloud.mirror.copies import push
-from offbook_cloud.mirror.bucket_place import BucketPlace
+from offbook_cloud.uploads import push
+from offbook_cloud.place import BucketPlace
 write, written = BucketPlace.upload, []
 async def upload(self, path, source):
     written.append(path)
@@ -119,37 +118,37 @@ async def test_the_newest_step_is_uploaded_first_and_each_note_last(
             return await write(self, path, content)
 
         monkeypatch.setattr(BucketPlace, name, recorded)
-    assert await copies.push(folder, place.url, "agent") == [2, 1]
+    assert await uploads.push(folder, place.url, "agent") == [2, 1]
     steps = [
         f"checkpoints/{step}/{name}"
         for step in ("0002", "0001")
         for name in (*(file for file in FILES if file != NOTE), NOTE)
     ]
     assert written == ["model.json", "state.json", *steps]
-    assert await copies.push(folder, place.url, "agent") == []
+    assert await uploads.push(folder, place.url, "agent") == []
 
 
 async def test_a_lost_directory_comes_back_at_the_same_step_with_equal_bytes(
     folder: Path, place: BucketPlace, tmp_path: Path
 ) -> None:
     (folder / AGENT / "state.json").write_text('{"value": {"batch": 7}}')
-    await copies.push(folder, place.url, "agent")
+    await uploads.push(folder, place.url, "agent")
     fresh = tmp_path / "fresh"
     fresh.mkdir()
-    [path] = await pull(fresh, place)
+    [path] = await pulls.pull(fresh, place)
     assert path == fresh / AGENT / "checkpoints" / "0002" and same(path, folder / AGENT / "checkpoints" / "0002")
     model = registry(fresh).model("agent")
     assert (model.facts, model.step) == (registry(folder).model("agent").facts, 2)
     assert (fresh / AGENT / "state.json").read_text() == '{"value": {"batch": 7}}'
     await (await Store.open(fresh / "records.db")).close()  # which refuses checkpoints without records
-    assert sweep(fresh) == 0 and await pull(fresh, place) == []
+    assert sweep(fresh) == 0 and await pulls.pull(fresh, place) == []
 
 
 async def test_a_directory_whose_records_alone_are_lost_gets_none_by_a_pull(folder: Path, place: BucketPlace) -> None:
-    await copies.push(folder, place.url, "agent")
+    await uploads.push(folder, place.url, "agent")
     shutil.rmtree(folder / AGENT / "checkpoints" / "0002")
     (folder / "records.db").unlink(missing_ok=True)
-    assert len(await pull(folder, place)) == 1
+    assert len(await pulls.pull(folder, place)) == 1
     with pytest.raises(StoreError, match="the file is missing, but there are checkpoints"):
         await Store.open(folder / "records.db")
 
@@ -159,7 +158,7 @@ async def test_an_upload_killed_before_its_note_is_not_taken_and_is_completed_la
 ) -> None:
     newest = folder / AGENT / "checkpoints" / "0002"
     shutil.move(newest, tmp_path / "later")
-    await copies.push(folder, place.url, "agent")
+    await uploads.push(folder, place.url, "agent")
     shutil.move(tmp_path / "later", newest)
     child = subprocess.Popen(
         [sys.executable, "-c", KILLED, str(folder), place.url, "4"], stdout=subprocess.PIPE, text=True
@@ -169,24 +168,24 @@ async def test_an_upload_killed_before_its_note_is_not_taken_and_is_completed_la
         child.kill()
     assert there(place, 2).is_dir() and not (there(place, 2) / NOTE).exists()
     (tmp_path / "fresh").mkdir()
-    [path] = await pull(tmp_path / "fresh", place)
+    [path] = await pulls.pull(tmp_path / "fresh", place)
     assert path.name == "0001"
-    assert await copies.push(folder, place.url, "agent") == [2]
-    [path] = await pull(tmp_path / "fresh", place)
+    assert await uploads.push(folder, place.url, "agent") == [2]
+    [path] = await pulls.pull(tmp_path / "fresh", place)
     assert path.name == "0002" and same(path, newest)
 
 
 async def test_a_damaged_copy_is_passed_over_for_the_one_before(
     folder: Path, place: BucketPlace, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await copies.push(folder, place.url, "agent")
+    await uploads.push(folder, place.url, "agent")
     adapter = there(place, 2) / "adapter_model.safetensors"
     adapter.write_bytes(adapter.read_bytes()[:-1] + b"?")
     (tmp_path / "fresh").mkdir()
-    [path] = await pull(tmp_path / "fresh", place)
+    [path] = await pulls.pull(tmp_path / "fresh", place)
     assert path.name == "0001" and "Step 2 of agent" in caplog.text and "are not those that were written" in caplog.text
     assert [each.name for each in path.parent.iterdir()] == ["0001"]
-    assert await copies.push(folder, place.url, "agent") == [2]  # or the step 2 of a training that went on from 1
+    assert await uploads.push(folder, place.url, "agent") == [2]  # or the step 2 of a training that went on from 1
 
 
 def _note(model: Path, **fields: object) -> None:
@@ -230,11 +229,11 @@ async def test_a_hostile_place_gives_a_whole_step_and_writes_nothing_else(
     folder: Path, place: BucketPlace, tmp_path: Path, attack: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2**30))  # 20 GiB fit on no such disk
-    await copies.push(folder, place.url, "agent")
+    await uploads.push(folder, place.url, "agent")
     step, make = HOSTILE[attack]
     make(tmp_path / "mirror" / AGENT)
     new = tmp_path / "new"
-    [pulled] = await copies.pull_model(new, place.url, "agent")
+    [pulled] = await pulls.pull_model(new, place.url, "agent")
     assert pulled == new / AGENT / f"checkpoints/{step:04d}" and same(
         pulled, folder / AGENT / f"checkpoints/{step:04d}"
     )
@@ -245,35 +244,35 @@ async def test_a_hostile_place_gives_a_whole_step_and_writes_nothing_else(
 
 
 async def test_a_damaged_newest_step_of_the_directory_is_replaced(folder: Path, place: BucketPlace) -> None:
-    await copies.push(folder, place.url, "agent")
+    await uploads.push(folder, place.url, "agent")
     newest = folder / AGENT / "checkpoints" / "0002"
     (newest / "rng.safetensors").write_bytes(b"")
-    assert await pull(folder, place) == [newest]
+    assert await pulls.pull(folder, place) == [newest]
     assert same(newest, there(place, 2)) and newest.with_name("0002.damaged-0").is_dir()
 
 
 async def test_two_trainings_are_never_mixed(folder: Path, place: BucketPlace) -> None:
-    await copies.push(folder, place.url, "agent")
+    await uploads.push(folder, place.url, "agent")
     note = there(place, 2) / NOTE
     note.write_bytes(note.read_bytes() + b"\n")
-    for mixed in (pull(folder, place), copies.push(folder, place.url, "agent")):
+    for mixed in (pulls.pull(folder, place), uploads.push(folder, place.url, "agent")):
         with pytest.raises(ConfigError, match="two trainings"):
             await mixed
     facts = there(place, 2).parent.with_name("model.json")
     facts.write_text(facts.read_text().replace('"tiny"', '"tiny-mcp"'))
     with pytest.raises(ConfigError, match="has the base tiny-mcp"):
-        await pull(folder, place)
+        await pulls.pull(folder, place)
 
 
 async def test_a_full_disk_is_said_and_leaves_nothing(
     folder: Path, place: BucketPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await copies.push(folder, place.url, "agent")
+    await uploads.push(folder, place.url, "agent")
     fresh = tmp_path / "fresh"
     fresh.mkdir()
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
     with pytest.raises(StoreError, match=r"agent \(.* MiB\) could not be pulled: No space left on device"):
-        await pull(fresh, place)
+        await pulls.pull(fresh, place)
     assert list(fresh.iterdir()) == []
 
 

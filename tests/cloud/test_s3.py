@@ -17,7 +17,7 @@ from moto.server import ThreadedMotoServer
 
 from offbook.commands.main import run as main
 from offbook.engine.checkpoint_files import FILES, digest
-from offbook_cloud.mirror.bucket_place import BucketPlace
+from offbook_cloud.place import BucketPlace
 from tests.cloud.test_mirror import AGENT, KILLED, WRITTEN
 from tests.server.servers import RunningServer, until
 

@@ -79,7 +79,7 @@ def test_the_references_have_every_command_and_every_name(tmp_path: Path) -> Non
     text = (tmp_path / "command_line.md").read_text("utf-8")
     headings = set(re.findall(r"^## (.+)$", text, re.MULTILINE))
     assert {f"offbook {name}" for name in OWN if name != "traces"} <= headings
-    assert {"offbook mcp train", "offbook traces export", "offbook cloud up", "offbook takeover start"} <= headings
+    assert {"offbook mcp train", "offbook traces export", "offbook takeover start"} <= headings
     assert "| `--group-size <" in text and "`--set NAME=VALUE`" in text
     assert "::: offbook.TrainableModel\n" in (tmp_path / "python.md").read_text("utf-8")
 

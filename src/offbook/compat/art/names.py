@@ -119,7 +119,7 @@ MODULES = {
     "rewards.ruler": "the judge's answer is not a class here",
     "server": "start one with `offbook serve --model MODEL`, and use RemoteBackend(url, api_key)",
     "serverless": _REMOTE,
-    "skypilot": "use initialize_cluster(...) of the backend in offbook_cloud",
+    "skypilot": "launch a server with SkyPilot (docs/cloud.md), and use RemoteBackend(url, api_key)",
     "test": "use offbook.testing",
     "tinker": "use LocalBackend, or RemoteBackend(url, api_key)",
     "tinker_native": "use LocalBackend, or RemoteBackend(url, api_key)",

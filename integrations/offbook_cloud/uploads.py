@@ -1,4 +1,4 @@
-"""Uploads the checkpoints of a running server to its mirror. No step waits for it."""
+"""Uploads checkpoints to a mirror: of a running server, which waits for none, or of a directory."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import logging
 from pathlib import Path
 
 from offbook.base.clock import backoff_seconds
-from offbook.base.errors import StoreError
+from offbook.base.errors import ConfigError, StoreError
+from offbook.engine.checkpoint_files import whole
 from offbook.server.models.checkpoints import FACTS
 from offbook.server.models.registry import ModelRegistry, ServedModel
+from offbook.server.stored_models import find_model
 
-from .place import MirrorPlace
+from .place import BucketPlace
+from .pulls import check_history, ignore_damaged
 from .remote_models import STATE, remote_models, upload
 
 logger = logging.getLogger(__name__)
@@ -27,7 +30,7 @@ class MirrorUploads:
     Logs the first failure and the recovery, and retries in between. Nothing is deleted at the place.
     """
 
-    def __init__(self, place: MirrorPlace, root: Path, registry: ModelRegistry) -> None:
+    def __init__(self, place: BucketPlace, root: Path, registry: ModelRegistry) -> None:
         self._place = place
         self._root = root
         self._registry = registry
@@ -139,3 +142,30 @@ class MirrorUploads:
         if not self._failing:
             self._failing = True
             logger.error("%s. Training goes on; the upload is tried again", error)
+
+
+async def push(root: Path, url: str, name: str) -> list[int]:
+    """Upload the whole checkpoints that the place lacks, the newest first, and return their steps.
+
+    Raises ConfigError for an unknown model and for another training at the place, StoreError.
+    """
+    place = BucketPlace(url)
+    model, _ = find_model(root, name)
+    folder = model.relative_to(root).as_posix()
+    there = (await remote_models(place)).get(folder)
+    complete = set(there.complete()) if there is not None else set[int]()
+    if there is not None:
+        await check_history(model / "checkpoints", place, there)
+    checkpoints = list(whole(model / "checkpoints", ignore_damaged))
+    missing = [checkpoint for checkpoint in checkpoints if checkpoint.step not in complete]
+    if not checkpoints:
+        raise ConfigError(f"model {name!r} is at step 0: nothing has been trained yet, so there is nothing to push")
+    try:
+        for path in (model / FACTS, model / STATE):
+            if path.exists():
+                await place.upload(f"{folder}/{path.name}", path)
+        for checkpoint in missing:
+            await upload(place, folder, checkpoint)
+    except OSError as error:
+        raise StoreError(f"{model} could not be read: {error}") from error
+    return [checkpoint.step for checkpoint in missing]

@@ -14,11 +14,12 @@ from offbook.base.errors import ConfigError, EngineError, OffbookError, StoreErr
 from offbook.base.wire import UserState
 from offbook.engine import checkpoint_files
 from offbook.engine.checkpoint_files import NOTE, CheckpointNote, make_folder, put_aside, sync
+from offbook.server.directory_lock import DirectoryLock, make_private
 from offbook.server.models.checkpoints import FACTS, ModelFacts, read_facts, write_facts, write_text
 from offbook.server.records.database import fault_of
 from offbook.server.records.store import create_file
 
-from .place import MirrorPlace
+from .place import BucketPlace
 from .remote_models import STATE, RemoteModel, other_training, remote_models
 
 logger = logging.getLogger(__name__)
@@ -27,7 +28,7 @@ SCRATCH = ".scratch-mirror"
 """Folder of an unfinished pull beside the checkpoints. The next start of the server sweeps it."""
 
 
-async def pull(root: Path, place: MirrorPlace, name: str | None = None) -> list[Path]:
+async def pull(root: Path, place: BucketPlace, name: str | None = None) -> list[Path]:
     """Pull the newest step of every model (or of those called `name`) that is newer at the place, and return the folders
     of the pulled checkpoints.
 
@@ -49,7 +50,21 @@ async def pull(root: Path, place: MirrorPlace, name: str | None = None) -> list[
     return pulled
 
 
-async def _pull_model(root: Path, place: MirrorPlace, model: RemoteModel) -> Path | None:
+async def pull_model(root: Path, url: str, name: str) -> list[Path]:
+    """Pull a model's newest step, if it is newer than the directory's, and return the folder of its checkpoint.
+
+    Raises ConfigError, also while a server runs on the directory, StoreError.
+    """
+    place = BucketPlace(url)
+    make_private(root)
+    lock = DirectoryLock(root)
+    try:
+        return await pull(root, place, name)
+    finally:
+        lock.release()
+
+
+async def _pull_model(root: Path, place: BucketPlace, model: RemoteModel) -> Path | None:
     folder = root / model.folder
     facts = await _facts(place, model)
     _check_same(folder, facts, place)
@@ -73,7 +88,7 @@ async def _pull_model(root: Path, place: MirrorPlace, model: RemoteModel) -> Pat
     return None
 
 
-async def _pull_state(folder: Path, place: MirrorPlace, model: RemoteModel) -> None:
+async def _pull_state(folder: Path, place: BucketPlace, model: RemoteModel) -> None:
     content = await place.read(f"{model.folder}/{STATE}")
     if content is None:
         return
@@ -84,7 +99,7 @@ async def _pull_state(folder: Path, place: MirrorPlace, model: RemoteModel) -> N
         logger.warning("%s of %s at %s is damaged and was not used: %s", STATE, model.name, place.url, error)
 
 
-async def _pull_step(root: Path, place: MirrorPlace, model: RemoteModel, step: int) -> Path:
+async def _pull_step(root: Path, place: BucketPlace, model: RemoteModel, step: int) -> Path:
     """Download a checkpoint, verify it, and rename it to its place. Raises EngineError for a damaged one, OSError."""
     target = checkpoint_files.path_of(root / model.folder / "checkpoints", step)
     files = {name: size for name, size in model.files[step].items() if name in checkpoint_files.FILES}
@@ -132,7 +147,7 @@ def _begin_records(root: Path) -> None:
         create_file(records)
 
 
-async def _facts(place: MirrorPlace, model: RemoteModel) -> ModelFacts | None:
+async def _facts(place: BucketPlace, model: RemoteModel) -> ModelFacts | None:
     """The place's `model.json`; None if it is missing, damaged or another model's, since the server recovers it from a
     checkpoint."""
     text = await place.read(f"{model.folder}/{FACTS}") if FACTS in model.own else None
@@ -146,7 +161,7 @@ async def _facts(place: MirrorPlace, model: RemoteModel) -> ModelFacts | None:
     return facts
 
 
-def _check_same(folder: Path, facts: ModelFacts | None, place: MirrorPlace) -> None:
+def _check_same(folder: Path, facts: ModelFacts | None, place: BucketPlace) -> None:
     """Raise ConfigError if the directory has a model of this name with another base or LoRA."""
     try:
         own = read_facts(folder)
@@ -159,7 +174,7 @@ def _check_same(folder: Path, facts: ModelFacts | None, place: MirrorPlace) -> N
         )
 
 
-async def check_history(folder: Path, place: MirrorPlace, model: RemoteModel) -> None:
+async def check_history(folder: Path, place: BucketPlace, model: RemoteModel) -> None:
     """Raise ConfigError if the newest step that both sides have differs."""
     for step in model.complete():
         path = checkpoint_files.path_of(folder, step) / NOTE

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from offbook.base.errors import StoreError
 from offbook.engine.checkpoint_files import FILES, NOTE, Checkpoint, is_step
 from offbook.server.models.checkpoints import FACTS
 
-from .place import MirrorPlace
+from .place import BucketPlace
 
 logger = logging.getLogger(__name__)
 
@@ -57,19 +56,10 @@ def path_of(folder: str, step: int, file: str) -> str:
     return f"{folder}/checkpoints/{step:04d}/{file}"
 
 
-async def remote_models(place: MirrorPlace) -> dict[str, RemoteModel]:
-    """The models at a place by their folders. Raises StoreError."""
-    return parsed((await place.sizes()).items())
-
-
-def parsed(objects: Iterable[tuple[str, int]]) -> dict[str, RemoteModel]:
-    """The models in a listing of paths and bytes. Other objects are ignored.
-
-    >>> parsed([("shop/models/desk/checkpoints/0002/rng.safetensors", 9), ("notes.txt", 1)])["shop/models/desk"].files
-    {2: {'rng.safetensors': 9}}
-    """
+async def remote_models(place: BucketPlace) -> dict[str, RemoteModel]:
+    """The models at a place by their folders. Other objects are ignored. Raises StoreError."""
     models: dict[str, RemoteModel] = {}
-    for path, size in objects:
+    for path, size in (await place.sizes()).items():
         match = _PATH.fullmatch(path)
         if match is None or not (match["own"] or is_step(match["step"])):
             continue
@@ -84,7 +74,7 @@ def parsed(objects: Iterable[tuple[str, int]]) -> dict[str, RemoteModel]:
     return models
 
 
-async def upload(place: MirrorPlace, folder: str, checkpoint: Checkpoint) -> None:
+async def upload(place: BucketPlace, folder: str, checkpoint: Checkpoint) -> None:
     """Write a checkpoint to a place, its note last. One that is there already stays.
 
     Raises StoreError, also if the place has another checkpoint of this step, and FileNotFoundError if it was deleted.
@@ -93,16 +83,17 @@ async def upload(place: MirrorPlace, folder: str, checkpoint: Checkpoint) -> Non
     marker = path_of(folder, checkpoint.step, NOTE)
     there = await place.read(marker)
     if there is None:
-        others = [name for name in FILES if name != NOTE]
-        files = {path_of(folder, checkpoint.step, name): checkpoint.path / name for name in others}
-        if await place.add(files, marker, content):
+        for name in FILES:
+            if name != NOTE:
+                await place.upload(path_of(folder, checkpoint.step, name), checkpoint.path / name)
+        if await place.create(marker, content):
             return
         there = await place.read(marker)
     if there != content:
         raise StoreError(other_training(place, folder, checkpoint.step))
 
 
-def other_training(place: MirrorPlace, folder: str, step: int) -> str:
+def other_training(place: BucketPlace, folder: str, step: int) -> str:
     """The error message for one step with two contents."""
     return (
         f"mirror {place.url}: step {step} of {folder} there is not the one of this directory, so they come from two "

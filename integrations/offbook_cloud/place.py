@@ -6,7 +6,7 @@ import atexit
 import os
 import re
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -34,7 +34,7 @@ atexit.register(time.sleep, 0.2)
 
 
 class BucketPlace:
-    """The objects below a URL; see `MirrorPlace`."""
+    """The objects below a URL. Every method raises StoreError with the provider's own message if it fails."""
 
     def __init__(self, url: str) -> None:
         """Raises ConfigError for a URL that names no place that can be used."""
@@ -54,6 +54,8 @@ class BucketPlace:
             raise ConfigError(f"--mirror {url}: {_message(error)}") from error
 
     async def sizes(self) -> dict[str, int]:
+        """The bytes of every object by its path."""
+
         async def listed() -> dict[str, int]:
             stream = self._store.list_async()  # pyright: ignore[reportUnknownMemberType]  # Arrow's
             return {meta["path"]: meta["size"] async for batch in stream for meta in batch}
@@ -61,6 +63,8 @@ class BucketPlace:
         return await self._answer("list", "it", listed())
 
     async def read(self, path: str) -> bytes | None:
+        """The content of a small object; None if there is none."""
+
         async def content() -> bytes | None:
             try:
                 answer = await self._store.get_async(path)
@@ -71,17 +75,13 @@ class BucketPlace:
         return await self._answer("read", path, content())
 
     async def upload(self, path: str, source: Path) -> None:
+        """Write an object from a file. Nobody sees a part of it. Raises FileNotFoundError if the file is gone."""
         try:
             await self._answer("write", path, self._store.put_async(path, source))
         except StoreError:
             if not source.exists():
                 raise FileNotFoundError(str(source)) from None
             raise
-
-    async def add(self, files: Mapping[str, Path], marker: str, content: bytes) -> bool:
-        for path, source in files.items():
-            await self.upload(path, source)
-        return await self.create(marker, content)
 
     async def create(self, path: str, content: bytes) -> bool:
         """Write a new object, and return whether there was none before; an existing one stays."""
@@ -96,9 +96,11 @@ class BucketPlace:
         return await self._answer("write", path, created())
 
     async def rename(self, path: str, target: str) -> None:
+        """Move an object."""
         await self._answer("rename", path, self._store.rename_async(path, target))
 
     async def download(self, path: str, size: int, target: Path) -> None:
+        """Write an object of `size` bytes to a new file. Raises OSError if the file cannot be written."""
         with target.open("xb") as file:
             for start in range(0, size, RANGE):
                 length = min(RANGE, size - start)
@@ -118,7 +120,7 @@ def _check(url: str) -> None:
     if parts.scheme not in (*BUCKETS, "file"):
         raise ConfigError(
             f"--mirror {url}: unknown scheme {parts.scheme!r}; use s3://BUCKET/PATH, gs://BUCKET/PATH, "
-            "az://CONTAINER/PATH, hf://OWNER/REPO/PATH or file:///FOLDER"
+            "az://CONTAINER/PATH or file:///FOLDER"
         )
     if "@" in parts.netloc or parts.query:
         raise ConfigError(

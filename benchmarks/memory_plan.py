@@ -64,8 +64,7 @@ def cards_cell(base: str, shape: BaseShape, count: int, card: str) -> str:
     except ConfigError:
         return f"no: {cards_remedy(shape, parse_card(card), count, work)}"
     split = f" of {plan.tensor_parallel}" if plan.tensor_parallel > 1 else ""
-    shard = " shard" if plan.shard else ""
-    return f"{plan.replicas}{split} + {plan.learners}{shard}, {plan.row_tokens:,}, {plan.cache_calls:,}"
+    return f"{plan.replicas}{split} + {plan.learners}, {plan.row_tokens:,}, {plan.cache_calls:,}"
 
 
 def cards_table(card: str) -> list[str]:
@@ -123,7 +122,7 @@ def page() -> str:
         "",
         "A cell with several cards is replicas + learners (`3 of 2 + 2`: three replicas on two cards each, two learners), the largest row "
         "of a learner, and how many calls of 2,048 tokens the cache of a replica holds; with one card, as above. A learner holds the whole "
-        "base, or with `shard` a part of it. The division is what `--gpus auto` takes.",
+        "base. The division is what `--gpus auto` takes.",
         "",
     ]
     for card in TEAM_CARDS:

@@ -21,7 +21,7 @@ def others_of(server: RunningServer) -> list[psutil.Process]:
 
 @pytest.mark.slow("kills of real servers")
 def test_a_killed_learner_of_a_team_fails_its_step_and_all_end_with_the_server(tmp_path: Path) -> None:
-    with RunningServer(tmp_path / "dir", "--learners", "2", "--shard") as server:
+    with RunningServer(tmp_path / "dir", "--learners", "2") as server:
         assert server.train("first-step", [server.rollouts(2, "first")])[-1]["result"]["step"] == 1
         [idle] = others_of(server)
         first = server.child("engine.learner")

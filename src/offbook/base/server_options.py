@@ -176,9 +176,6 @@ class EngineOptions(Options):
         le=64,
         description="number of learners that compute each step together; None: one per training GPU",
     )
-    shard: bool = Field(
-        default=False, description="split the base over the learners, if one GPU cannot hold it whole (FSDP2)"
-    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto",
         description="precision of the base; auto: bfloat16 on cuda (float16 before Ampere), else float32",
@@ -279,8 +276,6 @@ class EngineOptions(Options):
         if self.cluster_learners and self.cluster is None:
             raise ValueError(f"cluster_learners: name the cluster with cluster (got {self.cluster_learners})")
         self._check_gpus()
-        if self.shard:
-            self._check_shard()
         return self
 
     @property
@@ -307,7 +302,6 @@ class EngineOptions(Options):
                 "tensor_parallel",
                 "replicas",
                 "learners",
-                "shard",
                 "card",
                 "memory_layout",
             )
@@ -333,26 +327,6 @@ class EngineOptions(Options):
             )
         if sampling & training and sampling != training:
             raise ValueError("inference_gpus and train_gpus must be the same or have none in common")
-
-    def _check_shard(self) -> None:
-        if self.team == 1:
-            raise ValueError(
-                "shard: one learner holds the whole base: name several GPUs with train_gpus, or set learners"
-            )
-        self._refuse(
-            ("cluster_learners",),
-            "a base is sharded over learners of one machine: leave out shard, or cluster_learners",
-        )
-        if self.loader == "unsloth":
-            raise ValueError("shard: Unsloth's layers are not sharded: leave out loader, or shard")
-        if self.device == "mps":
-            raise ValueError("shard: bases are sharded over CUDA devices or processes on a CPU, not on mps")
-        self._refuse(
-            ("load_in_4bit",), "a base in 4 bits is not sharded: leave out shard, each learner then holds it whole"
-        )
-        self._refuse(
-            ("memory_layout", "card"), "learners of a sharded base share no GPU with the sampler: leave it out"
-        )
 
     def given(self, names: tuple[str, ...]) -> tuple[str, ...]:
         """Those of `names` whose value differs from the default."""

@@ -55,7 +55,7 @@ def leave_with(main: Callable[[], int]) -> NoReturn:
     """End the process with the exit code of `main`, without the interpreter's clean-up.
 
     The clean-up would not collect what `quick_imports` froze, which triton's library takes for leaks: 30 lines in the
-    log. With a sharded base torch may wait in it for learners that are gone."""
+    log."""
     try:
         code = main()
     except SystemExit as end:  # of argparse, or of a signal's handler

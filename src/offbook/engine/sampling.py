@@ -47,12 +47,6 @@ class TargetSettings:
     allowed: NDArray[np.int64] | None = None
     allowed_ids: tuple[NDArray[np.int64], ...] = ()
 
-    @classmethod
-    def none(cls) -> TargetSettings:
-        """The settings of no targets."""
-        integers, reals = np.zeros(0, np.int64), np.zeros(0)
-        return cls(integers, reals, reals, integers, reals)
-
     def take(self, index: NDArray[np.int64]) -> TargetSettings:
         """The targets at these indexes."""
         return replace(

@@ -280,9 +280,6 @@ with its indices."""
 FOUR_BIT = 0.5 + 1 / 64 + 4 / (64 * 256)
 """Bytes per weight in NF4 with double quantization: half a byte, one byte per block of 64, one float per 256 blocks
 (QLoRA 2305.14314, section 3)."""
-GATHERED_LAYERS = 3
-"""Assumed: layers of a sharded base that are whole at once. One is computed, FSDP2 gathers the next, and frees the one before
-when that has arrived."""
 _OPTIMIZER_BYTES = 8  # AdamW's two moments in fp32
 _GRADIENT_BYTES = 4
 _ADAPTER_BYTES = 4  # PEFT holds the LoRA of a 16-bit base in fp32
@@ -388,13 +385,6 @@ def learner_weights(shape: BaseShape, work: Workload) -> int:
     if not work.four_bit:
         return shape.parameters * work.bytes_per_value
     return round(shape.linear_parameters * FOUR_BIT) + shape.other_parameters * work.bytes_per_value
-
-
-def sharded_weights(shape: BaseShape, work: Workload, learners: int) -> int:
-    """Bytes of the base on each of `learners` that shard its layers: its part, and what is whole in a pass."""
-    inside = shape.parameters - shape.outer_parameters
-    gathered = GATHERED_LAYERS * inside // shape.layers
-    return (shape.outer_parameters + -(-inside // learners) + gathered) * work.bytes_per_value
 
 
 def layer_bytes(shape: BaseShape, rank: int, bytes_per_value: int = 2, *, four_bit: bool = False) -> int:

@@ -34,7 +34,6 @@ from .parts import (
     parts,
     peak_bytes,
     sampling_parts,
-    sharded_weights,
     step_parts,
 )
 
@@ -263,7 +262,7 @@ _CARDS = re.compile(r"(\d{1,3})\s*[xX]\s*(\S.*)")
 @dataclass(frozen=True)
 class CardsPlan:
     """A division of `count` cards that fits. `replica` and `learner`: part -> bytes on each of their cards, with the smallest
-    cache and the largest row. `cache_tokens`: what fits into the cache of a replica. `shard`: the learners shard the base."""
+    cache and the largest row. `cache_tokens`: what fits into the cache of a replica."""
 
     base: str
     card: Card
@@ -275,7 +274,6 @@ class CardsPlan:
     cache_tokens: int
     replica: dict[str, int]
     learner: dict[str, int]
-    shard: bool = False
 
     @property
     def cache_calls(self) -> int:
@@ -292,7 +290,7 @@ class CardsPlan:
         """The options of `offbook serve` that divide the cards so."""
         sampling, training = (",".join(map(str, gpus)) for gpus in self.gpus())
         split = f" --tensor-parallel {self.tensor_parallel}" if self.tensor_parallel > 1 else ""
-        trains = f" --train-gpus {training}{' --shard' if self.shard else ''}" if training else ""
+        trains = f" --train-gpus {training}" if training else ""
         return f"--inference-gpus {sampling}{split}{trains}"
 
 
@@ -313,8 +311,7 @@ def plan_cards(
     base: str, shape: BaseShape, card: Card, count: int, work: Workload, *, trains: bool = True
 ) -> CardsPlan:
     """Divide two or more cards: the smallest replicas with a large enough cache, and a learner on one card in
-    LEARNER_SHARE. Cards that make no whole replica train too. Learners that cannot hold the whole base shard it, if there are
-    enough. `trains`: False gives all to replicas.
+    LEARNER_SHARE. Cards that make no whole replica train too. `trains`: False gives all to replicas.
 
     Raises ConfigError that says what is missing."""
     plan = _divided(base, shape, card, count, work, trains=trains)
@@ -352,27 +349,26 @@ def _divided(base: str, shape: BaseShape, card: Card, count: int, work: Workload
     if count < 2:
         return "two cards or more are divided"
     least = parts(shape, card, work, min(MIN_ROW, work.row_tokens))
-    holding = _least_learners(shape, card, work, count) if trains else 0
-    if isinstance(holding, str):
-        return holding
-    sampling = _replica(shape, card, work, least, count - holding)
+    learner = _learner(shape, card, work) if trains else (work.row_tokens, dict[str, int]())
+    if learner is None:
+        rows = min(MIN_ROW, work.row_tokens)
+        needed = sum(_learner_parts(shape, card, work, rows).values())
+        return (
+            f"a learner needs {needed / GIB:.1f} GiB for the whole base and rows of {rows:,} tokens, and a card has "
+            f"{card.usable / GIB:.1f}"
+        )
+    sampling = _replica(shape, card, work, least, count - trains)
     if sampling is None:
         needed = sum(_replica_parts(shape, work, least, 1).values())
         room = OWN_SHARE * card.usable
-        shards = f" beside {holding} learners that shard the base" if holding > 1 else ""
         return (
             f"a replica needs {needed / GIB:.1f} GiB in all, and vLLM takes {room / GIB:.1f} of each of the "
-            f"{counted(count - holding, 'card')} that may sample{shards}"
+            f"{counted(count - trains, 'card')} that may sample"
         )
     split, held, tokens = sampling
-    replicas = max(1, (count - max(holding, count // LEARNER_SHARE * trains)) // split)
+    replicas = max(1, (count - max(1, count // LEARNER_SHARE) * trains) // split)
     learners = count - replicas * split if trains else 0
-    rows, learner = work.row_tokens, dict[str, int]()
-    if trains:
-        largest = _learner(shape, card, work, learners if holding > 1 else 1)
-        assert largest is not None, "more learners hold less each"
-        rows, learner = largest
-    return CardsPlan(base, card, count, split, replicas, learners, rows, tokens, held, learner, holding > 1)
+    return CardsPlan(base, card, count, split, replicas, learners, learner[0], tokens, held, learner[1])
 
 
 def _replica(
@@ -416,35 +412,19 @@ def _replica_parts(shape: BaseShape, work: Workload, least: Parts, split: int) -
     }
 
 
-def _least_learners(shape: BaseShape, card: Card, work: Workload, count: int) -> int | str:
-    """How few learners hold the base: one whole, or more that shard it and leave a card for a replica. Or what is missing."""
-    for learners in range(1, 2 if work.four_bit else max(2, count)):
-        if _learner(shape, card, work, learners) is not None:
-            return learners
-    rows, most = min(MIN_ROW, work.row_tokens), count - 1
-    needed = sum(_learner_parts(shape, card, work, rows, 1).values())
-    missing = f"a learner needs {needed / GIB:.1f} GiB for the whole base and rows of {rows:,} tokens"
-    if most > 1 and not work.four_bit:
-        sharded = sum(_learner_parts(shape, card, work, rows, most).values())
-        missing += f", or {sharded / GIB:.1f} where {most} shard the base"
-    return f"{missing}, and a card has {card.usable / GIB:.1f}"
-
-
-def _learner(shape: BaseShape, card: Card, work: Workload, learners: int) -> tuple[int, dict[str, int]] | None:
-    """The largest row of a learner that holds the whole base, or with more `learners` its part, and what it holds then; None
-    if no row fits."""
+def _learner(shape: BaseShape, card: Card, work: Workload) -> tuple[int, dict[str, int]] | None:
+    """The largest row of a learner on a card of its own, and its parts then; None if no row fits."""
     for rows in row_sizes(work.row_tokens):
-        held = _learner_parts(shape, card, work, rows, learners)
+        held = _learner_parts(shape, card, work, rows)
         if sum(held.values()) <= card.usable:
             return rows, held
     return None
 
 
-def _learner_parts(shape: BaseShape, card: Card, work: Workload, rows: int, learners: int) -> dict[str, int]:
+def _learner_parts(shape: BaseShape, card: Card, work: Workload, rows: int) -> dict[str, int]:
     held = parts(shape, card, work, rows)
     names = ("learner_weights", "learner_adapter", "learner_optimizer", "learner_gradients", "learner_activations")
-    whole = {name: getattr(held, name) for name in names} | {"contexts": CONTEXT + RESERVE}
-    return whole if learners == 1 else whole | {"learner_weights": sharded_weights(shape, work, learners)}
+    return {name: getattr(held, name) for name in names} | {"contexts": CONTEXT + RESERVE}
 
 
 LABELS = {
@@ -530,8 +510,9 @@ def cards_lines(plan: CardsPlan) -> list[str]:
         f"tokens, {plan.cache_calls:,} calls of {CALL_TOKENS:,}",
     ]
     if plan.learners:
-        holds = "which shard the base (no GPU has run this)" if plan.shard else "each with the whole base"
-        lines.append(f"  {counted(plan.learners, 'learner')}, {holds}: rows of at most {plan.row_tokens:,} tokens")
+        lines.append(
+            f"  {counted(plan.learners, 'learner')}, each with the whole base: rows of at most {plan.row_tokens:,} tokens"
+        )
         lines.append(
             f"  one card in {LEARNER_SHARE} trains, at least one, and those that make no whole replica (a rule of thumb)"
         )
@@ -553,7 +534,6 @@ def cards_json(plan: CardsPlan) -> dict[str, Json]:
         "replicas": plan.replicas,
         "tensor_parallel": plan.tensor_parallel,
         "learners": plan.learners,
-        "shard": plan.shard,
         "row_tokens": plan.row_tokens,
         "cache_tokens": plan.cache_tokens,
         "options": plan.options(),

@@ -30,7 +30,6 @@ class SmallDevice:
         self._breaks = False
         self.tree_refused, self.shape = policy.tree_refused, policy.shape
         self.unrecomputed_tokens = 0
-        self.sharded = False
         self.refused: list[int] = []
         first = next(iter(policy.trainable_parameters().values()))
         self.hook = first.register_hook(self._backward)

@@ -47,7 +47,7 @@ def team_of(*others: Any) -> Iterator[Team]:
     ends = [Pipe() for _ in others]
     loads = [other if callable(other) else lambda other=other: other for other in others]
     threads = [
-        threading.Thread(target=follow, args=(theirs, load, "cpu", unprobed), daemon=True)
+        threading.Thread(target=follow, args=(theirs, load, "cpu"), daemon=True)
         for (_, theirs), load in zip(ends, loads, strict=True)
     ]
     for thread in threads:

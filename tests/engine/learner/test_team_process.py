@@ -24,11 +24,9 @@ GONE_SECONDS = 30.0
 
 
 @contextmanager
-def learners(
-    base: Path, log: Path, size: int, *flags: str, kind: type[LearnerProcess] = LearnerProcess
-) -> Iterator[tuple[LearnerProcess, list[psutil.Process]]]:
+def learners(base: Path, log: Path, size: int, *flags: str) -> Iterator[tuple[LearnerProcess, list[psutil.Process]]]:
     """A team that is ready: the first learner, and the other processes."""
-    first = kind(base, log, None, "--learners", str(size), *flags)
+    first = LearnerProcess(base, log, None, "--learners", str(size), *flags)
     try:
         assert first.ready().facts["learners"] == str(size)
         others = psutil.Process(first.child.pid).children()

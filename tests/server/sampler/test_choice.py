@@ -115,12 +115,7 @@ def test_auto_divides_all_gpus_by_the_memory_plan_of_the_smallest_and_says_how(
     assert [replica.gpus for replica in engine.replicas] == [(0, 1), (2, 3), (4, 5)]  # 8B takes two L4
     assert engine.options.train_gpus == (6, 7) and engine.options.team == 2 and engine.sharing is None
     assert "Memory plan: Qwen/Qwen3-8B on 8 cards of NVIDIA L4 (22.5 GiB)" in caplog.text
-    assert len(choose(options, base, trains=False).replicas) == 4 and not engine.options.shard
-    driver(*(L4.format(index=index, free=22 * GIB) for index in range(8)))
-    sharded = choose(options, "Qwen/Qwen2.5-14B-Instruct", trains=True)
-    assert sharded.options.shard and sharded.options.train_gpus == (4, 5, 6, 7)
-    assert sharded.described() == "vLLM on GPU 0,1,2,3, training on GPU 4,5,6,7, sharded"
-    assert not choose(options, "Qwen/Qwen2.5-14B-Instruct", trains=False).options.shard
+    assert len(choose(options, base, trains=False).replicas) == 4
     driver(H100.format(index=3, free=79 * GIB))
     alone = choose(options, base, trains=True)
     assert alone.options.inference_gpus == alone.options.train_gpus == (3,)
@@ -168,27 +163,6 @@ def test_replicas_on_a_cpu_share_its_cores_and_memory_and_all_follow_the_memory_
 def test_gpus_that_make_no_whole_replicas_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         EngineOptions.parse(**options)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({}, "shard: one learner holds the whole base: name several GPUs with train_gpus, or set learners"),
-        ({"train_gpus": "1", "inference_gpus": "0"}, "shard: one learner holds the whole base"),
-        ({"learners": 2, "load_in_4bit": True}, "load_in_4bit: a base in 4 bits is not sharded"),
-        ({"learners": 2, "loader": "unsloth"}, "shard: Unsloth's layers are not sharded"),
-        (
-            {"learners": 2, "device": "mps"},
-            "shard: bases are sharded over CUDA devices or processes on a CPU, not on mps",
-        ),
-        ({"learners": 2, "memory_layout": "offload"}, "memory_layout: learners of a sharded base share no GPU"),
-        ({"gpus": "auto"}, "shard: gpus='auto' divides the GPUs: leave one of them out"),
-    ],
-)
-def test_a_base_that_cannot_be_sharded_so_is_refused_by_name(options: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        EngineOptions.parse(shard=True, **options)
-    assert EngineOptions.parse(shard=True, learners=2).team == 2
 
 
 def test_a_gpu_that_is_not_there_is_named_with_those_that_are(driver) -> None:

@@ -2,7 +2,7 @@
 
 python -m offbook.engine.learner --base DIR [--loader auto|peft|unsloth] [--load-in-4bit] [--device D] [--dtype T]
 [--threads N] [--deterministic] [--name NAME] [--offload] [--row-limit N]
-[--unrecomputed-tokens N] [--prompt-date DATE] [--control-tokens] [--learners N] [--shard]
+[--unrecomputed-tokens N] [--prompt-date DATE] [--control-tokens] [--learners N]
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import Queue
@@ -34,7 +33,6 @@ from .team_sockets import accepted
 
 if TYPE_CHECKING:
     from .model.policy import Policy
-    from .team import Team
 
 PARENT_DIED = 3
 """Exit code when stdin ended without a stop command."""
@@ -90,13 +88,11 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--deterministic", action="store_true", help="torch's deterministic algorithms")
     add_prompt_options(parser)
     parser.add_argument("--learners", type=int, default=1, help="processes that compute a step together")
-    parser.add_argument("--shard", action="store_true", help="each of them holds a part of the base")
     parser.add_argument("--rank", type=int, default=0, help="which of them; others than 0 take their tasks from stdin")
     parser.add_argument(
         "--elsewhere", type=lambda text: text.split(","), default=(), help="HOST:PORT of those on other machines"
     )
     parser.add_argument("--listen", nargs=2, default=None, help="host and port at which one there waits for the first")
-    parser.add_argument("--store-port", type=int, default=0, help="where those of a sharded base meet")
     arguments = parser.parse_args(argv)
     arguments.here = (
         1 if arguments.listen else arguments.learners - len(arguments.elsewhere)
@@ -130,47 +126,22 @@ def main(argv: list[str] | None = None) -> int:
         loader = _choose_device(arguments)
         with quick_imports(Path(arguments.base), quantizers=_needs_quantizers(arguments, loader)):
             from .service import Service
+            from .team import Team
 
             words = sys.argv[1:] if argv is None else argv
-            team = _start_team(arguments, words, gpus, events) if arguments.learners > 1 else None
+            team = Team.start(words, arguments.learners, gpus, arguments.elsewhere) if arguments.learners > 1 else None
             service = Service(arguments, events, team)
         ready = service.ready()
     except (OffbookError, OSError, ValueError, RuntimeError) as error:
         memory = Memory(arguments.device, arguments.load_in_4bit, loading=True)
-        _did_not_start(events, *describe_failure(error, Path(arguments.base), memory))
+        reason, message = describe_failure(error, Path(arguments.base), memory)
+        failed = Failed(request_id="", reason=reason, message=f"The learner did not start: {message}")
+        events.write(failed.model_dump_json() + "\n")
+        events.flush()
         return 1
     service.emit(ready)
     service.run(commands)
     return 0
-
-
-def _did_not_start(events: TextIO, reason: str, message: str) -> None:
-    failed = Failed(request_id="", reason=reason, message=f"The learner did not start: {message}")
-    events.write(failed.model_dump_json() + "\n")
-    events.flush()
-
-
-def _start_team(arguments: argparse.Namespace, words: Sequence[str], gpus: Sequence[str], events: TextIO) -> Team:
-    """Start the other learners, and with a sharded base wait until they have come. Raises OSError, torch's errors."""
-    from .team import Team
-
-    if not arguments.shard:
-        return Team.start(words, arguments.learners, gpus, elsewhere=arguments.elsewhere)
-    from .model import sharding
-
-    # Python would handle SIGTERM after the collective that this thread may wait in.
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    listening = sharding.listen()
-    port = int(listening.getsockname()[1])
-    team = Team.start(
-        [*words, "--store-port", str(port)],
-        arguments.learners,
-        gpus,
-        sharded=True,
-        failed=partial(_did_not_start, events),
-    )
-    sharding.join_group(0, arguments.learners, port, arguments.device, listening)
-    return team
 
 
 def _gpus_of_team(learners: int) -> list[str]:
@@ -186,8 +157,6 @@ def _choose_device(arguments: argparse.Namespace) -> str:
     """Resolve the device and return the loader. Import Unsloth where it loads the base: it patches transformers only when
     it comes first, so `service` and `team` are imported after this. Raises ConfigError."""
     arguments.device = device_name(arguments.device)
-    if arguments.shard:
-        check_shard(arguments)
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     if arguments.here > 1 and arguments.device != "cpu" and (not gpus or "," in gpus):
         raise ConfigError(f"--learners {arguments.here}: name a GPU for each (--train-gpus 0,1), or take --device cpu")
@@ -199,21 +168,6 @@ def _choose_device(arguments: argparse.Namespace) -> str:
 
 def _needs_quantizers(arguments: argparse.Namespace, loader: str) -> bool:
     return arguments.load_in_4bit or loader == "unsloth"
-
-
-def check_shard(arguments: argparse.Namespace) -> None:
-    """Raise ConfigError for what --shard does not go together with. The loader `auto` becomes PEFT."""
-    arguments.loader = "peft" if arguments.loader == "auto" else arguments.loader
-    wrong = {
-        f"--learners {arguments.learners}": arguments.learners < 2,
-        "--load-in-4bit": arguments.load_in_4bit,
-        f"--loader {arguments.loader}": arguments.loader != "peft",
-        f"--device {arguments.device}": arguments.device == "mps",
-        "--offload": arguments.offload,
-    }
-    for option, is_wrong in wrong.items():
-        if is_wrong:
-            raise ConfigError(f"--shard does not go together with {option}: leave out one of them")
 
 
 def _follow(arguments: argparse.Namespace) -> int:
@@ -236,20 +190,12 @@ def _follow(arguments: argparse.Namespace) -> int:
         if refused is not None:
             raise refused
         with quick_imports(Path(arguments.base), quantizers=_needs_quantizers(arguments, loader)):
-            from .service import load_policy
+            from .service import load_policy, probes
+        policy = load_policy(arguments)
+        probes(policy)
+        return policy
 
-        if arguments.shard:
-            from .model.sharding import join_group
-
-            join_group(arguments.rank, arguments.learners, arguments.store_port, arguments.device)
-        return load_policy(arguments)
-
-    def probe(policy: Policy) -> object:
-        from .service import probes
-
-        return probes(policy)
-
-    follow(connection, load, arguments.device, probe)
+    follow(connection, load, arguments.device)
     return 0
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib.metadata
-import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -39,7 +38,6 @@ from .learner import Learner
 from .model.merge import merge
 from .model.policy import Policy
 from .model.probes import MaskProbe, completion_logprobs, eager_probe, mask_probe, probe_logprobs
-from .model.sharding import held_weights
 from .team import Team
 from .update.row_pass import RowPass
 
@@ -51,8 +49,6 @@ class Service:
     def __init__(self, arguments: argparse.Namespace, events: TextIO, team: Team | None = None) -> None:
         self._base = Path(arguments.base)
         self._events = events
-        self._writing = threading.Lock()
-        self._running = ""  # the command's request id
         self._ends = ""  # why the process must end; empty: it goes on
         device: str = arguments.device
         self._policy = load_policy(arguments)
@@ -71,9 +67,8 @@ class Service:
 
     def emit(self, event: Event) -> None:
         """Write one event as a JSON line."""
-        with self._writing:  # a team may end in another thread
-            self._events.write(event.model_dump_json() + "\n")
-            self._events.flush()
+        self._events.write(event.model_dump_json() + "\n")
+        self._events.flush()
 
     def ready(self) -> Ready:
         """Run the probes of attention, and return the facts about the learner that `doctor` shows. Raises
@@ -91,7 +86,6 @@ class Service:
             "threads": str(torch.get_num_threads()),
             "deterministic": str(torch.are_deterministic_algorithms_enabled()),
             **({"learners": str(team.size)} if team is not None else {}),
-            **({"shard": f"{held_weights(policy.model)} weights here"} if policy.sharded else {}),
             "mask_probe": f"ok, differs by {probe.max_difference:.1e} nats" if probe.ok else f"refused: {probe.reason}",
             "plain_rows": "not compared with eager attention: Unsloth's own"
             if difference is None
@@ -105,8 +99,6 @@ class Service:
         if self._host is not None:
             self._host.leave()
         _release_memory()  # what the probe took: the sampler starts beside this process
-        if team is not None:
-            team.failed = self._team_failed
         return Ready(facts=facts, linear_layers=policy.linear_layers)
 
     def run(self, commands: Iterable[Command]) -> None:
@@ -124,8 +116,7 @@ class Service:
 
     def answer(self, command: TrainCommand | MergeCommand | ScoreCommand) -> Event:
         """Execute a command and return its last event. A failure is an event too; the process goes on unless the device
-        or a sharded base is lost."""
-        self._running = command.request_id
+        is lost."""
         try:
             if isinstance(command, TrainCommand):
                 with self._on_device():
@@ -143,21 +134,14 @@ class Service:
             reason, message = describe_failure(error, place, self._memory)
             if isinstance(error, torch.AcceleratorError) and reason != "out_of_memory":
                 self._ends = "its device fails every call from now on"
-            elif self._team is not None and self._team.broken:
-                self._ends = "its team broke off a pass over the sharded base"
             return Failed(request_id=command.request_id, reason=reason, message=message)
 
     def _score(self, command: ScoreCommand) -> Tensor:
         tokens = (command.prompt_ids, command.completion_ids, command.temperature)
-        with self._team.accompanied(self._policy) if self._team is not None else nullcontext():
-            if command.adapter is None:
-                return completion_logprobs(self._policy, *tokens, adapter=False)
-            self.learner.forget_adapter()
-            return probe_logprobs(self._policy, command.adapter, *tokens)
-
-    def _team_failed(self, reason: str, message: str) -> None:
-        """Another learner failed in a pass that this one waits in."""
-        self.emit(Failed(request_id=self._running, reason=reason, message=message))
+        if command.adapter is None:
+            return completion_logprobs(self._policy, *tokens, adapter=False)
+        self.learner.forget_adapter()
+        return probe_logprobs(self._policy, command.adapter, *tokens)
 
     def _on_device(self) -> AbstractContextManager[object]:
         return self._host.on_device() if self._host is not None else nullcontext()
@@ -177,7 +161,6 @@ def load_policy(arguments: argparse.Namespace) -> Policy:
         deterministic=arguments.deterministic,
         loader=arguments.loader,
         load_in_4bit=arguments.load_in_4bit,
-        sharded=arguments.shard,
         name=arguments.name,
     )
     policy.unrecomputed_tokens = arguments.unrecomputed_tokens

@@ -7,13 +7,9 @@ The first learner is the server's child and does all that a learner alone does: 
 answer with scores, or with their part of the gradient. So learners cannot disagree about a plan, an optimizer or a step.
 Tasks and answers travel over a socket pair, which is the other's stdin. So an idle team waits in no collective.
 
-Each learner holds the whole base, or, if it is sharded, a part (`model/sharding.py`). A pass over a sharded base is a
-collective of all learners. So all get equally many rows, if need be without targets, and a failure in a pass ends the
-team: the others would wait forever.
-
-The others are children of the first and in its process group. If one ends, the first ends, which ends all. A base that
-is not sharded may have learners on other machines too (`team_sockets.py`): the server starts them, and they end when
-their connection does.
+Each learner holds the whole base. The others are children of the first and in its process group. If one ends, the first
+ends, which ends all. Learners on other machines (`team_sockets.py`) are started by the server, and end when their
+connection does.
 """
 
 from __future__ import annotations
@@ -23,12 +19,9 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from queue import Queue
 from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
 
 import torch
@@ -36,7 +29,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from offbook.base.child_processes import die_with_parent, ending
-from offbook.base.errors import ConfigError, OffbookError, TrainError
+from offbook.base.errors import ConfigError, TrainError
 from offbook.base.terminal import echo
 
 from ..protocol import LEARNER_MODULE
@@ -44,14 +37,12 @@ from .rows.cost import ModelShape
 from .rows.layouts import ComputeRow, row_cost
 from .team_sockets import connected
 from .team_tasks import (
-    Accompany,
     AdapterState,
     Answer,
     Begin,
     Gradient,
     GradientOfRows,
     Joined,
-    Probe,
     Refused,
     Rows,
     ScoreRows,
@@ -66,54 +57,21 @@ if TYPE_CHECKING:
     from .model.policy import Policy
 
 TEAM_BROKEN = 4
-"""Exit code of the first learner when another one ended, or failed in a pass over a sharded base."""
-CAUSE_SECONDS = 1.0
-"""After a failure in a pass over a sharded base: how long to wait for the one that caused it. A lost connection is seen
-by all learners, in any order."""
+"""Exit code of the first learner when another one ended."""
 _ENDING = threading.Lock()
 """Taken, and never released, by the thread that says which learner ended: several see it, and one line says it."""
 Result = TypeVar("Result")
-Failure = Callable[[str, str], object]
-"""Says that the running command failed: reason and message of protocol.Failed."""
 
 
 class Team:
-    """The other learners, as the first one sees them. `lost(rank)` is called when learner `rank` has ended.
+    """The other learners, as the first one sees them. `lost(rank)` is called when learner `rank` has ended."""
 
-    `sharded`: the base is. `failed` is then called before the process ends because another learner failed in a pass."""
-
-    def __init__(
-        self,
-        connections: Sequence[Connection],
-        lost: Callable[[int], NoReturn],
-        *,
-        sharded: bool = False,
-        failed: Failure | None = None,
-    ) -> None:
+    def __init__(self, connections: Sequence[Connection], lost: Callable[[int], NoReturn]) -> None:
         self._connections = tuple(connections)
         self._lost = lost
-        self.sharded = sharded
-        self.failed = failed
-        self.broken = False
-        """A pass over the sharded base failed: this process must end."""
-        self._refusals: list[Refused] = []
-        self._telling = threading.Lock()  # held by the thread that says why the team ends, until it ends
-        self._inbox: list[Queue[Answer]] = [Queue() for _ in connections]
-        if sharded:
-            for rank in range(1, self.size):
-                threading.Thread(target=self._listen, args=(rank,), name=f"answers {rank + 1}", daemon=True).start()
 
     @classmethod
-    def start(
-        cls,
-        words: Sequence[str],
-        size: int,
-        gpus: Sequence[str] = (),
-        *,
-        elsewhere: Sequence[str] = (),
-        sharded: bool = False,
-        failed: Failure | None = None,
-    ) -> Team:
+    def start(cls, words: Sequence[str], size: int, gpus: Sequence[str] = (), elsewhere: Sequence[str] = ()) -> Team:
         """Start learners 1 to `size` - 1 with the options `words` of this one; they load the base meanwhile. `gpus`: the
         GPU that each of those here sees; (): what this process sees. `elsewhere`: where the last ones listen, on other
         machines. Raises OSError."""
@@ -142,7 +100,7 @@ class Team:
 
         for rank in here:
             threading.Thread(target=lost, args=(rank,), name=f"learner {rank + 1}", daemon=True).start()
-        return cls(connections, lost, sharded=sharded, failed=failed)
+        return cls(connections, lost)
 
     @property
     def size(self) -> int:
@@ -152,13 +110,8 @@ class Team:
     def join(self, policy: Policy, probe: Callable[[Policy], Result]) -> Result:
         """Wait until the others have loaded the base; return the result of `probe`, the probes of attention, which all run.
         Where trees are refused, `policy` refuses them too. Raises ConfigError if one could not load the base."""
-        if not self.sharded:
-            result = probe(policy)
-            answers = self._answers()
-        else:
-            self._answers()
-            result, answers = self.share([Probe()] * (self.size - 1), lambda: probe(policy))
-        for rank, answer in enumerate(answers, 1):
+        result = probe(policy)
+        for rank, answer in enumerate(self._answers(), 1):
             if isinstance(answer, Refused):
                 raise ConfigError(self._named(rank, answer.message))
             assert isinstance(answer, Joined)
@@ -172,12 +125,9 @@ class Team:
 
     def share(self, tasks: Sequence[Task], own: Callable[[], Result]) -> tuple[Result, list[Answer]]:
         """Give each of the others its task, do `own` meanwhile, and return all results. What `own` raises, or a TrainError
-        for a task that failed, is raised when all have answered, or if the base is sharded at once."""
+        for a task that failed, is raised when all have answered."""
         for rank, task in enumerate(tasks, 1):
             self._give(rank, task)
-        if self.sharded:
-            with self._in_collectives():
-                return own(), self._answers()
         try:
             result = own()
         except Exception:
@@ -189,32 +139,6 @@ class Team:
                 raise TrainError(self._named(rank, answer.message), reason=answer.reason)
         return result, answers
 
-    @contextmanager
-    def accompanied(self, policy: Policy) -> Generator[None]:
-        """Let the others make the passes of `policy` too, which only the first learner has rows for and which compute no
-        gradient. Does nothing unless the base is sharded. Our own errors and those of files are of no pass, and leave the
-        team as it is."""
-        if not self.sharded:
-            yield
-            return
-        count = 0
-
-        def accompany() -> None:
-            nonlocal count
-            count += 1
-            for rank in range(1, self.size):
-                self._give(rank, Accompany())
-
-        policy.before_pass = accompany
-        try:
-            with self._in_collectives(OffbookError, OSError):
-                yield
-        finally:
-            policy.before_pass = None
-            if not self.broken:
-                for _ in range(count):
-                    self._answers()
-
     def _give(self, rank: int, task: Task) -> None:
         try:
             send(self._connections[rank - 1], task)
@@ -225,8 +149,6 @@ class Team:
         return [self._receive(rank) for rank in range(1, self.size)]
 
     def _receive(self, rank: int) -> Answer:
-        if self.sharded:
-            return self._inbox[rank - 1].get()
         try:
             return cast(Answer, receive(self._connections[rank - 1]))
         except (EOFError, OSError):
@@ -234,48 +156,6 @@ class Team:
 
     def _named(self, rank: int, message: str) -> str:
         return f"learner {rank + 1} of {self.size}: {message}"
-
-    # ---- a sharded base: this thread may wait in a collective while another learner has failed
-
-    def _listen(self, rank: int) -> None:
-        """Receive the answers of a learner. A refusal ends the process, unless this learner's own failure does."""
-        while True:
-            try:
-                answer = cast(Answer, receive(self._connections[rank - 1]))
-            except (EOFError, OSError):
-                return self._lost(rank)
-            if not isinstance(answer, Refused):
-                self._inbox[rank - 1].put(answer)
-                continue
-            self._refusals.append(Refused(answer.reason, self._named(rank, answer.message)))
-            time.sleep(CAUSE_SECONDS)
-            if self._telling.acquire(blocking=False):
-                cause = self._cause()
-                assert cause is not None and self.failed is not None
-                echo(f"The learner ends: {cause.message}", err=True)
-                self.failed(cause.reason, cause.message)
-                os._exit(TEAM_BROKEN)
-
-    @contextmanager
-    def _in_collectives(self, *harmless: type[Exception]) -> Generator[None]:
-        """After an error the team is broken, and its cause is raised: the error, or another learner's with a reason.
-        `harmless` errors occur between passes."""
-        try:
-            yield
-        except harmless:
-            raise
-        except Exception as error:
-            self._telling.acquire()  # not released: if another thread has it, the process is about to end
-            self.broken = True
-            time.sleep(CAUSE_SECONDS)
-            cause = self._cause()
-            if cause is None or cause.reason == "failed":
-                raise
-            raise TrainError(cause.message, reason=cause.reason) from error
-
-    def _cause(self) -> Refused | None:
-        """The other learners' failure that says most: one with a reason before one without."""
-        return min(self._refusals, key=lambda refused: refused.reason == "failed", default=None)
 
 
 class _TeamPass(RowPass):
@@ -317,8 +197,7 @@ class _TeamPass(RowPass):
         return loss, tally
 
     def _dealt(self, rows: Sequence[ComputeRow]) -> list[Rows]:
-        dealt = deal_in_turn if self._team.sharded else deal
-        return dealt(rows, self._team.size, self._policy.shape)
+        return deal(rows, self._team.size, self._policy.shape)
 
     def _scaled(self, done: Done, total: int) -> Done:
         return lambda count: done(min(count * self._team.size, total))
@@ -332,14 +211,6 @@ def deal(rows: Sequence[ComputeRow], size: int, shape: ModelShape) -> list[Rows]
         costs[least] += row_cost(row, shape)
         parts[least].append(row)
     return [tuple(part) for part in parts]
-
-
-def deal_in_turn(rows: Sequence[ComputeRow], size: int, shape: ModelShape) -> list[Rows]:
-    """`size` parts of equally many rows, for learners that wait for each other in each row: the i-th of all parts cost about
-    the same. Where rows are lacking, the last one has no targets."""
-    ordered = sorted(rows, key=lambda row: -row_cost(row, shape))
-    ordered += [ComputeRow.without_targets()] * (-len(ordered) % size)
-    return [tuple(ordered[rank::size]) for rank in range(size)]
 
 
 def _merge(answer: Gradient, target_numbers: Tensor, update: UpdateState) -> None:

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -18,17 +19,9 @@ from torch import Tensor
 
 from offbook.base.config import LoraOptions
 
-from .rows.layouts import ComputeRow
-from .update.row_pass import LastUpdate, LossInputs, Scores, Tally, UpdateState
-
-if TYPE_CHECKING:
-    from .model.policy import Policy
-from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, cast
-
 from .failures import Memory, describe_failure
-from .update.row_pass import RowPass
+from .rows.layouts import ComputeRow
+from .update.row_pass import LastUpdate, LossInputs, RowPass, Scores, Tally, UpdateState
 
 if TYPE_CHECKING:
     from .model.policy import Policy
@@ -59,11 +52,6 @@ class AdapterState:
 
 
 @dataclass(frozen=True)
-class Probe:
-    """Run the probes of attention together with the first learner."""
-
-
-@dataclass(frozen=True)
 class Begin:
     """The next tasks are of a step with these inputs. `seed`: of the adapter's dropout."""
 
@@ -89,11 +77,6 @@ class GradientOfRows:
 
 
 @dataclass(frozen=True)
-class Accompany:
-    """Make one forward pass, because the first learner makes one with the sharded base."""
-
-
-@dataclass(frozen=True)
 class Gradient:
     """The answer to GradientOfRows. `old` and `last`: of the rows' targets, in the order of `targets_of`. `gradients`:
     safetensors of the parameters that have one, by name."""
@@ -107,7 +90,7 @@ class Gradient:
 
 @dataclass(frozen=True)
 class Joined:
-    """The base is loaded, or the answer to Probe. `tree_refused`: why it cannot be trained on trees there, else None."""
+    """The base is loaded. `tree_refused`: why it cannot be trained on trees there, else None."""
 
     tree_refused: str | None
 
@@ -120,7 +103,7 @@ class Refused:
     message: str
 
 
-Task = Probe | Begin | ScoreRows | GradientOfRows | Accompany
+Task = Begin | ScoreRows | GradientOfRows
 Answer = Joined | Scores | Gradient | Refused | None
 
 
@@ -146,17 +129,12 @@ def receive(connection: Connection) -> object:
     return pickle.loads(connection.recv_bytes())
 
 
-def follow(
-    connection: Connection, load_base: Callable[[], Policy], device: str, probe: Callable[[Policy], object]
-) -> None:
-    """Answer the tasks of the first learner until it ends. `load_base` returns the policy. `probe` runs the probes of
-    attention: of a sharded base when the first learner does, else at once."""
+def follow(connection: Connection, load_base: Callable[[], Policy], device: str) -> None:
+    """Answer the tasks of the first learner until it ends. `load_base` returns the policy, after the probes of attention."""
     worker: _Worker | None = None
     try:
         policy = load_base()
-        if not policy.sharded:
-            probe(policy)
-        worker = _Worker(policy, probe)
+        worker = _Worker(policy)
         first: Answer = Joined(policy.tree_refused)
     except Exception as error:  # noqa: BLE001  # the boundary of the process: the first learner says it
         first = Refused(*describe_failure(error, Path(), Memory(device, loading=True)))
@@ -173,9 +151,8 @@ def follow(
 class _Worker:
     """Executes tasks on a policy."""
 
-    def __init__(self, policy: Policy, probe: Callable[[Policy], object]) -> None:
+    def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self._probe = probe
         self._memory = Memory(str(policy.device), policy.four_bit)
         self._inputs: LossInputs | None = None
         self._rows: RowPass | None = None
@@ -192,13 +169,6 @@ class _Worker:
 
     def _execute(self, task: Task) -> Answer:
         match task:
-            case Probe():
-                self._probe(self.policy)
-                return Joined(self.policy.tree_refused)
-            case Accompany():
-                with torch.no_grad():
-                    self.policy.pass_without_targets()
-                return None
             case Begin():
                 torch.manual_seed(task.seed)
                 self._inputs, self._rows = task.inputs, RowPass(self.policy, task.inputs)

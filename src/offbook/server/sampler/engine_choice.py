@@ -98,7 +98,6 @@ class EngineChoice:
         count = f", {len(replicas)} replicas" if len(replicas) > 1 else ""
         where = count + (f" on GPU {sampling}" if self.options.inference_gpus else "")
         apart = f", training on GPU {training}" if training and training != sampling else ""
-        apart += ", sharded" if self.options.shard else ""
         shared = f", memory layout {self.sharing.layout}" if self.sharing else ""
         return f"{'vLLM' if self.name == 'vllm' else 'embedded'}{where}{apart}{shared}"
 

@@ -138,7 +138,6 @@ def divide_gpus(options: EngineOptions, model: str, gpus: tuple[Gpu, ...], *, tr
             "inference_gpus": sampling,
             "train_gpus": training,
             "tensor_parallel": plan.tensor_parallel,
-            "shard": plan.shard,
         }
     )
 

@@ -272,7 +272,6 @@ class LearnerClient:
         words += ["--offload"] if self._offload else []
         words += ["--row-limit", str(self._row_limit)] if self._row_limit is not None else []
         words += ["--learners", str(team)] if team > 1 else []
-        words += ["--shard"] if options.shard else []
         words += ["--unrecomputed-tokens", str(self._unrecomputed_tokens)] if self._unrecomputed_tokens else []
         return words + (["--deterministic"] if options.deterministic else [])
 

@@ -21,7 +21,7 @@ from transformers import AutoConfig, BitsAndBytesConfig, PreTrainedConfig, PreTr
 from offbook.base.errors import ConfigError
 from offbook.engine.base_model import architecture_of, check_weights
 
-from . import attention, sharding, unsloth_loader
+from . import attention, unsloth_loader
 from .target_logprobs import capped
 
 Loader = Literal["peft", "unsloth"]
@@ -29,11 +29,8 @@ _SCALES = ("logits_scaling", "logit_scale", "lm_head_multiplier", "output_multip
 """Factors of the logits in transformers' configs, of Granite, Cohere, Falcon H1 and Muse."""
 
 
-def load_base(
-    base: Path, loader: Loader, device: str, dtype: torch.dtype, *, four_bit: bool, sharded: bool = False
-) -> PreTrainedModel:
-    """Load the base in folder `base`, ready for an adapter. `sharded`: only this learner's part of it, together with the
-    others. Raises ConfigError, OSError."""
+def load_base(base: Path, loader: Loader, device: str, dtype: torch.dtype, *, four_bit: bool) -> PreTrainedModel:
+    """Load the base in folder `base`, ready for an adapter. Raises ConfigError, OSError."""
     if four_bit:
         _check_four_bit(device, dtype)
     _check_logits(AutoConfig.from_pretrained(base, trust_remote_code=False))
@@ -46,9 +43,6 @@ def load_base(
                 AutoConfig.from_pretrained(base, trust_remote_code=False).get_text_config().max_position_embeddings
             )
             model = unsloth_loader.load(base, device, dtype, kind, longest, four_bit=four_bit)
-        elif sharded:
-            model = _with_transformers(base, "cpu", dtype, kind, four_bit=False)
-            sharding.shard(model, device)
         else:
             model = _with_transformers(base, device, dtype, kind, four_bit=four_bit)
     except (ImportError, NotImplementedError, RuntimeError, ValueError) as error:

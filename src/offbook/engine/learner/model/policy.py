@@ -54,9 +54,7 @@ class Policy:
     `tree_refused`: why the model cannot train on trees, else None. `tree_difference`: the mask probe's largest logprob
     difference between tree and plain rows, nats. `tree_calls`: attention layers computed on trees so far, in forward
     passes. `kernels`: what computes norms, RoPE and SwiGLU. `shape`: input of the cost estimates. `unrecomputed_tokens`: rows of at most this many tokens, padding
-    included, keep their activations for the backward pass; larger ones recompute them, if the loader turned that on.
-    `sharded`: the other learners hold parts of the base and make each pass together with this one; `before_pass` is then
-    called before a pass that they have no rows for."""
+    included, keep their activations for the backward pass; larger ones recompute them, if the loader turned that on."""
 
     def __init__(
         self,
@@ -66,8 +64,6 @@ class Policy:
         lora: LoraOptions,
         loader: Loader = "peft",
         kernels: str = "torch",
-        *,
-        sharded: bool = False,
     ) -> None:
         self.tree_refused = tree_refused
         self.loader: Loader = loader
@@ -76,8 +72,6 @@ class Policy:
         self.tree_calls = 0
         self.unrecomputed_tokens = 0
         self.prompts = PromptOptions()
-        self.sharded = sharded
-        self.before_pass: Callable[[], None] | None = None
         self._model = model
         self._tokenizer = tokenizer
         self._lora: LoraOptions | None = lora
@@ -95,12 +89,10 @@ class Policy:
         deterministic: bool = False,
         loader: Literal["auto", "peft", "unsloth"] = "peft",
         load_in_4bit: bool = False,
-        sharded: bool = False,
         name: str | None = None,
     ) -> Policy:
         """Load the base in folder `base` and add a fresh adapter. Raises ConfigError, OSError.
 
-        `sharded`: hold a part of the base, after `sharding.join_group`; with PEFT, not in 4 bits.
         `name`: the base's name in saved adapters (default: the folder). `threads` and `deterministic` apply to the
         whole process. So does Unsloth's patching of transformers: import Unsloth before this module."""
         if threads is not None:
@@ -108,18 +100,18 @@ class Policy:
         if deterministic:
             torch.use_deterministic_algorithms(True)
         chosen = unsloth_loader.choose(loader, device)
-        model = loaders.load_base(base, chosen, device, dtype, four_bit=load_in_4bit, sharded=sharded)
+        model = loaders.load_base(base, chosen, device, dtype, four_bit=load_in_4bit)
         model.name_or_path = name or str(base)  # what PEFT writes as the adapter's base
         kernels = chosen
         if chosen == "peft":
             fuses = device.startswith("cuda") and layer_kernels.installed()
-            kernels = layer_kernels.fuse(model, sharded=sharded) if fuses else "torch"
+            kernels = layer_kernels.fuse(model) if fuses else "torch"
 
         def tokenizer() -> PreTrainedTokenizerBase:
             return AutoTokenizer.from_pretrained(base, trust_remote_code=False)
 
         wrapped = _with_adapter(model, lora, chosen)
-        return cls(wrapped, tokenizer, loaders.tree_refused(base), lora, chosen, kernels, sharded=sharded)
+        return cls(wrapped, tokenizer, loaders.tree_refused(base), lora, chosen, kernels)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -283,8 +275,6 @@ class Policy:
         kept is False for a token outside the top-k, top-p or min-p set; its logprob is 0 and has no gradient.
         `adapter=False`: the values under the base. The adapter's dropout is active only if grad is enabled.
         """
-        if self.before_pass is not None:
-            self.before_pass()
         for dropout in self._dropouts:
             dropout.train(torch.is_grad_enabled())
         for module in self._recomputed:
@@ -294,10 +284,6 @@ class Policy:
             with self._model.disable_adapter():
                 return self._row_logprobs(row, settings, logits_chunk)
         return self._row_logprobs(row, settings, logits_chunk)
-
-    def pass_without_targets(self) -> None:
-        """Make the forward pass that another learner waits for."""
-        self.row_logprobs(ComputeRow.without_targets(), TargetSettings.none())
 
     def _row_logprobs(self, row: ComputeRow, settings: TargetSettings, chunk: int) -> tuple[Tensor, Tensor, Tensor]:
         device = self._head.weight.device

@@ -75,12 +75,6 @@ class ComputeRow:
     target_numbers: Ints  # int64 [R], the target's number in the step
     forest: Forest | None = None  # None: causal attention
 
-    @classmethod
-    def without_targets(cls) -> ComputeRow:
-        """Two tokens of context. A sharded learner with fewer rows than the others makes its passes with it."""
-        none = np.zeros(0, np.int64)
-        return cls(np.zeros((1, 2), np.int64), np.array([[0, 1]]), np.array([2]), none, none)
-
     @property
     def tokens(self) -> int:
         """Number of tokens without padding."""

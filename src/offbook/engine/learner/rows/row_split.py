@@ -24,7 +24,6 @@ class RecomputingPolicy(Protocol):
 
     shape: ModelShape
     unrecomputed_tokens: int
-    sharded: bool
 
 
 class RowSplit:
@@ -49,10 +48,8 @@ class RowSplit:
                 yield part
 
     def after(self, error: torch.OutOfMemoryError) -> None:
-        """Recompute, or split rows, from now on. Raises `error` if rows were split before, the failed row cannot be
-        split, or the base is sharded."""
-        if self._policy.sharded:
-            raise error  # the other learners wait in the pass that it broke off
+        """Recompute, or split rows, from now on. Raises `error` if rows were split before, or the failed row cannot
+        be split."""
         row = self._row
         self._failed = True
         if row is not None and row.token_ids.size <= self._policy.unrecomputed_tokens:

@@ -42,12 +42,11 @@ Done = Callable[[int], None]
 
 class RowPolicy(Protocol):
     """The interface of `Policy` that a step uses. `tree_refused`: why the model cannot train on trees, else None.
-    `unrecomputed_tokens` and `sharded`: see `Policy`."""
+    `unrecomputed_tokens`: see `Policy`."""
 
     tree_refused: str | None
     shape: ModelShape
     unrecomputed_tokens: int
-    sharded: bool
 
     def trainable_parameters(self) -> dict[str, torch.nn.Parameter]:
         """The adapter's parameters by name."""
@@ -213,10 +212,7 @@ class UpdateState:
 
 
 class RowPass:
-    """Computes rows of one step of `policy`, on its device.
-
-    With a sharded base each row is one forward pass, and one backward pass in `backward`, whatever it holds: the other
-    learners make as many, and no row is split."""
+    """Computes rows of one step of `policy`, on its device."""
 
     def __init__(self, policy: RowPolicy, inputs: LossInputs) -> None:
         self._policy = policy
@@ -267,8 +263,6 @@ class RowPass:
         index_K = (kept_R.cpu() & update.old.kept[target_numbers_R]).nonzero()[:, 0]
         target_numbers_K = target_numbers_R[index_K]
         if not len(target_numbers_K):
-            if self._policy.sharded:
-                (logprobs_R.sum() * 0).backward()  # the others wait for this pass
             return 0.0
         logprobs_K = logprobs_R[index_K.to(logprobs_R.device)]
         if update.coefficients is not None:

@@ -133,7 +133,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "offbook_production": SERVER_WING
     | COMMAND_OPTIONS
     | {"engine.token_file", "offbook_langfuse", "offbook_langgraph"},
-    "offbook_ray": SERVER_WING | {"engine.protocol", "tiny"},
+    "offbook_ray": ADAPTERS,
 }
 """The public names (`offbook.__init__`) may name any part: they are loaded lazily."""
 

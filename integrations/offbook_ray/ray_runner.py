@@ -5,16 +5,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import socket
+import threading
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-from offbook.base.errors import ConfigError, RolloutError
+from offbook.base.errors import BackendError, ConfigError, MissingExtraError, RolloutError
 from offbook.base.http_access import is_loopback
 from offbook.base.option_names import names_checked
 from offbook.base.redaction import error_text
@@ -25,7 +29,11 @@ from offbook.client.rollouts.gather import raise_common_fault
 from offbook.contracts import RolloutState
 from offbook.llms.ledger import SpendingTotals, budget, spending
 
-from .connection import connect, ray_module
+CONNECT_SECONDS = 10.0
+IDLE_MILLISECONDS = 600_000
+"""How long a worker of a cluster that starts here may be idle. Ray's own limit is a second for all but one worker a CPU:
+those that wait for a step's update would start, and import everything, for the next rollouts."""
+_connecting = threading.Lock()
 
 Rollout = Callable[[Any, Any], Awaitable[Trajectory]]
 
@@ -131,7 +139,7 @@ class RayRunner:
 
     def _connect(self) -> int:
         """Connect unless this process is connected already. Returns the number of machines."""
-        connect(self.address, option="RayRunner", runtime_env=self._runtime_env)
+        connect(self.address, self._runtime_env)
         return sum(node["Alive"] for node in self._ray.nodes())
 
     def __repr__(self) -> str:
@@ -203,6 +211,50 @@ def check_reachable(model: Any) -> None:
                 f"RayRunner: model {one.name!r} is on {host}, which the cluster's other machines cannot reach: start "
                 "`offbook serve --host 0.0.0.0` and use RemoteBackend with the address of its machine"
             )
+
+
+def ray_module() -> Any:
+    """Import ray, which takes seconds. Raises MissingExtraError."""
+    try:
+        return import_module("ray")
+    except ImportError as error:
+        raise MissingExtraError("ray", "ray") from error
+
+
+def connect(address: str | None, runtime_env: Mapping[str, object] | None = None) -> None:
+    """Connect this process unless it is connected already. Blocks for seconds: call it in a thread, where Ray also leaves
+    the handlers of signals alone.
+
+    `address`: Ray's, such as auto or local; None: the cluster that RAY_ADDRESS names or that runs on this machine, else a new
+    one. Raises BackendError, MissingExtraError.
+    """
+    ray, address = ray_module(), address or os.environ.get("RAY_ADDRESS")
+    with _connecting:
+        if ray.is_initialized():
+            return
+        try:
+            _check_answer(address)
+            ray.init(
+                address,
+                runtime_env=None if runtime_env is None else dict(runtime_env),
+                include_dashboard=False,
+                logging_level=logging.WARNING,
+                _system_config={"idle_worker_killing_time_threshold_ms": IDLE_MILLISECONDS}
+                if address == "local"
+                else None,
+            )
+        except Exception as error:  # ray raises a plain Exception where its processes do not come up in time
+            raise BackendError(
+                f"RayRunner: no Ray cluster at address={address!r} ({error}): start one with `ray start --head`; an "
+                "address other than auto also needs its token (RAY_AUTH_MODE=token)"
+            ) from error
+
+
+def _check_answer(address: str | None) -> None:
+    """Raise OSError if nothing listens at an address of the form HOST:PORT, for which Ray would wait for minutes."""
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
 
 
 def _cloudpickle() -> Any:

@@ -16,13 +16,12 @@ PluginGroup = Literal[
     "offbook.sinks",
     "offbook.commands",
     "offbook.runners",
-    "offbook.clusters",
     "offbook.server",
     "offbook.serve_options",
     "offbook.pages",
 ]
-"""Entry point groups: trace sinks, commands of the command line, runners of rollouts, clusters of engines; and wings of the server, their
-options and their pages."""
+"""Entry point groups: trace sinks, commands of the command line, runners of rollouts; and wings of the server, their options and
+their pages."""
 Base = TypeVar("Base")
 
 

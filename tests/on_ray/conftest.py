@@ -1,6 +1,5 @@
-"""The scripted nvidia-smi of the sampler's tests, and the model of the trainer's."""
+"""The model of the trainer's tests."""
 
-from tests.server.sampler.conftest import driver
 from tests.trainer.conftest import model
 
-__all__ = ["driver", "model"]
+__all__ = ["model"]

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from offbook.base.errors import BackendError
-from offbook_ray import connection
+from offbook_ray import ray_runner
 
 
 @pytest.mark.parametrize(
@@ -22,11 +22,11 @@ def test_why_ray_does_not_connect_is_told_with_what_to_start(error: Exception, m
     def init(*args: object, **options: object) -> None:
         raise error
 
-    monkeypatch.setattr(connection, "ray_module", lambda: SimpleNamespace(is_initialized=lambda: False, init=init))
+    monkeypatch.setattr(ray_runner, "ray_module", lambda: SimpleNamespace(is_initialized=lambda: False, init=init))
     with pytest.raises(
-        BackendError, match=rf"--cluster ray: no Ray cluster at address='auto' \({error}\): start one with `ray"
+        BackendError, match=rf"RayRunner: no Ray cluster at address='auto' \({error}\): start one with `ray"
     ):
-        connection.connect("auto", option="--cluster ray")
+        ray_runner.connect("auto")
 
 
 @pytest.mark.parametrize("form", ["127.0.0.1:{}", "ray://127.0.0.1:{}"])
@@ -34,9 +34,9 @@ def test_an_address_where_nothing_listens_is_told_at_once(form: str, monkeypatch
     def init(*args: object, **options: object) -> None:
         pytest.fail("Ray would wait for minutes")
 
-    monkeypatch.setattr(connection, "ray_module", lambda: SimpleNamespace(is_initialized=lambda: False, init=init))
+    monkeypatch.setattr(ray_runner, "ray_module", lambda: SimpleNamespace(is_initialized=lambda: False, init=init))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = form.format(free.getsockname()[1])
-        with pytest.raises(BackendError, match=rf"--cluster ray: no Ray cluster at address='{address}' \(.*refused\)"):
-            connection.connect(address, option="--cluster ray")
+        with pytest.raises(BackendError, match=rf"RayRunner: no Ray cluster at address='{address}' \(.*refused\)"):
+            ray_runner.connect(address)

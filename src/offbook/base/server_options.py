@@ -135,10 +135,6 @@ OF_OUR_VLLM = (
 """Options that a running vLLM server (`vllm_url`) has on its own command line."""
 
 
-OF_ONE_MACHINE = ("inference_gpus", "gpus", "memory_layout", "card")
-"""Options that do not go together with `cluster`."""
-
-
 class EngineOptions(Options):
     """Options of the sampler and the learner of one base model."""
 
@@ -214,15 +210,6 @@ class EngineOptions(Options):
         default_factory=dict, description='further vLLM arguments as JSON, such as {"max-num-batched-tokens": 8192}'
     )
     vllm_url: Urls = Field(default=(), description="URLs of running vLLM servers, comma-separated")
-    cluster: str | None = Field(
-        default=None,
-        min_length=1,
-        description="cluster whose machines run the replicas of vLLM, and cluster_learners: the name of a plug-in, or "
-        "NAME:ADDRESS",
-    )
-    cluster_learners: int = Field(
-        default=0, ge=0, le=64, description="learners on the cluster, which compute each step with those here"
-    )
     memory_layout: Literal["auto", "side_by_side", "free_cache", "offload"] = Field(
         default="auto", description="how sampler and learner share one GPU; auto: the memory plan chooses"
     )
@@ -260,28 +247,8 @@ class EngineOptions(Options):
             self._refuse(("memory_layout", "card"), "a vLLM server that is already running keeps its memory")
         if self.engine == "embedded":
             self._refuse(OF_VLLM, "only vLLM has this option, but the engine is embedded")
-        if self.cluster is not None:
-            if self.vllm_url and not self.cluster_learners:
-                raise ValueError(
-                    "vllm_url: a cluster does not place vLLM servers that are already running: leave out one of the two"
-                )
-            if self.engine == "embedded" and not self.cluster_learners:
-                raise ValueError("cluster: it runs replicas of vLLM, but the engine is embedded")
-        if self.samplers_on_cluster:
-            self._refuse(
-                OF_ONE_MACHINE, "the cluster chooses the GPUs of the replicas, and the learner shares none with them"
-            )
-        if self.cluster_learners and self.device == "mps":
-            raise ValueError("cluster_learners: learners on a cluster have CUDA devices or CPUs, not mps")
-        if self.cluster_learners and self.cluster is None:
-            raise ValueError(f"cluster_learners: name the cluster with cluster (got {self.cluster_learners})")
         self._check_gpus()
         return self
-
-    @property
-    def samplers_on_cluster(self) -> bool:
-        """Whether the cluster runs the sampler."""
-        return self.cluster is not None and self.engine != "embedded" and not self.vllm_url
 
     @property
     def team(self) -> int:
@@ -315,12 +282,11 @@ class EngineOptions(Options):
                 f"{self.samplers * self.tensor_parallel}, and {len(sampling)} are named: change tensor_parallel or "
                 "replicas"
             )
-        if self.tensor_parallel > 1 and not sampling and not self.samplers_on_cluster:
+        if self.tensor_parallel > 1 and not sampling:
             raise ValueError(f"tensor_parallel: name the GPUs with inference_gpus (got {self.tensor_parallel})")
         if training and self.team != len(training):
             raise ValueError(f"learners: must be the number of train_gpus, {len(training)} (got {self.learners})")
-        elsewhere = self.vllm_url or self.samplers_on_cluster
-        if len(training) > 1 and not elsewhere and (not sampling or sampling & training):
+        if len(training) > 1 and not self.vllm_url and (not sampling or sampling & training):
             raise ValueError(
                 f"train_gpus: several learners do not share their GPUs with the sampler (got {self.train_gpus}): name "
                 "others with inference_gpus"

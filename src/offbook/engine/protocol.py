@@ -42,9 +42,7 @@ UNKNOWN_LOGPROB = -9999.0
 LEARNER_MODULE = "offbook.engine.learner"
 """python -m LEARNER_MODULE --base DIR --loader auto|peft|unsloth [--load-in-4bit] --device D --dtype T [--threads N] [--deterministic]
 [--offload] [--row-limit N] [--unrecomputed-tokens N] [--prompt-date DATE] [--control-tokens]
-[--learners N] [--elsewhere HOST:PORT,...]"""
-TEAM_KEY_VARIABLE = "OFFBOOK_TEAM_KEY"
-"""Environment variable with what learners on several machines must have to be of one team."""
+[--learners N]"""
 
 MERGE_MODULE = "offbook.engine.learner.model.merge"
 """python -m MERGE_MODULE --base DIR --adapter DIR --output DIR [--gguf]: one merge, where no learner runs. A Merged on stdout."""

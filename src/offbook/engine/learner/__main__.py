@@ -29,7 +29,6 @@ from ..protocol import COMMANDS, Command, Failed, StopCommand, add_prompt_option
 from ..quick_imports import leave_with, quick_imports
 from .failures import Memory, describe_failure
 from .model import unsloth_loader
-from .team_sockets import accepted
 
 if TYPE_CHECKING:
     from .model.policy import Policy
@@ -89,15 +88,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add_prompt_options(parser)
     parser.add_argument("--learners", type=int, default=1, help="processes that compute a step together")
     parser.add_argument("--rank", type=int, default=0, help="which of them; others than 0 take their tasks from stdin")
-    parser.add_argument(
-        "--elsewhere", type=lambda text: text.split(","), default=(), help="HOST:PORT of those on other machines"
-    )
-    parser.add_argument("--listen", nargs=2, default=None, help="host and port at which one there waits for the first")
-    arguments = parser.parse_args(argv)
-    arguments.here = (
-        1 if arguments.listen else arguments.learners - len(arguments.elsewhere)
-    )  # learners of this machine
-    return arguments
+    return parser.parse_args(argv)
 
 
 def original_stdout() -> TextIO:
@@ -122,14 +113,14 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _end)
     commands = read_commands(sys.stdin)
     try:
-        gpus = _gpus_of_team(arguments.here)
+        gpus = _gpus_of_team(arguments.learners)
         loader = _choose_device(arguments)
         with quick_imports(Path(arguments.base), quantizers=_needs_quantizers(arguments, loader)):
             from .service import Service
             from .team import Team
 
             words = sys.argv[1:] if argv is None else argv
-            team = Team.start(words, arguments.learners, gpus, arguments.elsewhere) if arguments.learners > 1 else None
+            team = Team.start(words, arguments.learners, gpus) if arguments.learners > 1 else None
             service = Service(arguments, events, team)
         ready = service.ready()
     except (OffbookError, OSError, ValueError, RuntimeError) as error:
@@ -158,8 +149,10 @@ def _choose_device(arguments: argparse.Namespace) -> str:
     it comes first, so `service` and `team` are imported after this. Raises ConfigError."""
     arguments.device = device_name(arguments.device)
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    if arguments.here > 1 and arguments.device != "cpu" and (not gpus or "," in gpus):
-        raise ConfigError(f"--learners {arguments.here}: name a GPU for each (--train-gpus 0,1), or take --device cpu")
+    if arguments.learners > 1 and arguments.device != "cpu" and (not gpus or "," in gpus):
+        raise ConfigError(
+            f"--learners {arguments.learners}: name a GPU for each (--train-gpus 0,1), or take --device cpu"
+        )
     loader = unsloth_loader.choose(arguments.loader, arguments.device)
     if loader == "unsloth":
         unsloth_loader.import_first()
@@ -171,13 +164,9 @@ def _needs_quantizers(arguments: argparse.Namespace, loader: str) -> bool:
 
 
 def _follow(arguments: argparse.Namespace) -> int:
-    """Answer the tasks of the first learner. On its machine, this process's stdin is one end of a socket pair."""
-    if arguments.listen:
-        host, port = arguments.listen
-        connection = accepted(host, int(port))
-    else:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the group's; the first learner handles it, and ends this one
-        connection = Connection(os.dup(0))
+    """Answer the tasks of the first learner. This process's stdin is one end of a socket pair."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the group's; the first learner handles it, and ends this one
+    connection = Connection(os.dup(0))
     refused: Exception | None = None
     loader = ""
     try:

@@ -150,8 +150,8 @@ class Service:
 def load_policy(arguments: argparse.Namespace) -> Policy:
     """The base with a fresh adapter, as the command line says. Raises ConfigError, OSError."""
     threads: int | None = arguments.threads
-    if threads is None and arguments.here > 1:
-        threads = max(1, torch.get_num_threads() // arguments.here)
+    if threads is None and arguments.learners > 1:
+        threads = max(1, torch.get_num_threads() // arguments.learners)
     policy = Policy.load(
         Path(arguments.base),
         LoraOptions(),

@@ -8,8 +8,7 @@ answer with scores, or with their part of the gradient. So learners cannot disag
 Tasks and answers travel over a socket pair, which is the other's stdin. So an idle team waits in no collective.
 
 Each learner holds the whole base. The others are children of the first and in its process group. If one ends, the first
-ends, which ends all. Learners on other machines (`team_sockets.py`) are started by the server, and end when their
-connection does.
+ends, which ends all.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ from offbook.base.terminal import echo
 from ..protocol import LEARNER_MODULE
 from .rows.cost import ModelShape
 from .rows.layouts import ComputeRow, row_cost
-from .team_sockets import connected
 from .team_tasks import (
     AdapterState,
     Answer,
@@ -71,14 +69,12 @@ class Team:
         self._lost = lost
 
     @classmethod
-    def start(cls, words: Sequence[str], size: int, gpus: Sequence[str] = (), elsewhere: Sequence[str] = ()) -> Team:
+    def start(cls, words: Sequence[str], size: int, gpus: Sequence[str] = ()) -> Team:
         """Start learners 1 to `size` - 1 with the options `words` of this one; they load the base meanwhile. `gpus`: the
-        GPU that each of those here sees; (): what this process sees. `elsewhere`: where the last ones listen, on other
-        machines. Raises OSError."""
+        GPU that each sees; (): what this process sees. Raises OSError."""
         connections: list[Connection] = []
         processes: list[subprocess.Popen[bytes]] = []
-        here = range(1, size - len(elsewhere))
-        for rank in here:
+        for rank in range(1, size):
             ours, theirs = Pipe()
             processes.append(
                 subprocess.Popen(
@@ -91,14 +87,10 @@ class Team:
             theirs.close()
             connections.append(ours)
 
-        connections += [connected(address) for address in elsewhere]
-
         def lost(rank: int) -> NoReturn:
-            if rank in here:
-                _end(rank, size, "ended" + _how(processes[rank - 1].wait()))
-            _end(rank, size, f"at {elsewhere[rank - here.stop]} is gone")
+            _end(rank, size, "ended" + _how(processes[rank - 1].wait()))
 
-        for rank in here:
+        for rank in range(1, size):
             threading.Thread(target=lost, args=(rank,), name=f"learner {rank + 1}", daemon=True).start()
         return cls(connections, lost)
 

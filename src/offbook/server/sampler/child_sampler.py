@@ -8,14 +8,13 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 
 import httpx
 
 from offbook.base.errors import ConfigError, EngineError
 from offbook.base.locked_folders import TemporaryFolder
 
-from ..child_process import Child, ChildLog
+from ..child_process import Child
 from .supervised import SupervisedSampler
 from .transport import SERVED_NAME, check_sampling, healthy
 
@@ -27,30 +26,6 @@ REFUSED = 2
 """Exit code of a sampler that does not start with these options or this base: the last error in its log says why."""
 UNHEALTHY_SECONDS = 60.0
 """A child that answers no health check for so long is killed and started again."""
-
-
-class EngineProcess(Protocol):
-    """What a `Child` is for its sampler; its engine may run on another machine."""
-
-    log: ChildLog
-    exited: asyncio.Event
-
-    @property
-    def returncode(self) -> int | None:
-        """The exit code; None while it runs."""
-        ...
-
-    def ending(self) -> str:
-        """How it ended, for a message."""
-        ...
-
-    def kill(self) -> None:
-        """Kill it without waiting."""
-        ...
-
-    async def stop(self, deadline: float) -> None:
-        """End it, at the latest after `deadline` seconds."""
-        ...
 
 
 class ChildSampler(SupervisedSampler):
@@ -74,7 +49,7 @@ class ChildSampler(SupervisedSampler):
         self._log_path = log_path
         self._name = name
         self._environment = environment
-        self._child: EngineProcess | None = None
+        self._child: Child | None = None
         self._folder = TemporaryFolder("sampler")
         self._starts = 0
 
@@ -115,8 +90,14 @@ class ChildSampler(SupervisedSampler):
 
     async def _launch(self) -> None:
         await self._disconnect()
-        self._child, control = await self.begin()
-        child = self._child
+        self._starts += 1
+        socket = self._folder.path / str(self._starts)
+        try:
+            argv = await asyncio.to_thread(self._command, socket)
+            child = self._child = await Child.start(argv, self._log_path, env=self._environment)
+        except (OSError, ConfigError) as error:
+            raise EngineError(f"{self._title} could not be started: {error}") from error
+        control = self._connect("http://sampler", socket=socket).control
         try:
             await self._await_health(child, control)
             await check_sampling(control, SERVED_NAME)
@@ -132,18 +113,7 @@ class ChildSampler(SupervisedSampler):
                 f"{self._title} could not be started ({error}). The last lines of {child.log.path}:\n{child.log.tail()}"
             ) from error
 
-    async def begin(self) -> tuple[EngineProcess, httpx.AsyncClient]:
-        """Start the engine, and connect to where it will answer. Raises EngineError."""
-        self._starts += 1
-        socket = self._folder.path / str(self._starts)
-        try:
-            argv = await asyncio.to_thread(self._command, socket)
-            child = await Child.start(argv, self._log_path, env=self._environment)
-        except (OSError, ConfigError) as error:
-            raise EngineError(f"{self._title} could not be started: {error}") from error
-        return child, self._connect("http://sampler", socket=socket).control
-
-    async def _await_health(self, child: EngineProcess, client: httpx.AsyncClient) -> None:
+    async def _await_health(self, child: Child, client: httpx.AsyncClient) -> None:
         deadline = time.monotonic() + START_SECONDS
         try:
             while time.monotonic() < deadline:

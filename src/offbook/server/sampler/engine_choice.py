@@ -19,7 +19,6 @@ from offbook.base.server_options import OF_EMBEDDED, OF_VLLM, EngineName, Engine
 
 from ...engine.protocol import SAMPLER_MODULES, PromptOptions
 from ..base_model import BaseModelPath
-from ..cluster import ClusterEngine, cluster_of
 from .child_sampler import ChildSampler
 from .gpu_sharing import FORCING, GpuSharing, divide_gpus, share_gpu
 from .pool import SamplerPool
@@ -35,13 +34,6 @@ NO_FLOAT16 = frozenset({"gemma2", "gemma3", "gemma3_text", "glm4"})
 """Architectures that vLLM 0.32 refuses in float16, in which they overflow: `_FLOAT16_NOT_SUPPORTED_MODELS` of its config/model.py."""
 MAX_STALENESS = 62
 """The upper bound of `TrainConfig.max_staleness`. The embedded engine has no lower limit."""
-
-
-REMOTE_WORDS = (
-    *("--model", "{base}", "--served-model-name", SERVED_NAME),
-    *("--host", "{host}", "--port", "{port}", "--parent-pid", "{pid}"),
-)
-"""The first words of the command line of an engine elsewhere, which its machine completes."""
 
 
 @dataclass(frozen=True)
@@ -82,16 +74,8 @@ class EngineChoice:
 
     def described(self) -> str:
         """The engine, its GPUs and the memory layout, for people."""
-        learners, cluster = self.options.cluster_learners, self.options.cluster
-        return self._described() + (
-            f", {learners} more learners on {cluster_of(cluster)}" if cluster and learners else ""
-        )
-
-    def _described(self) -> str:
         if self.options.vllm_url:
             return f"vLLM, already running at {', '.join(self.options.vllm_url)}"
-        if self.options.samplers_on_cluster:
-            return f"vLLM, {self.options.samplers} on {cluster_of(str(self.options.cluster))}"
         replicas = self.replicas
         sampling = ", ".join(",".join(map(str, replica.gpus)) for replica in replicas)
         training = ",".join(map(str, self.options.train_gpus))
@@ -128,9 +112,7 @@ class EngineChoice:
         return replace(self, quirks=replace(self.quirks, stream_blocks=blocks, template=template))
 
     def _dtype(self) -> str:
-        if (
-            self.options.dtype != "auto" or self.options.samplers_on_cluster
-        ):  # there, by the GPU that the cluster chooses
+        if self.options.dtype != "auto":
             return self.options.dtype
         present = () if self.options.device == "cpu" else gpus()
         return automatic_dtype([gpu.capability for gpu in _sampling_gpus(self.options, present)])
@@ -156,9 +138,8 @@ class EngineChoice:
     def _words(self, replica: Replica) -> list[str]:
         """The options other than model and address. On a shared GPU, the memory plan sets vLLM's share."""
         options, sharing = self.options, self.sharing if replica.shares_gpu else None
-        several = options.samplers > 1 and not options.samplers_on_cluster
-        device = options.device if not options.samplers_on_cluster else ("cuda" if self._cluster_gpus() else "cpu")
-        words = ["--device", device, "--dtype", self._dtype() if several else options.dtype]
+        several = options.samplers > 1
+        words = ["--device", options.device, "--dtype", self._dtype() if several else options.dtype]
         values: dict[str, object] = {
             "max-batch": options.max_batch or (None if sharing is None else sharing.decoded_calls),
             "max-model-len": options.max_model_len,
@@ -190,8 +171,6 @@ class EngineChoice:
         replica 1 of several to a file such as sampler-1.log beside it."""
         if self.options.vllm_url:
             members: list[SupervisedSampler] = [RunningSampler(url) for url in self.options.vllm_url]
-        elif self.options.samplers_on_cluster:
-            members = [self._on_cluster(base, log_path, replica) for replica in self.replicas]
         else:
             members = [self._child(base.path, log_path, replica) for replica in self.replicas]
         return members[0] if len(members) == 1 else SamplerPool(members)
@@ -207,24 +186,6 @@ class EngineChoice:
         )
         child.shares_gpu = replica.shares_gpu
         return child
-
-    def _on_cluster(self, base: BaseModelPath, log_path: Path, replica: Replica) -> SupervisedSampler:
-        engine = ClusterEngine(
-            SAMPLER_MODULES[self.name],
-            base,
-            (*REMOTE_WORDS, *self._words(replica)),
-            ("--gpus", "{gpus}"),
-            gpus=self._cluster_gpus(),
-            cpus=self.options.threads or 1,
-            taken=frozenset(self.options.train_gpus),
-        )
-        name, log = self._shown(replica, log_path)
-        child = cluster_of(str(self.options.cluster)).replica(engine, log, name=name)
-        child.shares_gpu = False
-        return child
-
-    def _cluster_gpus(self) -> int:
-        return 0 if self.options.device == "cpu" else self.options.tensor_parallel
 
     def _shown(self, replica: Replica, log_path: Path, where: str = "") -> tuple[str, Path]:
         if self.options.samplers == 1:
@@ -242,14 +203,10 @@ def choose(options: EngineOptions, model: str, *, trains: bool) -> EngineChoice:
     If both share a GPU, this reads the config.json of the base `model` to plan the memory. Raises ConfigError for
     GPUs that do not exist and for a plan that does not fit.
     """
-    if options.cluster is not None:
-        cluster_of(options.cluster)  # raises now for a cluster that cannot be used
     if options.vllm_url:
         key()  # raises now, not at the first call, for an unusable key
         return EngineChoice("vllm", options, quirks=_VLLM_QUIRKS)
     present = () if options.device == "cpu" else gpus()
-    if options.samplers_on_cluster:
-        return _on_cluster(options, present)
     name = options.engine if options.engine != "auto" else _automatic(present)
     options = _placed(name, options, model, present, trains=trains)
     sampling, training = options.inference_gpus, options.train_gpus
@@ -270,15 +227,6 @@ def choose(options: EngineOptions, model: str, *, trains: bool) -> EngineChoice:
     return EngineChoice(
         name, options, sharing, replace(_VLLM_QUIRKS, no_seed=not present, stream_blocks=not options.reasoning_parser)
     )
-
-
-def _on_cluster(options: EngineOptions, present: tuple[Gpu, ...]) -> EngineChoice:
-    """The choice for replicas on a cluster: `present`, this machine's GPUs, are the learner's. Raises ConfigError."""
-    training = tuple(gpu.index for gpu in chosen(options.train_gpus, present, "train-gpus"))
-    on_cpu = options.device == "cpu"
-    device = "cuda" if training and options.device == "auto" else options.device
-    quirks = replace(_VLLM_QUIRKS, no_seed=on_cpu, stream_blocks=not options.reasoning_parser)
-    return EngineChoice("vllm", options.model_copy(update={"train_gpus": training, "device": device}), quirks=quirks)
 
 
 def _placed(

@@ -233,13 +233,8 @@ class LoadedAdapters:
         """Load a LoRA folder under the name `adapter`; a loaded name is left as it is. Raises EngineError."""
         if adapter in self._folders:
             return
-        try:
-            copy = await self._sampler.local_copy(adapter, folder)
-        except OSError as error:
-            raise EngineError(f"The adapter {adapter} could not be read: {error}") from error
-        response = await self._sampler.command(LOAD, _lora(adapter, copy))
+        response = await self._sampler.command(LOAD, _lora(adapter, folder))
         if _rejected(response):
-            await self._sampler.drop_copy(adapter)
             raise EngineError(f"The sampler could not load {adapter} from {folder}: {reason_of(response)}")
         self._folders[adapter] = folder
 
@@ -250,7 +245,6 @@ class LoadedAdapters:
         response = await self._sampler.command(UNLOAD, {"lora_name": adapter})
         if response.is_error and response.status_code != 404:
             raise EngineError(f"The sampler could not unload {adapter}: {reason_of(response)}")
-        await self._sampler.drop_copy(adapter)
 
     async def reload(self, control: httpx.AsyncClient) -> None:
         """Load every adapter into a sampler that has just started, also those that are remembered meanwhile. Drops and logs
@@ -262,16 +256,9 @@ class LoadedAdapters:
         while missing := [adapter for adapter in self._folders if adapter not in reloaded]:
             adapter, folder = missing[0], self._folders[missing[0]]
             reloaded.add(adapter)
-            try:
-                copy = await self._sampler.local_copy(adapter, folder)
-            except OSError as error:
-                self.forget(adapter)
-                logger.error("Adapter %s is not loaded into the restarted sampler: %s", adapter, error)
-                continue
-            response = await control.post(LOAD, json=_lora(adapter, copy))
+            response = await control.post(LOAD, json=_lora(adapter, folder))
             if _rejected(response):
                 self.forget(adapter)
-                await self._sampler.drop_copy(adapter)
                 logger.error(
                     "The restarted sampler rejected adapter %s at %s: %s", adapter, folder, reason_of(response)
                 )
@@ -378,15 +365,6 @@ class SupervisedSampler:
 
     async def restart(self) -> None:
         """Restart the sampler if it is a child of this process; here, do nothing."""
-
-    async def local_copy(self, adapter: str, folder: Path) -> Path:
-        """The folder from which this sampler loads an adapter: a copy for one on another machine; here, `folder` itself.
-        Raises EngineError, OSError."""
-        del adapter
-        return folder
-
-    async def drop_copy(self, adapter: str) -> None:
-        """Remove the copy of an adapter that was unloaded or rejected; here, do nothing."""
 
     async def send(self, request: Callable[[SamplerConnection], Awaitable[R]]) -> R:
         """The answer to a request. Raises EngineError if there is no sampler, or the connection breaks twice."""

@@ -15,14 +15,13 @@ from typing import Literal
 import psutil
 from pydantic import ValidationError
 
-from offbook.base.devices import gpus, learner_settings, visible_to
+from offbook.base.devices import learner_settings, visible_to
 from offbook.base.errors import EngineError
 from offbook.base.server_options import EngineOptions
 
 from ...engine.protocol import (
     EVENTS,
     LEARNER_MODULE,
-    TEAM_KEY_VARIABLE,
     Command,
     Event,
     Failed,
@@ -36,14 +35,11 @@ from ...engine.protocol import (
 )
 from ..base_model import BaseModelPath
 from ..child_process import Child
-from ..cluster import ClusterEngine, ClusterLearners, cluster_of
 
 logger = logging.getLogger(__name__)
 
 START_SECONDS = 900.0
 """Limit for loading the base."""
-LOST_SECONDS = 5.0
-"""How long the learner has to end by itself when one on another machine has ended."""
 HEARTBEAT_SECONDS = 5.0
 """After this time without an event, the learner is checked for a hang or a stop."""
 
@@ -78,9 +74,6 @@ class LearnerClient:
         self._row_limit = row_limit
         self._unrecomputed_tokens = unrecomputed_tokens
         self._child: Child | None = None
-        self._elsewhere = self._learners_elsewhere()
-        self._watch: asyncio.Task[None] | None = None
-        self._lost = ""
         self._one_at_a_time = asyncio.Lock()
         self._early: asyncio.Task[None] | None = None
         self._stopping = False
@@ -143,13 +136,6 @@ class LearnerClient:
             self._early.cancel()
             with suppress(asyncio.CancelledError):
                 await self._early
-        try:
-            await self._stop_child(deadline)
-        finally:
-            if self._elsewhere is not None:
-                await self._elsewhere.stop(2.0)
-
-    async def _stop_child(self, deadline: float) -> None:
         child = self._child
         if child is None or child.returncode is not None:
             return
@@ -165,8 +151,6 @@ class LearnerClient:
         """Kill the learner without waiting."""
         if self._child is not None:
             self._child.kill()
-        if self._elsewhere is not None:
-            self._elsewhere.kill()
 
     async def _start_early(self) -> None:
         async with self._one_at_a_time:
@@ -182,9 +166,11 @@ class LearnerClient:
         if self._child is not None and self._child.returncode is None and self.state == "ready":
             return self._child
         self.state = "starting"
-        self._lost = ""
         try:
-            child = self._child = await self._started()
+            child = self._child = await Child.start(self._argv(), self._log_path, pipes=True, env=self._env())
+        except OSError as error:
+            self.state = "stopped"
+            raise EngineError(f"The learner could not be started: {error}") from error
         except BaseException:
             self.state = "stopped"
             raise
@@ -202,32 +188,6 @@ class LearnerClient:
         if not template.startswith("ok"):
             logger.warning("The base's chat template: %s", template.removeprefix("warning: "))
         return child
-
-    async def _started(self) -> Child:
-        argv, environment = self._argv(), self._env()
-        if self._elsewhere is not None:
-            argv += ["--elsewhere", ",".join(await self._elsewhere.start(self._options.team))]
-            environment |= {TEAM_KEY_VARIABLE: self._elsewhere.key}
-            if self._stopping:
-                self._elsewhere.kill()
-                raise EngineError("The server is shutting down")
-        try:
-            child = await Child.start(argv, self._log_path, pipes=True, env=environment)
-        except OSError as error:
-            raise EngineError(f"The learner could not be started: {error}") from error
-        if self._elsewhere is not None:
-            self._watch = asyncio.create_task(self._end_with(self._elsewhere, child), name="learners elsewhere")
-        return child
-
-    async def _end_with(self, elsewhere: ClusterLearners, child: Child) -> None:
-        """When one of the others has ended, see to it that the learner ends: it may wait for a machine that is gone."""
-        lost = await elsewhere.lost()
-        with suppress(TimeoutError):
-            await asyncio.wait_for(child.exited.wait(), LOST_SECONDS)
-        if child.returncode is None:
-            logger.error("Killing the learner, since %s", lost)
-            self._lost = f"It was killed, since {lost} "
-            child.kill()
 
     async def _until_ready(self, child: Child) -> Ready:
         while (event := await _next_event(child)) is not None:
@@ -252,42 +212,24 @@ class LearnerClient:
         out_of_memory = (
             "The system may have run out of memory: lower row_tokens or logits_chunk, or send fewer groups. "
         )
-        why = watch.reason or self._lost or (out_of_memory if child.returncode == -signal.SIGKILL else "")
+        why = watch.reason or (out_of_memory if child.returncode == -signal.SIGKILL else "")
         message = (
             f"The learner ended ({child.ending()}) before the step was saved; it was not applied. {why}{_tail(child)}"
         )
         yield Failed(request_id=request_id, reason="learner_died", message=message)
 
     def _argv(self) -> list[str]:
-        return [sys.executable, "-m", LEARNER_MODULE, *self._words(str(self._base.path))]
-
-    def _words(self, base: str) -> list[str]:
         options = self._options
-        team = options.team + options.cluster_learners
-        words = ["--base", base, "--name", self._base.reference]
+        words = [sys.executable, "-m", LEARNER_MODULE, "--base", str(self._base.path), "--name", self._base.reference]
         words += ["--loader", options.loader, *(["--load-in-4bit"] if options.load_in_4bit else [])]
         words += ["--device", options.device, "--dtype", options.dtype]
         words += ["--threads", str(options.threads)] if options.threads is not None else []
         words += PromptOptions(options.prompt_date, options.control_tokens).words
         words += ["--offload"] if self._offload else []
         words += ["--row-limit", str(self._row_limit)] if self._row_limit is not None else []
-        words += ["--learners", str(team)] if team > 1 else []
+        words += ["--learners", str(options.team)] if options.team > 1 else []
         words += ["--unrecomputed-tokens", str(self._unrecomputed_tokens)] if self._unrecomputed_tokens else []
         return words + (["--deterministic"] if options.deterministic else [])
-
-    def _learners_elsewhere(self) -> ClusterLearners | None:
-        options = self._options
-        if not options.cluster_learners or options.cluster is None:
-            return None
-        engine = ClusterEngine(
-            LEARNER_MODULE,
-            self._base,
-            tuple(self._words("{base}")),
-            gpus=int(options.device.startswith("cuda") or (options.device == "auto" and bool(gpus()))),
-            cpus=options.threads or 1,
-            taken=frozenset({*options.train_gpus, *options.inference_gpus}),
-        )
-        return cluster_of(options.cluster).learners(engine, options.cluster_learners, self._log_path)
 
     def _env(self) -> dict[str, str]:
         """Environment of the learner: it sees only its own GPUs, torch pins host memory without rounding it up, and

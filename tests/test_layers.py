@@ -67,7 +67,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "trainer": USER | {*CLIENT, "llms", "rewards", "scenarios", "scenarios.file_rows", "tracing"},
     "processes": USER | {*CLIENT, "rewards", "scenarios", "trainer"},
     "quickstart": USER | {*CLIENT, "rewards", "scenarios", "tracing", "trainer", "offbook_langgraph"},
-    "compat": USER | {*CLIENT, "rewards", "offbook_langgraph"},
     "doctor": USER | {*CLIENT, "llms", "memory_plan"},
     "commands.options": {"base", "commands.help_pages"},
     "commands.help_pages": {"base"},
@@ -121,6 +120,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "tiny",
     },
     "testing": USER | {"openai_dialect", "rewards", "server", "tracing"},
+    "offbook_art": ADAPTERS | {"offbook_langgraph", "*"},
     "offbook_cloud": SERVER_WING,
     "offbook_langgraph": ADAPTERS,
     "offbook_mcp": ADAPTERS | COMMAND_OPTIONS,
@@ -277,12 +277,12 @@ def test_a_circle_that_exists_only_for_type_checkers_is_a_fault(tmp_path: Path) 
 
 
 def public_classes() -> dict[str, list[str]]:
-    """Public class name -> the files that define one at their top level; names of `compat/` are another library's."""
+    """Public class name -> the files that define one at their top level; names of `offbook_art` are another library's."""
     places: dict[str, list[str]] = {}
     for root in (ROOT / "src", ROOT / "integrations"):
         for path, _ in modules(root):
             for node in ast.parse(path.read_text(encoding="utf-8")).body:
-                if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and "compat" not in path.parts:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and "offbook_art" not in path.parts:
                     places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
     return places
 
@@ -309,9 +309,9 @@ def test_a_file_over_600_lines_gives_its_reason_and_functions_stay_under_50() ->
 
 def test_no_file_is_a_drawer_for_odds_and_ends() -> None:
     drawers = {"utils.py", "helpers.py", "common.py", "misc.py"}
-    compat = ROOT / "src/offbook/compat"  # names there are those of another library
+    art = ROOT / "integrations/offbook_art"  # names there are those of another library
     found = [path for path in ROOT.glob("*/**/*.py") if path.name in drawers and ".venv" not in path.parts]
-    assert [str(path) for path in found if compat not in path.parents] == []
+    assert [str(path) for path in found if art not in path.parents] == []
 
 
 def test_no_handler_swallows_an_error() -> None:

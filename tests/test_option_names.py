@@ -14,8 +14,8 @@ from pydantic import BaseModel, ValidationError
 import offbook
 from offbook.base.errors import ConfigError
 from offbook.base.option_names import FOREIGN, names_checked, owned_options
-from offbook.compat.art.utils import retry
 from offbook.llms.llm import Llm
+from offbook_art.utils import retry
 from offbook_langgraph import trainable
 from offbook_mcp import MCPTrainer
 

@@ -8,8 +8,6 @@ import subprocess
 import sys
 from typing import Any
 
-import pytest
-
 import offbook
 import offbook.testing as kit
 from tests.paths import ROOT
@@ -150,13 +148,6 @@ def test_a_name_of_the_test_kit_that_needs_an_extra_says_which() -> None:
     )
     error = in_fresh_process(code)["error"]
     assert error.startswith("MissingExtraError: uvicorn is not installed: pip install") and "[server]" in error
-
-
-def test_a_name_of_another_library_is_answered_with_ours() -> None:
-    with pytest.raises(AttributeError, match=r"'serverless': use RemoteBackend\(url"):
-        offbook.serverless  # noqa: B018
-    with pytest.raises(AttributeError, match=r"no attribute 'nonsense'$"):
-        offbook.nonsense  # noqa: B018
 
 
 def test_the_projects_former_name_is_nowhere() -> None:

@@ -44,6 +44,7 @@ WINGS = {
     ),
     "cloud": Wing(("offbook_cloud",), ("push", "pull"), r"\bmirror", ("cloud",)),
     "ray": Wing(("offbook_ray",), (), r"\bRay\b|RayRunner|ray_(?!cluster)", ("on_ray",)),
+    "art": Wing(("offbook_art",), (), r"offbook_art|compat\.art|yield_trajectory", ("art_wing",)),
     "sinks": Wing(
         ("offbook_sinks",),
         (),

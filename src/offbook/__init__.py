@@ -122,11 +122,6 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if find_spec(f"{__name__}.{name}") is not None:  # `from offbook import plugins` asks here before it imports
         return import_module(f"{__name__}.{name}")
-    art = import_module(f"{__name__}.compat.art.names")
-    if name in art.NAMES:
-        return art.resolve(name)
-    if hint := art.hint(name):
-        raise art.missing_name(__name__, name, hint)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import offbook
 from offbook.base.errors import ConfigError
-from offbook.compat.art.utils import limit_concurrency, retry
+from offbook_art.utils import limit_concurrency, retry
 
 
 async def test_an_async_function_is_tried_again_and_told_of_each_failure_but_the_last() -> None:
@@ -88,9 +88,8 @@ def test_options_out_of_range_are_refused_by_name(make: Callable[[], object]) ->
 @pytest.mark.parametrize("name", ["retry", "limit_concurrency"])
 def test_they_are_where_users_of_art_import_them_and_no_public_name_of_ours(name: str) -> None:
     found: dict[str, object] = {}
-    exec(f"import offbook as art; top = art.{name}; from offbook import {name} as named", found)
-    exec(f"from offbook.compat.art import {name} as compat", found)
-    exec(f"from offbook.compat.art.utils import {name} as utils", found)
-    exec(f"from offbook.compat.art.utils.{name} import {name} as own", found)
-    assert found["top"] is found["named"] is found["compat"] is found["utils"] is found["own"]
+    exec(f"import offbook_art as art; top = art.{name}; from offbook_art import {name} as named", found)
+    exec(f"from offbook_art.utils import {name} as utils", found)
+    exec(f"from offbook_art.utils.{name} import {name} as own", found)
+    assert found["top"] is found["named"] is found["utils"] is found["own"]
     assert name not in offbook.__all__

@@ -14,8 +14,8 @@ import pytest
 from openai.types.chat import ChatCompletion
 from pydantic import BaseModel
 
-import offbook.compat.art as art
-from offbook.compat.art.guided_completion import get_guided_completion_params  # type: ignore[import-not-found]
+import offbook_art as art
+from offbook_art.guided_completion import get_guided_completion_params  # type: ignore[import-not-found]
 from tests.fakes.scripted_api import Asked, Reply, scripted_api
 
 LINES = [(0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6)]

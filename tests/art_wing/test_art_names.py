@@ -6,93 +6,49 @@ import copy
 import gc
 import importlib
 import re
-import subprocess
-import sys
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 from openai.types.chat import ChatCompletion
 
 import offbook
-import offbook.compat.art as compat
+import offbook_art as compat
 from offbook.base.errors import ConfigError, RolloutError
 from offbook.client.model import MODEL_ATTRIBUTES
-from offbook.compat.art.guided_completion import get_guided_completion_params  # type: ignore[import-not-found]
-from offbook.compat.art.names import ELSEWHERE, MODULES, NAMES, hint
+from offbook_art import ELSEWHERE, MODULES
+from offbook_art.guided_completion import get_guided_completion_params  # type: ignore[import-not-found]
 
-art: Any = offbook  # names of another library have no static type
-
-OLD = {
-    "offbook": [*ELSEWHERE, "serverless", "trajectories", "pipeline_trainer"],
-    "offbook.compat.art": ["remote_server_url", "UnslothBackend"],
-    "offbook.compat.art.server": ["app"],
-}
-ART = dict(
-    (line.split()[0], line.split()[1:])
-    for line in Path(__file__).with_name("art_modules.txt").read_text().splitlines()[1:]
-)
-"""Module of ART -> names in it."""
+art: Any = compat  # names of another library have no static type
 
 
-@pytest.mark.parametrize(("module", "name"), [(module, name) for module, names in OLD.items() for name in names])
-def test_an_old_name_says_what_to_use_as_an_attribute_and_in_a_from_import(module: str, name: str) -> None:
-    text = hint(name) or MODULES[module.rpartition(".")[2]]
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_an_old_name_says_what_to_use_as_an_attribute_and_in_a_from_import(name: str) -> None:
     with pytest.raises(AttributeError) as attribute:
-        getattr(importlib.import_module(module), name)
+        getattr(art, name)
     with pytest.raises(ImportError) as imported:
-        exec(f"from {module} import {name}", {})
-    assert str(attribute.value) == str(imported.value) == f"{module!r} has no {name!r}: {text}"
+        exec(f"from offbook_art import {name}", {})
+    assert str(attribute.value) == str(imported.value) == f"'offbook_art' has no {name!r}: {ELSEWHERE[name]}"
 
 
-def test_a_name_of_nobodys_is_answered_as_ever() -> None:
-    with pytest.raises(AttributeError, match=r"module 'offbook' has no attribute 'nothing'$"):
+def test_modules_of_art_have_the_names_of_the_package() -> None:
+    for module in MODULES:
+        assert importlib.import_module(f"offbook_art.{module}").TrainableModel is art.TrainableModel
+    assert issubclass(art.LocalBackend, art.Backend) and art.LocalTrainResult is offbook.TrainResult
+    assert art.local.LocalBackend is offbook.LocalBackend and art.dev.TrainConfig() == {}
+    with pytest.raises(AttributeError, match=r"module 'offbook_art' has no attribute 'nothing'$"):
         art.nothing  # noqa: B018
-    with pytest.raises(ImportError, match="cannot import name 'nothing' from 'offbook'"):
-        from offbook import nothing  # type: ignore[attr-defined]  # noqa: F401
-    assert not hasattr(offbook.rewards, "nothing")
 
 
-def test_every_module_of_art_imports_and_each_of_its_names_is_ours_or_says_what_to_use() -> None:
-    for module, names in ART.items():
-        importlib.import_module(f"offbook.compat.art.{module}")
-        for name in names:
-            found: dict[str, object] = {}
-            try:
-                exec(f"from offbook.compat.art.{module} import {name}", found)
-            except ImportError as error:
-                assert f"'offbook.compat.art.{module}' has no {name!r}: " in str(error)
-            else:
-                assert not isinstance(found[name], ModuleType), f"{module}.{name}"
-
-
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("from offbook.compat.art.skypilot.stop_server import main", "docs/cloud.md"),
-        ("from offbook.compat.art.utils.benchmarking.charts import training_progress_chart", "`offbook ui`"),
-        ("from offbook.compat.art.utils import get_model_step", "await model.get_step()"),
-        ("from offbook.compat.art.pipeline_trainer import PipelineTrainer", "overlap=True"),
-        ("from offbook.compat.art.dev import ServerArgs", "option sets are dicts here"),
-        ("import offbook.compat.art as art; art.tinker.backend.TinkerBackend", "use LocalBackend"),
-    ],
-)
-def test_a_name_in_a_module_that_is_not_here_says_what_to_use(line: str, says: str) -> None:
-    with pytest.raises((ImportError, AttributeError), match=re.escape(says)):
-        exec(line, {})
-
-
-@pytest.mark.parametrize("line", ["import offbook.compat.art.nothing", "import offbook.compat.art.utils.nothing"])
+@pytest.mark.parametrize("line", ["import offbook_art.nothing", "import offbook_art.utils.nothing"])
 def test_a_module_that_art_has_not_is_not_found(line: str) -> None:
-    with pytest.raises(ModuleNotFoundError, match=r"No module named 'offbook\.compat\.art.*nothing'"):
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'offbook_art.*nothing'"):
         exec(line, {})
 
 
 def test_a_function_of_art_stays_callable_after_its_module_was_imported() -> None:
-    from offbook.compat.art.auto_trajectory import auto_trajectory  # type: ignore[import-not-found]
-    from offbook.compat.art.utils import retry
-    from offbook.compat.art.utils.retry import retry as same  # type: ignore[import-not-found]
+    from offbook_art.auto_trajectory import auto_trajectory  # type: ignore[import-not-found]
+    from offbook_art.utils import retry
+    from offbook_art.utils.retry import retry as same  # type: ignore[import-not-found]
 
     lazy: Any = compat
     assert lazy.auto_trajectory() is auto_trajectory() is None and retry is same
@@ -149,40 +105,20 @@ async def test_an_attribute_of_arts_models_answers_or_says_what_to_use() -> None
         await trained.register(None, _openai_client_config={})
 
 
-def test_importing_offbook_leaves_the_import_system_as_it_was() -> None:
-    code = "import sys; before = [*sys.meta_path]; import offbook; offbook.TrainConfig; assert sys.meta_path == before"
-    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
-
-
-def test_submodules_of_ours_can_be_imported_though_their_names_were_anothers() -> None:
-    from offbook import rewards, server
-
-    assert rewards.__name__ == "offbook.rewards" and server.__name__ == "offbook.server"
-
-
-def test_names_of_the_other_library_stand_for_ours() -> None:
-    lazy: Any = compat
-    for name in NAMES:
-        assert getattr(art, name) is getattr(compat, name)
-    assert lazy.LocalTrainResult is art.TrainResult and issubclass(art.LocalBackend, lazy.Backend)
-    assert lazy.rewards.__name__ == "offbook.compat.art.rewards" and lazy.mcp.__name__.endswith(".mcp")
-
-
 def test_rulers_functions_are_where_users_of_the_other_library_import_them() -> None:
     from offbook import ruler, ruler_score_group
-    from offbook.compat.art.rewards import ruler as theirs  # type: ignore[import-not-found]
-    from offbook.compat.art.rewards import ruler_score_group as their_group  # type: ignore[import-not-found]
-    from offbook.compat.art.rewards.ruler import DEFAULT_RUBRIC  # type: ignore[import-not-found]
     from offbook.rewards import ruler_score_group as ours
+    from offbook_art.rewards import ruler as theirs  # type: ignore[import-not-found]
+    from offbook_art.rewards import ruler_score_group as their_group  # type: ignore[import-not-found]
+    from offbook_art.rewards.ruler import DEFAULT_RUBRIC  # type: ignore[import-not-found]
 
     assert DEFAULT_RUBRIC is art.rewards.DEFAULT_RUBRIC and theirs is ruler and their_group is ours is ruler_score_group
-    assert art.rewards.ruler is ruler and compat.rewards.ruler_score_group is ruler_score_group
+    assert art.rewards.ruler is ruler
 
 
 @pytest.mark.parametrize(
     ("use", "says"),
     [
-        (lambda: art.ServerlessBackend(api_key="k"), r"use RemoteBackend\(url, api_key\) with a server of your own"),
         (lambda: art.Backend(base_url="http://x:7999"), r"use RemoteBackend\(url\), or LocalBackend\(\)"),
         (lambda: art.LocalBackend(remote_server_url="http://x"), r"no option 'remote_server_url': use RemoteBackend\(url\)"),
         (lambda: art.TrainableModel("a", base_model="tiny", remote_server_url="x"), r"use backend=RemoteBackend\(url\)"),

@@ -12,7 +12,7 @@ from typing import Any
 import openai
 
 import offbook
-import offbook as art
+import offbook_art as art
 
 BOARD = 3
 
@@ -167,14 +167,13 @@ async def test_the_tic_tac_toe_loop_runs_with_the_newer_backend_call(local_backe
     assert result.metrics["trajectories/trained"] == 4
 
 
-def test_its_submodule_names_are_in_compat_and_the_missing_ones_say_what_exists() -> None:
-    import offbook.compat.art as compat
-    from offbook.compat.art.local import LocalBackend  # type: ignore[import-not-found]
-    from offbook.compat.art.utils import iterate_dataset, limit_concurrency
+def test_its_submodules_have_the_names_of_the_package() -> None:
+    from offbook_art.local import LocalBackend  # type: ignore[import-not-found]
+    from offbook_art.utils import iterate_dataset
 
-    found: Any = compat
+    found: Any = art
     assert found.local.LocalBackend is LocalBackend is offbook.LocalBackend is found.LocalBackend
-    assert (iterate_dataset, limit_concurrency) == (offbook.iterate_dataset, offbook.limit_concurrency)
-    assert found.Messages is art.Messages and art.Tools == list[dict[str, Any]]  # names of annotations
+    assert iterate_dataset is offbook.iterate_dataset
+    assert art.Tools == list[dict[str, Any]]  # a name of annotations
     model = art.TrainableModel(name="agent", base_model="tiny")
     assert model.inference_model_name == model.get_inference_name() == "agent"

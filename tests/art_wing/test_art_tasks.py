@@ -19,10 +19,10 @@ from langgraph.prebuilt import create_react_agent
 from openai.types.chat.chat_completion import Choice
 from pydantic import BaseModel
 
-import offbook.compat.art as art
-from offbook.compat.art.langgraph import init_chat_model, wrap_rollout
-from offbook.compat.art.utils import iterate_dataset, strip_logprobs
-from offbook.compat.art.utils.litellm import convert_litellm_choice_to_openai  # type: ignore[import-not-found]
+import offbook_art as art
+from offbook_art.langgraph import init_chat_model, wrap_rollout
+from offbook_art.utils import iterate_dataset, strip_logprobs
+from offbook_art.utils.litellm import convert_litellm_choice_to_openai  # type: ignore[import-not-found]
 
 # ---- temporal clue: puzzles with several questions, the share of right answers
 

@@ -22,24 +22,10 @@ OffbookError
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, distribution
-from opcode import opmap
 from typing import Literal
 from urllib.parse import urlsplit
-
-IMPORT_FROM = opmap["IMPORT_FROM"]
-
-
-def missing_name(module: str, name: str, hint: str) -> AttributeError | ImportError:
-    """The error that a module's `__getattr__` raises for a name of another library; `hint` says what to use instead.
-
-    In `from module import name` Python discards an AttributeError's text, so there the error is an ImportError.
-    Call it directly in `__getattr__`: it inspects the caller's caller, the frame that accesses the name."""
-    caller = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]  # no public API tells the two accesses apart
-    imports = caller.f_code.co_code[caller.f_lasti] == IMPORT_FROM
-    return (ImportError if imports else AttributeError)(f"{module!r} has no {name!r}: {hint}", name=name)
 
 
 class OffbookError(Exception):

@@ -1,4 +1,4 @@
-"""litellm, in a captured rollout. `tests/compat` has the rollouts that keep its choices."""
+"""litellm, in a captured rollout. `tests/art_wing` has the rollouts that keep its choices."""
 
 from __future__ import annotations
 

@@ -11,15 +11,11 @@ from typing import Any, ParamSpec, TypeVar
 
 from offbook.base.errors import ConfigError
 from offbook.base.types import Trajectory
+from offbook.client.model import Model, TrainableModel
 from offbook.client.rollouts.capture import show_calls
 from offbook_langgraph import ChatOffbook, capture, observe
 
-from ....client.model import Model, TrainableModel
-from ..modules import names_in
-
 __all__ = ["init_chat_model", "wrap_rollout"]
-
-__getattr__ = names_in(__name__)
 
 Kind = TypeVar("Kind", bound=Trajectory)
 Arguments = ParamSpec("Arguments")

@@ -1,4 +1,4 @@
-"""Stands for `art.utils` and `art.guided_completion`: functions that rollouts call."""
+"""Functions of `art.utils`, `art.guided_completion` and `art.yield_trajectory` that rollouts call."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import itertools
 import json
 import time
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
+from contextvars import ContextVar
 from typing import ParamSpec, TypeVar, cast
 from weakref import WeakKeyDictionary
 
@@ -17,25 +18,25 @@ from openai.types.chat.chat_completion import Choice
 from pydantic import BaseModel
 
 from offbook.base.choices import as_choice
-from offbook.base.errors import ConfigError
+from offbook.base.errors import ConfigError, RolloutError
 from offbook.base.option_names import names_checked
-from offbook.base.types import Json, Message, Tool
+from offbook.base.types import Json, Message, Tool, Trajectory
 from offbook.client.rollouts.dataset import DatasetBatch, iterate_dataset
-
-from ..modules import names_in
 
 __all__ = [
     "DatasetBatch",
+    "capture_yielded_trajectory",
     "convert_litellm_choice_to_openai",
+    "get_guided_completion_params",
     "iterate_dataset",
     "limit_concurrency",
     "retry",
     "strip_logprobs",
+    "yield_trajectory",
 ]
 
-__getattr__ = names_in(__name__)
-
 LOGPROBS = "logprobs"
+_yielded: ContextVar[list[Trajectory] | None] = ContextVar("offbook_yielded", default=None)
 Guide = tuple[list[str] | None, Message | None, list[Tool] | None]
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -185,3 +186,23 @@ def get_guided_completion_params(
     }
     fixed = {**tools[0], "function": {**tools[0]["function"], "parameters": schema}}
     return None, {"type": "function", "function": {"name": function["name"]}}, [fixed]
+
+
+def yield_trajectory(trajectory: Trajectory) -> None:
+    """Hand the trajectory to the enclosing `capture_yielded_trajectory`; outside of one it does nothing."""
+    trajectories = _yielded.get()
+    if trajectories is not None:
+        trajectories.append(trajectory)
+
+
+async def capture_yielded_trajectory(coroutine: Awaitable[object]) -> Trajectory:
+    """Run a coroutine and return the trajectory that it yielded, the last of several. Raises RolloutError for none."""
+    trajectories: list[Trajectory] = []
+    token = _yielded.set(trajectories)
+    try:
+        await coroutine
+    finally:
+        _yielded.reset(token)
+    if not trajectories:
+        raise RolloutError("no trajectory was yielded: call yield_trajectory(trajectory) inside the coroutine")
+    return trajectories[-1]

@@ -12,7 +12,6 @@ import pytest
 from offbook.base import clock
 from offbook.base.types import Trajectory
 from offbook.server.http.auth import COOKIE, WRONG_KEYS, WRONG_SECONDS, Sessions
-from offbook.server.records.running_time import RunningTime
 from offbook.server.views.numbers import ago, moment
 from offbook.testing import Action, scripted_server
 from offbook_langgraph.calls.recorded_calls import StartedCall
@@ -153,11 +152,17 @@ def test_sessions_and_the_throttle_survive_a_jump(jump: Jump, seconds: float, tm
 
 @pytest.mark.parametrize("seconds", [-DAY, DAY])
 def test_a_jump_makes_no_call_older(jump: Jump, seconds: float) -> None:
-    running = RunningTime(wall=clock.now)
+    running = [0.0]
+    age = clock.RunningAge(60.0, lambda: running[0])
     ended = clock.now()
     jump(seconds)
-    running.tick()
-    assert running.ago(QUICK) < ended
+    running[0] = 59.0
+    assert age.older() is None
+    running[0] = 61.0
+    assert (age.older() or DAY) <= ended
+    jump(-seconds)
+    running[0] = 200.0
+    assert (age.older() or 0.0) > ended
 
 
 def test_a_moment_that_is_still_to_come_is_shown_as_it_is() -> None:

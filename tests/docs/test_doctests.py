@@ -43,7 +43,6 @@ CONVERSIONS = [
     "offbook.server.views.token_view",  # advantages -> text
     "offbook.server.records.call_rows",  # tokens -> blobs
     "offbook.server.records.claims",  # ids -> statements
-    "offbook.server.records.running_time",  # running time -> wall-clock time
     "offbook.server.sampler.transport",  # a request -> the largest answer
     "offbook.server.sampler.transport",  # an error response -> its message
     "offbook.engine.learner.model.merge",  # a configuration -> one that older readers know

@@ -92,6 +92,24 @@ def end_of(began: float) -> float:
     return began + since(began)
 
 
+class RunningAge:
+    """What is older than `seconds` of this process's running time: a sleep of the machine, a set clock and a stop age nothing."""
+
+    def __init__(self, seconds: float, running: Callable[[], float] = time.monotonic) -> None:
+        self.seconds = seconds
+        self._running = running
+        self._readings = deque([(running(), now())])
+
+    def older(self) -> float | None:
+        """A time of `now` that lies at least `seconds` of running time ago; None until the process has run so long. Call
+        it again and again: each call is a reading."""
+        limit = self._running() - self.seconds
+        self._readings.append((limit + self.seconds, now()))
+        while self._readings[1][0] <= limit:
+            self._readings.popleft()
+        return self._readings[0][1] if self._readings[0][0] <= limit else None
+
+
 def backoff_seconds(attempt: int, first: float, longest: float) -> float:
     """The pause after an attempt, counted from 1: `first` seconds, doubled each time up to `longest`."""
     return min(longest, first * 2 ** min(attempt - 1, 30))

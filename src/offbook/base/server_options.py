@@ -346,11 +346,6 @@ class ServerOptions(Options):
     step_timeout: float = Field(
         default=3600.0, gt=0, description="seconds without progress after which a step fails and its learner is stopped"
     )
-    idle_exit: float | None = Field(
-        default=None,
-        gt=0,
-        description="stop the server after this many minutes without calls, changes or training; None: never",
-    )
     parent_pid: int | None = Field(
         default=None, ge=1, description="stop when the process with this id ends (set by LocalBackend)"
     )

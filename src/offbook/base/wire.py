@@ -153,7 +153,6 @@ class Health(Wire):
     detail: str | None = None
     in_flight: int = 0  # calls that the engine is sampling
     restarts: int = 0  # of the sampler process
-    loop_lag: float = 0.0  # delay of the server's event loop in seconds: 99th percentile over the last minute
     wrong_answers: int = 0  # sampler responses that did not fit their request; their calls failed
     learner: dict[str, str] = {}  # device, precision, loader, mask probe; empty until its process has loaded the base
 

@@ -32,13 +32,11 @@ from .calls.sampled_answer import CALL_MARKS
 from .directory_lock import DirectoryLock, make_private, sweep
 from .http import app
 from .http.auth import Guard, Key, KeyFile, key_for
-from .idle_exit import wait_idle
 from .listening import listen, local_url, url_of
 from .logprob_check import check_logprobs, write_adapter
 from .models.checkpoint_swaps import open_models
 from .prompt_date import with_prompt_date
 from .records.database import RECORDS
-from .records.running_time import RunningTime
 from .records.store import Store
 from .sampler.engine_choice import EngineChoice, choose
 from .services import Services
@@ -249,10 +247,7 @@ async def _serve(
             _start(services, server, shutdown, lock, (url, local_url(url, listener)), key, guard, failure)
         ),
         asyncio.create_task(_expire_calls(services)),
-        asyncio.create_task(services.lag.watch()),
     ]
-    if options.idle_exit is not None:
-        tasks.append(asyncio.create_task(_end_idle(services, options.idle_exit, shutdown)))
     if options.parent_pid is not None:
         tasks.append(asyncio.create_task(_follow(options.parent_pid, shutdown)))
     try:
@@ -332,28 +327,16 @@ async def _sampler_ready(services: Services) -> bool:
 
 
 async def _expire_calls(services: Services) -> None:
-    """Delete calls that no trajectory claimed within --unclaimed-ttl, measured in this server's running time."""
-    ttl, store = services.options.unclaimed_ttl, services.store
-    running = RunningTime(await store.running(), clock.now)
+    """Delete calls that no trajectory claimed within --unclaimed-ttl, measured in the time since this server's start."""
+    ages = clock.RunningAge(services.options.unclaimed_ttl)
     while True:
-        await asyncio.sleep(min(ttl / 2, EXPIRY_SECONDS))
-        running.tick()
+        await asyncio.sleep(min(ages.seconds / 2, EXPIRY_SECONDS))
+        before = ages.older()
         try:
-            await store.save_running(running.text())
-            await store.expire_unclaimed(running.ago(ttl), tuple(services.recorder.in_flight))
+            if before is not None:
+                await services.store.expire_unclaimed(before, tuple(services.recorder.in_flight))
         except StoreError as error:
             logger.error("Expired calls were not deleted: %s", error)
-
-
-async def _end_idle(services: Services, minutes: float, shutdown: Shutdown) -> None:
-    """Shut down after `minutes` without work (--idle-exit)."""
-
-    def works() -> bool:
-        return services.sampler.state == "starting" or services.training.running is not None
-
-    await wait_idle(services.activity, 60 * minutes, works)
-    echo(f"Nothing to do for {minutes:g} minutes (--idle-exit): the server ends")
-    shutdown.begin(END_SECONDS)
 
 
 async def _follow(pid: int, shutdown: Shutdown) -> None:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .models.registry import ServedModel
     from .records.store import Store
     from .sampler.sampler import Sampler
+    from .training.queue import TrainQueue
     from .views.dashboard_source import DashboardSource
     from .views.run_summary import RunStatus
 
@@ -68,6 +69,11 @@ class ServerDoor(Protocol):
     @property
     def sampler(self) -> Sampler:
         """The inference engine: its state."""
+        ...
+
+    @property
+    def training(self) -> TrainQueue:
+        """The train requests: `running` is the one under way."""
         ...
 
 

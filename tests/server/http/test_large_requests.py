@@ -15,7 +15,6 @@ import pytest
 from offbook.base.wire import FINISHED_AT_ONCE, GROUPS_AT_ONCE, TrajectoryRecord
 from offbook.client.connection.http import _batches  # pyright: ignore[reportPrivateUsage]
 from offbook.server.http.json_body import MAX_OTHER_BYTES
-from offbook.server.services import LoopLag
 from offbook.testing import scripted_sampler
 from tests.fakes.gateway import Gateway, gateway_over
 
@@ -103,14 +102,3 @@ async def test_finishing_takes_few_statements_however_many_trajectories_there_ar
 def test_a_client_finishes_in_batches_that_the_server_takes() -> None:
     records = [TrajectoryRecord(id=f"t-{at}", model="m", started_at=1, ended_at=2) for at in range(2_500)]
     assert [len(batch) for batch in _batches(records)] == [1_000, 1_000, 500]
-
-
-async def test_the_lag_of_the_loop_is_measured_inside() -> None:
-    lag = LoopLag(tick=0.05)
-    watching = asyncio.create_task(lag.watch())
-    assert lag.p99() == 0
-    await asyncio.sleep(0.12)
-    time.sleep(0.3)
-    await asyncio.sleep(0.01)
-    watching.cancel()
-    assert max(lag._lags) > 0.2

@@ -421,3 +421,13 @@ async def test_everything_acknowledged_survives_a_kill(tmp_path: Path) -> None:
     assert len(acknowledged) >= 200
     assert {call_id for _, call_id in acknowledged} <= ids
     await store.close()
+
+
+async def test_what_has_expired_is_told_when_its_trajectory_is_finished_and_nothing_in_flight_expires(
+    store: Store,
+) -> None:
+    for name in ("gone", "gone", "sampled"):
+        await store.add_call(a_call(name, at=10.0))
+    assert await store.expire_unclaimed(500.0, ["sampled"]) == 2
+    assert await store.finish([a_record("gone"), a_record("sampled")]) == {"gone": 0, "sampled": 1}
+    assert await store.expired(["gone", "sampled", "unknown"]) == {"gone": 2}

@@ -24,7 +24,6 @@ from offbook.http_listener.access_checks import AccessChecks
 from offbook.server.views.dashboard_source import DashboardSource, EngineState
 
 from ..errors import ApiError, internal_error, refusal_of, shortened
-from ..idle_exit import CountedRequests
 from ..pages.site import add_pages
 from ..services import Services, ServicesDep
 from . import openai_api, training_api, trajectory_api
@@ -56,8 +55,6 @@ def build(services: Services, guard: Guard) -> FastAPI:
     app.add_middleware(openai_api.ModelCalls, services=services)
     for wing in services.wings.values():
         app.add_middleware(wing.middleware)
-    if services.options.idle_exit is not None:
-        app.add_middleware(CountedRequests, activity=services.activity)
     origins = services.options.allow_origin
     add_access_checks(app, guard, services.options.max_body, frozenset(origins))
     if origins:
@@ -107,7 +104,6 @@ async def health(services: ServicesDep) -> Health:
         detail=services.sampler.detail,
         in_flight=services.sampler.calls.in_flight,
         restarts=services.sampler.restarts,
-        loop_lag=services.lag.p99(),
         wrong_answers=services.recorder.wrong_answers,
         learner=services.learner.facts if services.learner is not None else {},
     )

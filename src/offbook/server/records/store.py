@@ -52,13 +52,11 @@ from .claims import Finish, chunks, finish
 from .database import APPLICATION_ID, check_file, engine_at
 from .listing import page
 from .overview import model_logs
-from .tables import SCHEMA, calls, expired, logs, meta, outputs, prepare, trains, trajectories
+from .tables import SCHEMA, calls, expired, logs, outputs, prepare, trains, trajectories
 from .writer import Apply, Writer, store_error
 
 logger = logging.getLogger(__name__)
 
-RUNNING = "running"
-"""Key of the table `meta` for the text of RunningTime."""
 Expiry = tuple[float, Collection[str]]
 """Calls that ended before this time (unix seconds) expire, except those of these trajectories, which are sampling."""
 
@@ -91,19 +89,6 @@ def expire(connection: Connection, batch: Sequence[Expiry]) -> list[int | Offboo
     trajectory claims one of the call's choices.
     """
     return [_expire(connection, before, in_flight) for before, in_flight in batch]
-
-
-def save_running(connection: Connection, batch: Sequence[str]) -> list[OffbookError | None]:
-    """Store the last of these texts of a RunningTime."""
-    changed = connection.execute(update(meta).where(meta.c.key == RUNNING).values(value=batch[-1]))
-    if not changed.rowcount:
-        connection.execute(insert(meta).values(key=RUNNING, value=batch[-1]))
-    return [None] * len(batch)
-
-
-def read_running(connection: Connection) -> str | None:
-    """The text that `save_running` stored; None before the first."""
-    return connection.scalar(select(meta.c.value).where(meta.c.key == RUNNING))
 
 
 def expired_of(connection: Connection, ids: Sequence[str]) -> dict[str, int]:
@@ -244,14 +229,6 @@ class Store:
     async def expired(self, ids: Sequence[str]) -> dict[str, int]:
         """Number of expired calls per trajectory id; ids without expired calls are left out."""
         return await self.read(lambda connection: expired_of(connection, ids))
-
-    async def running(self) -> str | None:
-        """The text that `save_running` stored; None before the first."""
-        return await self.read(read_running)
-
-    async def save_running(self, text: str) -> None:
-        """Store how long the server has run: the text of a RunningTime."""
-        await self._writer.write(save_running, text)
 
     async def finish(self, records: Sequence[TrajectoryRecord]) -> dict[str, int]:
         """Finish trajectories and claim their calls in one transaction. Returns the number of calls per trajectory id.

@@ -20,7 +20,7 @@ def _needed(package: str) -> str:
 
 
 try:
-    from .connection.oauth import client_credentials
+    from .connection.http_transport import client_credentials
     from .connection.pool import ServerPool
     from .connection.servers import HttpServer, InProcessServer, Limits, StdioServer
     from .connection.target import Target
@@ -41,7 +41,6 @@ try:
     from .tools.tool import ServerDescription, ServerTool, ToolKind
     from .tools.toolset import ModelTool, Toolset
     from .training.mcp_trainer import MCPTrainer
-    from .training.scenario_source import set_aside
 except ModuleNotFoundError as error:
     if error.name is None or error.name.startswith("offbook"):
         raise
@@ -76,5 +75,4 @@ __all__ = [
     "load_scenarios",
     "mcp_tools",
     "save_scenarios",
-    "set_aside",
 ]

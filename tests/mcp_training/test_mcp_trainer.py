@@ -14,11 +14,10 @@ from offbook.testing import Action, scripted_server
 from offbook.testing.asgi import Body
 from offbook_mcp import Limits, McpStartError
 from offbook_mcp.scenarios.scenario import CheckKind, McpScenario, save_scenarios
-from offbook_mcp.training.comparison import Comparison, Measured
 from offbook_mcp.training.defaults import default_config
 from offbook_mcp.training.mcp_trainer import MCPTrainer
-from offbook_mcp.training.scenario_judge import ScenarioJudge
-from offbook_mcp.training.scenario_trainer import TrainingState
+from offbook_mcp.training.scenario_source import ScenarioJudge
+from offbook_mcp.training.scenario_trainer import Comparison, Measured, TrainingState
 from tests.mcp_adapter.conftest import misbehaving
 from tests.mcp_training.conftest import told
 from tests.mcp_training.order_server import READS, make_server, scenarios
@@ -237,7 +236,7 @@ def test_kept_state_of_other_scenarios_or_of_another_version_is_dropped() -> Non
         assert found.scenarios == name
 
 
-async def test_scenarios_are_made_where_there_are_none_probed_and_kept_for_the_next_run(
+async def test_scenarios_are_made_where_there_are_none_and_kept_for_the_next_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def half(body: Body) -> Action:
@@ -265,9 +264,6 @@ async def test_scenarios_are_made_where_there_are_none_probed_and_kept_for_the_n
     with scripted_server(half, tmp_path) as running:
         model = TrainableModel("half", base_model="tiny", backend=RemoteBackend(running.url))
         said: list[str] = []
-        chosen = MCPTrainer(server, model, count=20, probe=2, say=said.append, group_size=2)
-        with pytest.raises(ConfigError, match="none teaches this model anything"):
-            await chosen.aevaluate()
         chosen = MCPTrainer(server, model, count=20, say=said.append)
         first = await chosen.aevaluate()
         again = await MCPTrainer(server, model, count=9, say=said.append).aevaluate()
@@ -276,7 +272,7 @@ async def test_scenarios_are_made_where_there_are_none_probed_and_kept_for_the_n
         "tool_seconds": first.metrics["tool_seconds"],
     }
     assert (tmp_path / ".offbook/mcp/half.jsonl").is_file()
-    assert sum(line.startswith("making scenarios for orders") for line in said) == 2
+    assert sum(line.startswith("making scenarios for orders") for line in said) == 1
     assert "held out, kept in " in said[-2]
     assert "not used: count, since no scenarios are made" in said[-1]
 

@@ -21,9 +21,9 @@ from offbook.trainer.evaluate import printing_failures
 from offbook.trainer.messages import evaluation_line
 from offbook.trainer.report import TrainReport
 from offbook_mcp.connection.target import Target
-from offbook_mcp.training.comparison import tool_lines
 from offbook_mcp.training.defaults import default_config
 from offbook_mcp.training.mcp_trainer import MCPTrainer, MCPTrainerOptions
+from offbook_mcp.training.scenario_trainer import tool_lines
 
 from .chat import talk
 from .model_options import (
@@ -69,7 +69,7 @@ NOT_TRAINING = (
         "seed",
         "temperature",
     ),
-    *("curriculum", "count", "probe"),
+    *("curriculum", "count"),
 )
 """Options of an MCPTrainer that an evaluation does not read."""
 

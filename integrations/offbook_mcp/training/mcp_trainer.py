@@ -31,11 +31,18 @@ from offbook_mcp.scenarios.explore import withheld_lines
 from offbook_mcp.scenarios.generate import few_held_out, generate_scenarios
 from offbook_mcp.scenarios.scenario import HELD_OUT, ScenarioSet, save_scenarios
 
-from .comparison import Comparison, Measured
 from .defaults import GROUP_SIZE, default_concurrency, default_config, defaults_for
-from .scenario_judge import ScenarioJudge, ScenarioRollout, unjudged, unused_judge
-from .scenario_source import ScenariosLike, as_set, check_usable, probed, scenario_file
-from .scenario_trainer import ScenarioTrainer, TrainingState
+from .scenario_source import (
+    ScenarioJudge,
+    ScenarioRollout,
+    ScenariosLike,
+    as_set,
+    check_usable,
+    scenario_file,
+    unjudged,
+    unused_judge,
+)
+from .scenario_trainer import Comparison, ScenarioTrainer, TrainingState
 
 _NOT_MEASURED = (
     'no scenario is held out, so that success is not measured on new tasks: give some `"split": "eval"` in their file'
@@ -69,9 +76,6 @@ class MCPTrainerOptions(TrainerOptions):
     count: int = option(48, "number of scenarios to generate if there are none", least=1)
     llm: str | Llm | None = option(
         None, "LLM that writes scenarios, such as openai/gpt-4.1; None: generated from schemas and tool results"
-    )
-    probe: int = option(
-        0, "rollouts to test each new scenario with; it is set aside if all or none solve it; 0: keep all", least=0
     )
     say: Callable[[str], None] = option(echo, "called with a line of text per event")
 
@@ -139,8 +143,7 @@ class MCPTrainer:
             raise
         await trainer.keep_state()
         state = trainer.state
-        no_gain = () if gained(report, state.before, state.after) else tuple(trainer.record.lines())
-        self.comparison = Comparison(scenarios.digest, len(scenarios.eval), state.before, state.after, no_gain)
+        self.comparison = Comparison(scenarios.digest, len(scenarios.eval), state.before, state.after)
         return report
 
     @names_checked("MCPTrainer.evaluate")
@@ -253,8 +256,6 @@ class MCPTrainer:
                 )
             return existing
         scenarios = await self._generated(pool)
-        if self.options.probe:
-            scenarios = await self._probed(scenarios, pool)
         file = scenario_file(self.model)
         save_scenarios(scenarios, file)
         self.options.say(
@@ -266,7 +267,7 @@ class MCPTrainer:
 
     def _generation_options(self) -> list[str]:
         """The options that were set and that only matter where scenarios are generated."""
-        names = ("count", "llm", "probe")
+        names = ("count", "llm")
         return [name for name in names if getattr(self.options, name) != getattr(MCPTrainerOptions, name)]
 
     async def _generated(self, pool: ServerPool) -> ScenarioSet:
@@ -279,14 +280,6 @@ class MCPTrainer:
         for line in spent.lines():
             say(line)
         return scenarios
-
-    async def _probed(self, scenarios: ScenarioSet, pool: ServerPool) -> ScenarioSet:
-        check_usable(scenarios, pool, self._max_tools, self.options.judge is not None)
-        rollout = self._rollout(pool)
-        kept = await probed(scenarios, rollout, self.model, self.options.probe, self.concurrency)
-        aside = len(scenarios.scenarios) - len(kept.scenarios)
-        self.options.say(f"set aside {counted(aside, 'scenario')}: every or no probing rollout solved it")
-        return kept
 
     def _rollout(self, pool: ServerPool) -> McpRollout:
         chars = self.options.result_chars or self._defaults.result_chars
@@ -314,13 +307,6 @@ class MCPTrainer:
         if scenarios is not None and self.options.judge is not None:
             options["judge"] = ScenarioJudge(self.options.judge, scenarios.scenarios)
         return options
-
-
-def gained(report: TrainReport, before: Measured | None, after: Measured | None) -> bool:
-    """Whether success on held-out scenarios has risen; if it was not measured, whether anything was trained."""
-    if before is not None and after is not None and "success" in after.rates:
-        return after.rates["success"] > before.rates.get("success", 0.0)
-    return any(iteration.trained for iteration in report.iterations)
 
 
 async def keep_state_on_error(error: BaseException, trainer: ScenarioTrainer) -> None:

@@ -1,19 +1,16 @@
-"""The scenarios of a run: from a file, from a list, or generated, probed with the untrained model, and stored."""
+"""The scenarios of a run, from a file or a list, and the judge of those that cannot be executed."""
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from offbook import LocalBackend, TrainableModel, TrajectoryGroup, gather_trajectory_groups
+from offbook import LocalBackend, TrainableModel, Trajectory, TrajectoryGroup
 from offbook.base.errors import ConfigError, RolloutError
 from offbook.base.server_options import default_dir
 from offbook.base.user_values import as_list
+from offbook.contracts import Judge
 from offbook_mcp.connection.pool import ServerPool
 from offbook_mcp.rollouts.rollout import McpRollout, check_scenarios
 from offbook_mcp.scenarios.scenario import CheckKind, McpScenario, ScenarioSet, load_scenarios
@@ -59,77 +56,55 @@ def check_usable(
         )
 
 
-ALWAYS_SOLVED = "every rollout solved it"
-NEVER_SOLVED = "no rollout solved it"
+ScenarioRollout: TypeAlias = Callable[[TrainableModel, McpScenario], Awaitable[Trajectory]]
 
 
-def set_aside(scenarios: ScenarioSet, success_rates: Mapping[str, float]) -> ScenarioSet:
-    """Remove the training scenarios whose success rate is 0 or 1, and count them in `dropped`.
+def unjudged(rollout: McpRollout) -> ScenarioRollout:
+    """The rollout function without a reward for scenarios of CheckKind.JUDGE: the cost of malformed calls alone is not a
+    reward."""
 
-    `success_rates` has the share of solved rollouts by scenario id. Held-out scenarios and those without a rate stay. Raises
-    ConfigError for a rate outside 0 to 1, an unknown id, or if no training scenario is left.
+    async def run(model: TrainableModel, scenario: McpScenario) -> Trajectory:
+        trajectory = await rollout(model, scenario)
+        if scenario.check is CheckKind.JUDGE:
+            trajectory.reward = None
+        return trajectory
+
+    return run
+
+
+def unused_judge(scenarios: Sequence[McpScenario], judge: Judge | None) -> str:
+    """Why a judge would never be asked; "" if it is, or if there is none."""
+    if judge is None or any(scenario.check is CheckKind.JUDGE for scenario in scenarios):
+        return ""
+    return 'not asked, since every scenario is scored by execution; those with "check": "judge" need one'
+
+
+class ScenarioJudge:
+    """A Judge for a Trainer.
+
+    Groups of CheckKind.JUDGE get the judge's score minus the cost of malformed calls. Others keep the reward from execution, and
+    the judge is not called.
     """
-    unknown = set(success_rates) - {scenario.id for scenario in scenarios.scenarios}
-    if unknown:
-        raise ConfigError(f"success_rates: there is no scenario {min(unknown)!r}")
-    for name, rate in success_rates.items():
-        if not 0 <= rate <= 1:
-            raise ConfigError(f"success_rates: a share from 0 to 1 is needed for {name!r}, got {rate!r}")
-    dropped = Counter(dict(scenarios.dropped))
-    kept: list[McpScenario] = []
-    for scenario in scenarios.scenarios:
-        rate = success_rates.get(scenario.id) if scenario.split == "train" else None
-        if rate == 0:
-            dropped[NEVER_SOLVED] += 1
-        elif rate == 1:
-            dropped[ALWAYS_SOLVED] += 1
-        else:
-            kept.append(scenario)
-    if scenarios.train and not any(scenario.split == "train" for scenario in kept):
-        never, always = dropped[NEVER_SOLVED], dropped[ALWAYS_SOLVED]
-        raise ConfigError(
-            f"scenarios: none teaches this model anything: of {never} no rollout solved any, of {always} every one did; "
-            "make easier ones (`offbook mcp scenarios TARGET --max-difficulty 1 -o FILE`) or harder ones and train with "
-            "--scenarios FILE, or probe with more rollouts of each (--set probe=N)"
-        )
-    return replace(scenarios, scenarios=tuple(kept), dropped=dict(dropped))
 
+    def __init__(self, judge: Judge, scenarios: Sequence[McpScenario]) -> None:
+        self._judge = judge
+        self._checks: Mapping[str, CheckKind] = {scenario.id: scenario.check for scenario in scenarios}
 
-async def probed(
-    scenarios: ScenarioSet, rollout: McpRollout, model: TrainableModel, rollouts: int, concurrency: int
-) -> ScenarioSet:
-    """Remove training scenarios that all or none of `rollouts` rollouts solved. Scenarios for a judge stay.
+    def __repr__(self) -> str:
+        return f"{self._judge!r}, for what cannot be executed"
 
-    The rollouts are logged with the model under the split `probe`. Raises ConfigError if no training scenario is left,
-    RolloutError if no rollout was scored.
-    """
-    executable = [scenario for scenario in scenarios.train if scenario.check is not CheckKind.JUDGE]
-    groups = await gather_trajectory_groups(
-        [_group(scenario, rollout, model, rollouts) for scenario in executable],
-        pbar_desc="probe",
-        concurrency=concurrency,
-        max_exceptions=len(executable) * rollouts,
-    )
-    await model.log(groups, split="probe")
-    rates = {str(group.metadata["scenario_id"]): rate for group in groups if (rate := success_rate(group)) is not None}
-    if executable and not rates:
-        failed = next((rollout.exception for group in groups for rollout in group if rollout.exception), None)
-        raise RolloutError(
-            f"probe: no rollout was scored: {failed.type}: {failed.message}" if failed else "probe: none"
-        )
-    return set_aside(scenarios, rates)
-
-
-def success_rate(group: TrajectoryGroup) -> float | None:
-    """The share of scored rollouts that solved the scenario; None if none was scored."""
-    scored = [
-        float(rollout.metrics["success"])
-        for rollout in group
-        if rollout.reward is not None and "success" in rollout.metrics
-    ]
-    return math.fsum(scored) / len(scored) if scored else None
-
-
-def _group(scenario: McpScenario, rollout: McpRollout, model: TrainableModel, rollouts: int) -> TrajectoryGroup:
-    copies = [partial(rollout, model, scenario)] * rollouts
-    return TrajectoryGroup(copies, metadata={"scenario_id": scenario.id})
+    async def __call__(self, group: TrajectoryGroup) -> TrajectoryGroup | None:
+        """Return the group with its rewards; None if the judge drops it. Raises the judge's errors."""
+        name = str(group.metadata.get("scenario_id"))
+        if name not in self._checks:
+            raise RolloutError(f"judge: a group of the unknown scenario {name!r}")
+        if self._checks[name] is not CheckKind.JUDGE:
+            return group
+        executed = {trajectory.id: trajectory.reward for trajectory in group}
+        judged = await self._judge(group)
+        for trajectory in judged or ():
+            own = executed.get(trajectory.id)
+            if trajectory.reward is not None and own is not None:
+                trajectory.metrics["judge_score"] = trajectory.reward
+                trajectory.reward += own
+        return judged

@@ -1,20 +1,21 @@
-"""The Trainer for MCP scenarios: easier scenarios first, and a state that is stored with the model so that a later run resumes."""
+"""The Trainer for MCP scenarios: easier scenarios first, a state that is stored with the model so that a later run resumes, and
+success on held-out scenarios before and after."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from offbook import TrainableModel, Trainer, TrajectoryGroup
+from offbook.base.text import one_line
+from offbook.trainer.messages import SOLVED
 from offbook_mcp.rollouts.rollout import McpRollout
 from offbook_mcp.scenarios.scenario import McpScenario
-
-from .comparison import Measured, RunRecord
 
 RISES_AT = 0.6
 """Mean success at the hardest open difficulty that opens the next one."""
@@ -76,6 +77,68 @@ class Curriculum:
         return replace(self, state=state)
 
 
+_BY_TOOL = "success."
+
+
+class Measured(BaseModel):
+    """Means over held-out scenarios at one step: `success`, `success.TOOL`, and the parts of the reward. `scored`: number of
+    scenarios with a score; None: kept by a version that did not count them."""
+
+    model_config = ConfigDict(frozen=True)
+
+    step: int
+    rates: dict[str, float]
+    scored: int | None = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Measurements before and after training. `scenarios` is the scenario file's hash, `held_out` the number measured."""
+
+    scenarios: str
+    held_out: int
+    before: Measured | None = None
+    after: Measured | None = None
+
+    def lines(self) -> Iterator[str]:
+        """The table as lines, or one line if nothing was measured."""
+        if self.before is None or self.after is None:
+            yield "success was not measured: no scenario is held out"
+            return
+        if "success" not in self.after.rates:
+            yield "success was not measured: a judge scores the held-out scenarios. Compare steps with `offbook mcp"
+            yield "compare TARGET --with step:0 --with step:newest --judge MODEL`"
+            return
+        yield f"success on {self.held_out} held-out scenarios (greedy), scenarios {self.scenarios[:16]}"
+        names = [name for name in self.after.rates if name.startswith(_BY_TOOL)]
+        rows = [("all", "success"), *((one_line(name.removeprefix(_BY_TOOL), 64), name) for name in names)]
+        width = max(len(label) for label, _ in rows)
+        yield f"{'':{width}}  {f'step {self.before.step}':>9}  {f'step {self.after.step}':>9}"
+        for label, name in rows:
+            yield f"{label:{width}}  {_percent(self.before.rates.get(name)):>9}  {_percent(self.after.rates.get(name)):>9}"
+        counts = [self.held_out if one.scored is None else one.scored for one in (self.before, self.after)]
+        if min(counts) < self.held_out:
+            yield (
+                f"Rollouts failed, so step {self.before.step} was scored on {counts[0]} of the {self.held_out} scenarios and step "
+                f"{self.after.step} on {counts[1]}: the columns do not compare the same ones."
+            )
+        if self.before.rates.get("success", 0.0) >= SOLVED:
+            yield "The model solved most of these before training: harder ones leave more to learn (--scenarios FILE)."
+
+
+def tool_lines(metrics: Mapping[str, float]) -> Iterator[str]:
+    """The success per tool as lines, from the metrics of an evaluation."""
+    names = sorted(name for name in metrics if name.startswith(_BY_TOOL))
+    labels = [one_line(name.removeprefix(_BY_TOOL), 64) for name in names]
+    width = max((len(label) for label in labels), default=0)
+    for label, name in zip(labels, names, strict=True):
+        yield f"  {label:{width}}  {_percent(metrics[name]):>4}"
+
+
+def _percent(rate: float | None) -> str:
+    return "-" if rate is None else f"{rate:.0%}"
+
+
 KEY = "mcp"
 """Key in the model's state."""
 
@@ -121,7 +184,6 @@ class ScenarioTrainer(Trainer):
         self.curriculum: Curriculum | None = None
         if follow_curriculum:
             self.curriculum = Curriculum.start(scenarios, self.options.scenarios_per_step, state.curriculum)
-        self.record = RunRecord(scenarios)
         self._number = 0
         self._kept = state.model_copy()
 
@@ -135,8 +197,7 @@ class ScenarioTrainer(Trainer):
         return await super().next_scenarios(chosen, number - self.curriculum.state.opened_at)
 
     def examine_rollouts(self, groups: Sequence[TrajectoryGroup]) -> str | None:
-        """Update the record and the curriculum. Returns a line of text when a harder difficulty opens."""
-        self.record.add(groups)
+        """Update the curriculum. Returns a line of text when a harder difficulty opens."""
         if self.curriculum is None:
             return None
         before = self.curriculum.state
@@ -146,7 +207,6 @@ class ScenarioTrainer(Trainer):
             return None
         rate = now.success.get(before.level)
         known = "" if rate is None else f" (success at {before.level}: {rate:.0%})"
-        self.record.opened(now.level, known)
         return f"difficulty {now.level} is open from the next iteration on{known}"
 
     def examine_evaluation(self, groups: Sequence[TrajectoryGroup]) -> None:

@@ -34,7 +34,6 @@ from offbook.rewards.reward_parts import exact_match, numeric_match
 from offbook.rewards.transcripts import Transcript
 from offbook.server.records.claims import _answer
 from offbook.server.views.conversation import indented
-from offbook_mcp.connection.environment_references import variable_hint
 from offbook_mcp.rollouts.agent_loop import parsed
 from offbook_mcp.rollouts.argument_score import argument_score
 from offbook_mcp.rollouts.rewards import answer_score
@@ -88,7 +87,6 @@ READERS: dict[str, Callable[[str], object]] = {
     "emptiness": lambda text: is_empty(bounded_text(text, 10**6)),
     "error text": lambda text: reads_like_error("find", {"a": "b"}, bounded_text(text, 10**6), None),
     "description": lambda text: values_for("a", text, text),
-    "stderr": variable_hint,
     "expected answer": lambda text: answer_score(["5", text[:50]], text),
     "arguments": scored,
     "hermes": hermes,

@@ -25,7 +25,7 @@ TEXT: Schema = {"type": "string"}
 
 def tool_of(schema: Schema, name: str = "find_part", description: str = "") -> ModelTool:
     tool = ServerTool("s", name, description, schema, kind=ToolKind.READ)
-    return make_toolset([ServerDescription("s", None, None, "1", (tool,), False)]).tools[0]
+    return make_toolset([ServerDescription("s", None, None, "1", (tool,))]).tools[0]
 
 
 def with_property(schema: Schema, name: str = "thing") -> Schema:
@@ -147,7 +147,7 @@ async def test_a_tool_whose_schema_accepts_nothing_is_left_out_by_name() -> None
 
 def test_names_in_other_alphabets_are_transliterated_and_read() -> None:
     tools = [ServerTool("s", name, "", {"type": "object"}) for name in ("查询价格", "größe", "查询价格 ", "🎲")]
-    described = ServerDescription("s", None, None, "1", tuple(tools), False)
+    described = ServerDescription("s", None, None, "1", tuple(tools))
     assert [tool.name for tool in make_toolset([described]).tools][:2] == ["ChaXunJiaGe", "grosse"]
     assert words_of("größe_der_Kiste") == ("größe", "der", "kiste") and words_of("商品") == ("商品",)
 

@@ -6,7 +6,6 @@ import json
 
 import pytest
 from mcp.server.mcpserver import MCPServer
-from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import ToolAnnotations
 
 from offbook.base.errors import ConfigError
@@ -135,26 +134,6 @@ async def test_where_every_call_gets_an_error_as_text_the_error_shows_it() -> No
         ConfigError, match=r"(?s)no call of account worked: .*Not authenticated.*no call of query worked"
     ):
         await generate_scenarios(Target.parse(store, only=("query", "account")), count=4)
-
-
-async def test_where_every_tool_gives_the_same_error_it_is_named_instead_of_the_arguments() -> None:
-    server = MCPServer("shop")
-
-    @server.tool(annotations=READS)
-    def stock(item: str) -> str:
-        """Count an item."""
-        raise ToolError(f"no connection to the database at db:5432 while reading {item}")
-
-    @server.tool(annotations=READS)
-    def orders(customer: str) -> str:
-        """List orders."""
-        raise ToolError(f"no connection to the database at db:5432 while reading {customer}")
-
-    with pytest.raises(
-        ConfigError, match=r"no call of any tool worked, and 2 of 2 tools answered: .*db:5432"
-    ) as refused:
-        await generate_scenarios(Target.parse(server), count=4)
-    assert "list valid arguments" not in str(refused.value)
 
 
 async def test_a_written_scenario_whose_call_gets_an_error_as_text_is_dropped() -> None:

@@ -7,15 +7,9 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from mcp import types
-from mcp.server import Server
-from mcp.server.mcpserver import MCPServer
-from mcp.server.mcpserver.tools import Tool as ServerTool
 
 from offbook_mcp import (
     Limits,
@@ -30,7 +24,6 @@ from offbook_mcp import (
     StdioServer,
     Target,
 )
-from offbook_mcp.connection.servers import InProcess
 from tests.mcp_adapter.conftest import SERVERS, children, misbehaving
 
 QUICK = Limits(start_seconds=20, call_seconds=2)
@@ -96,16 +89,6 @@ async def test_a_call_that_hangs_ends_at_its_deadline() -> None:
     assert time.monotonic() - start < 8
 
 
-async def test_a_call_behind_one_that_hangs_says_which_was_the_first() -> None:
-    async with ServerPool(misbehaving("stuck", limits=Limits(call_seconds=1))) as pool, pool.rollout() as tools:
-        hanging = asyncio.create_task(tools.call("goad", {}))
-        await asyncio.sleep(0.2)
-        with pytest.raises(McpTimeoutError, match=r"the call of 'echo' .*it was stuck since the call of 'goad'"):
-            await tools.call("echo", {"text": "a"})
-        with pytest.raises(McpTimeoutError, match="no answer to the call of 'goad' within call_seconds=1; if it"):
-            await hanging
-
-
 async def test_an_answer_that_is_not_json_ends_the_session_at_once() -> None:
     start = time.monotonic()
     with pytest.raises(McpProtocolError, match=r"a message that is not valid JSON-RPC: '\{\"jsonrpc\""):
@@ -154,19 +137,6 @@ def test_fifty_megabytes_take_no_such_memory() -> None:
     assert [told for _, told, _ in measured] == ["quiet again", "refused", "refused"]
     for mode, _, kilobytes in measured:  # a line of up to 2 MB is held, and held again while it is cut
         assert int(kilobytes) < 20_000, mode
-
-
-@pytest.mark.parametrize("mode", ["change", "change-silently"])
-async def test_a_tool_that_changes_on_the_way_ends_the_rollout_that_uses_it(mode: str) -> None:
-    async with ServerPool(misbehaving(mode, limits=QUICK), ahead=0) as pool:
-        async with pool.rollout() as tools:
-            assert (await tools.call("goad", {})).text == "changed"
-            with pytest.raises(McpToolsChangedError, match="removed or redefined tools that are in use: echo, goad"):
-                for _ in range(100):  # the notification may come after the answer
-                    await tools.call("goad", {})
-                    await asyncio.sleep(0.05)
-        async with pool.rollout() as tools:  # a new process is as it was
-            assert (await tools.call("echo", {"text": "a"})).text == "a"
 
 
 async def test_a_session_with_other_tools_than_the_first_is_refused(tmp_path: Path) -> None:
@@ -243,42 +213,6 @@ async def test_tools_with_a_faulty_schema_are_left_out_by_name() -> None:
             "listed": "its definition is faulty: inputSchema: Input should be a valid dictionary",
         }
         assert (await tools.call("echo", {"text": "here"})).text == "here"
-
-
-SCHEMAS: dict[str, dict[str, Any]] = {"echo": {"type": "object"}, "typeless": {}, "text": {"type": "string"}}
-
-
-def low_level_server() -> Server:
-    async def listed(context: object, params: object) -> types.ListToolsResult:
-        return types.ListToolsResult(tools=[types.Tool(name=name, input_schema=SCHEMAS[name]) for name in SCHEMAS])
-
-    async def called(context: object, params: object) -> types.CallToolResult:
-        return types.CallToolResult(content=[types.TextContent(text="here")])
-
-    return Server("odd", on_list_tools=listed, on_call_tool=called)
-
-
-def server_of_tools() -> MCPServer:
-    def echo() -> str:
-        return "here"
-
-    tool = ServerTool.from_function(echo)
-    return MCPServer(
-        "odd", tools=[tool.model_copy(update={"name": name, "parameters": SCHEMAS[name]}) for name in SCHEMAS]
-    )
-
-
-@pytest.mark.parametrize("make", [low_level_server, server_of_tools])
-async def test_tools_of_a_server_object_with_a_faulty_schema_are_left_out_by_name(
-    make: Callable[[], InProcess],
-) -> None:
-    server = make()
-    async with ServerPool(Target.parse(server, allow_all=True), ahead=0) as pool, pool.rollout() as tools:
-        assert [tool.name for tool in pool.toolset.tools] == ["echo"]
-        fault = 'its definition is faulty: inputSchema needs "type": "object"'
-        assert pool.toolset.left_out == {"typeless": fault, "text": fault}
-        assert (await tools.call("echo", {})).text == "here"
-    assert "get_request_handler" not in vars(server)
 
 
 async def test_a_server_of_sdk_1_is_told_to_have_an_interpreter_of_its_own(tmp_path: Path) -> None:

@@ -41,7 +41,6 @@ def test_exploring_shows_what_a_server_holds_and_none_of_its_escapes(called: Cal
     code, page, complaint = called("explore", "library_server:make")
     assert code == 0, complaint
     assert "list_books: [].shelf: 4, such as north, south, east" in page
-    assert "resource library://hours: nine to five" in page
     assert "add_book: it may write; --allow TOOL calls it" in page
     assert not {"\x1b", "\x07", "\u202e"} & set(page)
 

@@ -16,25 +16,8 @@ from offbook_mcp.connection.servers import InProcessServer, Limits
 from offbook_mcp.scenarios.explore import explore
 from offbook_mcp.tools.tool import reads_secrets
 from tests.mcp_adapter.conftest import misbehaving
-from tests.mcp_adapter.servers import library_server, notes_server
 
 READS = ToolAnnotations(read_only_hint=True)
-
-
-async def test_the_resources_of_every_server_are_read() -> None:
-    servers = (InProcessServer("library", library_server.make), InProcessServer("notes", notes_server.make))
-    async with ServerPool(Target(servers)) as pool:
-        exploration = await explore(pool)
-    assert exploration.resources == {"library://hours": "nine to five", "notes://count": "0 notes"}
-
-
-async def test_a_server_that_dies_on_reading_a_resource_loses_its_resources_only() -> None:
-    servers = (*misbehaving("die-on-resource").servers, InProcessServer("library", library_server.make))
-    async with ServerPool(Target(servers)) as pool:
-        exploration = await explore(pool)
-    assert "the tool has failed badly" in exploration.left_out["resources of odd"]
-    assert "echo" not in exploration.left_out and any(call.worked for call in exploration.of("echo"))
-    assert exploration.resources == {"library://hours": "nine to five"}
 
 
 async def test_a_tool_slower_than_the_deadline_of_exploring_is_left_out_and_a_longer_one_lets_it_in() -> None:

@@ -110,7 +110,6 @@ async def test_exploring_tells_what_it_left_out_and_why() -> None:
         "get_secret_token": "it may show secrets; --allow TOOL calls it",
         "add_book": "it may write; --allow TOOL calls it",
     }
-    assert found.resources == {"library://hours": "nine to five"}
     assert set(found.sampler.places["list_books: [].shelf"]) == {"north", "south", "east", "west"}
     assert any(each.worked for each in found.of("find_book")) and any(each.empty for each in found.of("count_shelf"))
 
@@ -138,7 +137,7 @@ async def test_a_tool_that_ends_its_server_is_left_out_and_told() -> None:
     async with ServerPool(misbehaving("die")) as pool:
         found = await explore(pool)
         assert "server failed" in found.left_out["goad"]
-        scenarios = await generate_scenarios(pool, count=6, exploration=found)
+        scenarios = await generate_scenarios(pool, count=6)
     assert {tool for each in scenarios.scenarios for tool in each.tools} == {"echo"}
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from pydantic import BaseModel
 from offbook.base.errors import ConfigError
 from offbook.base.text import one_line, printable
 from offbook_mcp import ServerDescription, ServerPool, ServerTool, Target
-from offbook_mcp.tools.results import as_tool_result, resource_text
+from offbook_mcp.tools.results import as_tool_result
 from offbook_mcp.tools.schemas import simplified
 from offbook_mcp.tools.tool import fingerprint
 from offbook_mcp.tools.toolset import make_toolset
@@ -29,7 +31,6 @@ def described(*tools: ServerTool, **more: Any) -> ServerDescription:
         "title": "shop",
         "version": "1",
         "protocol": "2025-11-25",
-        "resources": False,
     }
     return ServerDescription(name="shop", tools=tools, **{**facts, **more})
 
@@ -247,6 +248,7 @@ def text(value: str) -> types.TextContent:
     return types.TextContent(type="text", text=value)
 
 
+BLOB = types.BlobResourceContents(uri="a://b", blob="AAAA", mime_type="application/pdf")
 IMAGE = types.ImageContent(type="image", data="A" * 1_000, mime_type="image/png")
 
 
@@ -264,6 +266,11 @@ IMAGE = types.ImageContent(type="image", data="A" * 1_000, mime_type="image/png"
             False,
         ),
         (result(IMAGE), "[image not shown (image/png, 750 bytes): this model reads text only]", True),
+        (
+            result(types.EmbeddedResource(resource=BLOB)),
+            "[binary resource not shown (application/pdf, 3 bytes): this model reads text only]",
+            True,
+        ),
         (result(), "", False),
         (result(types.ResourceLink(type="resource_link", name="n", uri="demo://1")), "n: demo://1", False),
         (result(text("a\ud800b")), "a?b", False),
@@ -278,11 +285,6 @@ def test_a_long_answer_is_cut_with_a_note() -> None:
     converted = as_tool_result(result(text("x" * 5_000)), 100)
     assert converted.text == "x" * 100 + "\n[cut here: these are the first 100 of 5,000 characters]"
     assert converted.cut
-    blob = types.BlobResourceContents(uri="a://b", blob="AAAA", mime_type="application/pdf")
-    assert (
-        resource_text([blob], 100).text
-        == "[binary resource not shown (application/pdf, 3 bytes): this model reads text only]"
-    )
 
 
 def test_a_servers_text_cannot_steer_a_terminal() -> None:
@@ -322,16 +324,24 @@ async def test_an_answer_that_breaks_its_own_output_schema_is_an_error_the_model
     assert answer.is_error and "output schema" in answer.text
 
 
-async def test_an_output_schema_with_a_slow_pattern_holds_up_nothing() -> None:
-    server = notes_server.make()
+SLOW_PATTERN = """
+from mcp.server.mcpserver import MCPServer
+server = MCPServer("slow")
 
-    @server.tool()
-    def slow() -> dict[str, str]:
-        """Returns a text that its pattern fails on in 2 to the power of 40 ways."""
-        return {"n": "a" * 60 + "!"}
+@server.tool()
+def slow() -> dict[str, str]:
+    return {"n": "a" * 60 + "!"}
 
-    schema = {"type": "object", "properties": {"n": {"type": "string", "pattern": "^(a|aa)+$"}}, "required": ["n"]}
-    server._tool_manager.get_tool("slow").fn_metadata.output_schema = schema  # type: ignore[union-attr]
-    async with ServerPool(Target.parse(server, allow_all=True)) as pool, pool.rollout() as tools:
+schema = {"type": "object", "properties": {"n": {"type": "string", "pattern": "^(a|aa)+$"}}, "required": ["n"]}
+server._tool_manager.get_tool("slow").fn_metadata.output_schema = schema
+server.run()
+"""
+"""Its result fails on the pattern in 2 to the power of 40 ways."""
+
+
+async def test_an_output_schema_with_a_slow_pattern_holds_up_nothing(tmp_path: Path) -> None:
+    (tmp_path / "server.py").write_text(SLOW_PATTERN)
+    target = Target.parse(f"{sys.executable} {tmp_path / 'server.py'}", allow_all=True)
+    async with ServerPool(target) as pool, pool.rollout() as tools:
         answer = await tools.call("slow", {})
     assert not answer.is_error and "aaaa!" in answer.text

@@ -218,14 +218,6 @@ async def test_a_server_that_fails_in_a_call_leaves_a_recorded_unscored_rollout(
     assert children() == set()
 
 
-async def test_a_server_that_changes_its_tools_leaves_an_unscored_rollout(stand_in: TrainableModel) -> None:
-    target = misbehaving("change-silently", limits=Limits(start_seconds=20, call_seconds=5))
-    scenario = told("goad() then goad()", ("goad", {}))
-    trajectory = await rolled_out(target, stand_in, scenario)
-    assert trajectory.exception is not None
-    assert trajectory.exception.type == "McpToolsChangedError"
-
-
 async def test_a_server_that_no_longer_starts_leaves_an_unscored_rollout(
     stand_in: TrainableModel, tmp_path: Path
 ) -> None:

@@ -41,7 +41,7 @@ CONVERSION: dict[str, object] = {"source": "Asia/Tokyo", "time": "16:30", "targe
 
 
 def toolset(bind: dict[str, object] | None = None) -> Toolset:
-    return make_toolset([ServerDescription("s", None, None, "1", tuple(TOOLS), False)], bind=bind)
+    return make_toolset([ServerDescription("s", None, None, "1", tuple(TOOLS))], bind=bind)
 
 
 def scenario(

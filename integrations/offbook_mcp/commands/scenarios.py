@@ -21,7 +21,7 @@ from offbook_mcp.connection.target import Target
 from offbook_mcp.scenarios.explore import Exploration
 from offbook_mcp.scenarios.explore import explore as explore_server
 from offbook_mcp.scenarios.from_llm import questions_for
-from offbook_mcp.scenarios.generate import few_held_out, generate_scenarios, variable_hints
+from offbook_mcp.scenarios.generate import few_held_out, generate_scenarios
 from offbook_mcp.scenarios.harvest import SHORT
 from offbook_mcp.scenarios.scenario import ScenarioSet, save_scenarios
 
@@ -29,10 +29,7 @@ Seed = Annotated[int, more_option(help="random seed for values and tasks")]
 
 
 def explore(target: Target, seed: Seed = 0) -> None:
-    """Call the tools that only read, and show what they return.
-
-    Also reads the server's resources.
-    """
+    """Call the tools that only read, and show what they return."""
     asyncio.run(_explore(target, seed))
 
 
@@ -115,7 +112,6 @@ def exploration_lines(pool: ServerPool, exploration: Exploration) -> Iterator[st
             yield f"  {one_line(repr(dict(observation.arguments)), 100)} -> {one_line(observation.text, 100)}"
         if error := exploration.first_error(tool.name):
             yield f"  {'refused' if errors else 'empty'}, such as {error}"
-    yield from variable_hints(pool, exploration)
     places = [(place, values) for place, values in exploration.sampler.places.items() if not place.endswith(SHORT)]
     if places:
         yield ""
@@ -125,8 +121,6 @@ def exploration_lines(pool: ServerPool, exploration: Exploration) -> Iterator[st
             yield f"  {one_line(place, 60)}: {len(values)}, such as {some}"
         if len(places) > _MAX_PLACES:
             yield f"  and {len(places) - _MAX_PLACES} more places"
-    for uri, text in exploration.resources.items():
-        yield f"resource {one_line(uri, 80)}: {one_line(text, 80)}"
     if exploration.left_out:
         yield ""
         yield "Left out:"

@@ -6,28 +6,22 @@ Tools with a faulty definition are removed from lists of tools: the SDK refuses 
 from __future__ import annotations
 
 import asyncio
-import copy
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self, TypeAlias, cast
+from typing import Self, TypeAlias, cast
 
 from mcp.client._transport import ReadStream, TransportStreams
-from mcp.server import Server as LowLevelServer
-from mcp.server.context import HandlerResult, ServerRequestContext
-from mcp.server.lowlevel.server import HandlerEntry
-from mcp.server.mcpserver import MCPServer
 from mcp.shared.message import SessionMessage
 from mcp.types import JSONRPCResponse, Tool
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from offbook.base.redaction import error_text
 from offbook.base.text import one_line, printable
 from offbook_mcp.errors import McpServerError
 
 from .environment_references import without
-from .servers import InProcess
 
 _TAIL_BYTES = 8_192
 _TAIL_LINES = 15
@@ -94,36 +88,6 @@ async def sound_listings(
     """The transport, without faulty tools in lists of tools. The link gets their names and what is wrong."""
     async with transport as (incoming, outgoing):
         yield _SoundListings(incoming, link), outgoing
-
-
-def sound_server(server: InProcess, link: Link) -> InProcess:
-    """A server object that lists no faulty tools: the object itself is not changed. The link gets their names and what is wrong."""
-    # The SDK has no public way from an MCPServer to its low-level server.
-    inner = server._lowlevel_server if isinstance(server, MCPServer) else server  # pyright: ignore[reportPrivateUsage]
-    sound: LowLevelServer[Any] = copy.copy(inner)
-
-    def handler_of(method: str) -> HandlerEntry[Any] | None:
-        entry = inner.get_request_handler(method)
-        if entry is None or method != "tools/list":
-            return entry
-
-        async def sound_list(context: ServerRequestContext[Any, Any], params: Any) -> HandlerResult:
-            return _without_faulty(await entry.handler(context, params), link)
-
-        return replace(entry, handler=sound_list)
-
-    sound.get_request_handler = handler_of
-    return sound
-
-
-def _without_faulty(listed: HandlerResult, link: Link) -> HandlerResult:
-    """A server object's answer to `tools/list`, as JSON without the faulty tools."""
-    result = (
-        listed.model_dump(by_alias=True, mode="json", exclude_none=True) if isinstance(listed, BaseModel) else listed
-    )
-    if not isinstance(result, dict) or not isinstance(tools := result.get("tools"), list):
-        return listed
-    return {**result, "tools": [_timely(tool) for tool in cast(list[object], tools) if _is_sound(tool, link)]}
 
 
 class _SoundListings:

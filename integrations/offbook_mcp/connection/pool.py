@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
-from mcp_types.version import MODERN_PROTOCOL_VERSIONS
-
 from offbook.base.errors import ConfigError
 from offbook.base.locked_folders import TemporaryFolder
 from offbook_mcp.errors import McpServerError, McpToolsChangedError
@@ -236,9 +234,7 @@ class ServerPool:
         return session_set
 
     async def _start(self, server: AnyServer, folder: Path | None) -> Session:
-        known = next((first for first in self.servers if first.name == server.name), None)
-        legacy = known is not None and known.protocol not in MODERN_PROTOCOL_VERSIONS
-        session = await Session.start(server, folder, self.target.limits, legacy=legacy)
+        session = await Session.start(server, folder, self.target.limits)
         try:
             self._check_same(session.description, str(folder) if folder else None)
         except McpServerError:

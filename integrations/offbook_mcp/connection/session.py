@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable
 from contextvars import Context
 from functools import cache
 from importlib.metadata import version
@@ -15,10 +14,7 @@ from typing import Any, TypeVar
 
 from mcp import Client, MCPError, types
 from mcp.client._transport import Transport
-from mcp.client.session import IncomingMessage
-from mcp.client.subscriptions import SubscriptionLost
-from mcp.types import CONNECTION_CLOSED, INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND, REQUEST_TIMEOUT
-from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from mcp.types import CONNECTION_CLOSED, INTERNAL_ERROR, REQUEST_TIMEOUT
 from pydantic import ValidationError
 
 from offbook.base.errors import ConfigError
@@ -29,13 +25,12 @@ from offbook_mcp.errors import (
     McpServerError,
     McpStartError,
     McpTimeoutError,
-    McpToolsChangedError,
 )
-from offbook_mcp.tools.tool import ServerDescription, ServerTool, as_server_tool
+from offbook_mcp.tools.tool import ServerDescription, as_server_tool
 
-from .connection_state import Link, sound_listings, sound_server
-from .environment_references import names_secret, variable_hint, without
-from .http_transport import http_transport, speaks_sse, sse_transport
+from .connection_state import Link, sound_listings
+from .environment_references import names_secret, without
+from .http_transport import http_transport
 from .process_transport import stdio_transport
 from .servers import AnyServer, HttpServer, InProcess, Limits, StdioServer
 
@@ -57,33 +52,27 @@ class Session:
 
     description: ServerDescription
 
-    def __init__(self, server: AnyServer, folder: Path | None, limits: Limits, *, legacy: bool = False) -> None:
+    def __init__(self, server: AnyServer, folder: Path | None, limits: Limits) -> None:
         self.server = server
         self._folder = folder
         self._limits = limits
-        self._legacy = legacy
         self._link = Link(server.name)
         self._client: Client | None = None
         self._error: BaseException | None = None
         self._ready = asyncio.Event()
         self._stop = asyncio.Event()
-        self._relisted = asyncio.Event()
-        self._changed: frozenset[str] = frozenset()
         self._timed_out = False
-        self._first_unanswered: str | None = None
         self._closing = False
         # An empty context: the session may outlive the rollout that starts it, and must not belong to its capture.
         self._task = asyncio.create_task(self._run(), name=f"mcp {server.name}", context=Context())
 
     @classmethod
-    async def start(
-        cls, server: AnyServer, folder: Path | None = None, limits: Limits | None = None, *, legacy: bool = False
-    ) -> Session:
-        """Connect and list the tools. `legacy` skips the probe for a server known to speak a protocol from before 2026.
+    async def start(cls, server: AnyServer, folder: Path | None = None, limits: Limits | None = None) -> Session:
+        """Connect and list the tools.
 
         Raises McpStartError, or ConfigError for a setting that cannot be resolved.
         """
-        session = cls(server, folder, limits or Limits(), legacy=legacy)
+        session = cls(server, folder, limits or Limits())
         try:
             async with asyncio.timeout(session._limits.start_seconds):
                 await session._ready.wait()
@@ -114,31 +103,20 @@ class Session:
     async def call(self, tool: str, arguments: dict[str, object]) -> types.CallToolResult:
         """Call a tool. An error that the tool or the server reports is a result with `is_error`.
 
-        Raises McpServerError: McpConnectionError, McpTimeoutError, McpOverflowError, McpProtocolError, McpToolsChangedError.
+        Raises McpServerError: McpConnectionError, McpTimeoutError, McpOverflowError, McpProtocolError.
         """
         seconds = self._limits.call_seconds
-        self._check_unchanged(tool)
         try:
             return await self._ask(
                 f"the call of {tool!r}",
                 lambda client: client.call_tool(tool, arguments, read_timeout_seconds=seconds),
             )
         except MCPError as error:
-            if error.code in (INVALID_PARAMS, METHOD_NOT_FOUND):  # it may have removed the tool without a notification
-                await self._list_again()
-                self._check_unchanged(tool)
             return _error_result(error.message)
         except McpServerError:
             raise
         except RuntimeError as error:  # raised by the SDK for a response that violates the tool's output schema
             return _error_result(str(error))
-
-    async def ask(self, what: str, send: Callable[[Client], Awaitable[ResultT]]) -> ResultT:
-        """Send another request of the SDK's client, such as `read_resource`. `what` describes it in errors.
-
-        Raises McpServerError, MCPError.
-        """
-        return await self._ask(what, send)
 
     def hide(self, text: str) -> str:
         """Mask the secrets that the server was started with: a tool may return its environment."""
@@ -194,33 +172,25 @@ class Session:
 
     def _timeout_error(self, what: str) -> McpServerError:
         self.give_up()
-        first = self._first_unanswered = self._first_unanswered or what
-        stuck = "" if first == what else f"; it was stuck since {first}"
         seconds = self._limits.call_seconds
         remedy = "if it needs longer, raise that (--call-timeout)"
         return McpTimeoutError(
             self.server.name,
-            f"no answer to {what} within call_seconds={seconds:g}{stuck}; {remedy}{self._link.details()}",
+            f"no answer to {what} within call_seconds={seconds:g}; {remedy}{self._link.details()}",
         )
 
     def _connection_error(self, what: str, error: BaseException | None = None) -> McpServerError:
         if self._link.fault is not None:
             return self._link.fault
         reason = self._link.reason(error or self._error)
-        hint = self._variable_hint(reason)
-        return McpConnectionError(self.server.name, f"{reason}, during {what}{hint}{self._link.details()}")
+        return McpConnectionError(self.server.name, f"{reason}, during {what}{self._link.details()}")
 
     def _start_error(self, what: str) -> McpServerError:
         shown = self._link.clean(self.server.shown())
-        hints = self._variable_hint(what) + _sdk_hint(self._link.stderr)
+        hints = _sdk_hint(self._link.stderr)
+        if isinstance(self.server, StdioServer) and self._link.ending is not None:
+            hints += "; it inherits only a few variables, such as PATH: --env NAME passes another"
         return McpStartError(self.server.name, f"{what}: {shown}{hints}{self._link.details()}")
-
-    def _variable_hint(self, reason: str) -> str:
-        """What to do about a missing environment variable that the reason or the command's stderr names."""
-        if not isinstance(self.server, StdioServer):
-            return ""
-        hint = variable_hint(f"{reason}\n{self._link.stderr}", self.server.env)
-        return hint and f"; {hint}"
 
     def _start_failure(self) -> str:
         if isinstance(self._error, FileNotFoundError | NotADirectoryError | PermissionError):
@@ -235,15 +205,11 @@ class Session:
     async def _run(self) -> None:
         """The session's task: open the client, keep it until `close` or the server's end, and close it."""
         try:
-            async with self._connected() as client:
+            async with Client(self._transport(), mode="auto", client_info=_client_info(), cache=None) as client:
                 self.description = await self._described(client)
                 self._client = client
                 self._ready.set()
-                watching = asyncio.create_task(self._watch(client))
-                try:
-                    await self._until_ended()
-                finally:
-                    await _cancelled(watching)
+                await self._until_ended()
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
@@ -258,33 +224,12 @@ class Session:
             self._link.closed.set()
             self._ready.set()
 
-    @asynccontextmanager
-    async def _connected(self) -> AsyncGenerator[Client]:
-        async with AsyncExitStack() as stack:
-            try:
-                client = await stack.enter_async_context(self._client_over(self._transport(), legacy=self._legacy))
-            except Exception:
-                if not isinstance(self.server, HttpServer) or not speaks_sse(self._link):
-                    raise
-                older = sound_listings(sse_transport(self.server, self._link, self._limits), self._link)
-                client = await stack.enter_async_context(self._client_over(older, legacy=True))
-            yield client
-
-    def _client_over(self, transport: Transport | InProcess, *, legacy: bool) -> Client:
-        return Client(
-            transport,
-            mode="legacy" if legacy else "auto",
-            client_info=_client_info(),
-            message_handler=self._receive,
-            cache=None,
-        )
-
     def _transport(self) -> Transport | InProcess:
         if isinstance(self.server, StdioServer):
             return sound_listings(stdio_transport(self.server, self._folder, self._link, self._limits), self._link)
         if isinstance(self.server, HttpServer):
             return sound_listings(http_transport(self.server, self._link, self._limits), self._link)
-        return sound_server(self.server.object_for(self._folder), self._link)
+        return self.server.object_for(self._folder)
 
     async def _until_ended(self) -> None:
         waiting = [asyncio.ensure_future(event.wait()) for event in (self._stop, self._link.closed)]
@@ -303,14 +248,9 @@ class Session:
             title=identity.name if identity else None,
             version=identity.version if identity else None,
             protocol=client.protocol_version,
-            tools=tuple(self._as_tool(tool) for tool in tools),
+            tools=tuple(as_server_tool(self.server.name, tool, read_only=self.server.read_only) for tool in tools),
             faulty=dict(self._link.faulty_tools),
-            resources=offers.resources is not None,
-            instructions=client.instructions,
         )
-
-    def _as_tool(self, tool: types.Tool) -> ServerTool:
-        return as_server_tool(self.server.name, tool, read_only=self.server.read_only)
 
     async def _listed(self, client: Client) -> list[types.Tool]:
         tools: list[types.Tool] = []
@@ -324,51 +264,6 @@ class Session:
         if cursor is not None or len(tools) > _MAX_TOOLS:
             raise McpProtocolError(self.server.name, f"it lists more than {_MAX_TOOLS} tools or {_MAX_PAGES} pages")
         return tools
-
-    async def _receive(self, message: IncomingMessage) -> None:
-        if isinstance(message, types.ToolListChangedNotification):
-            self._relisted.set()
-
-    async def _watch(self, client: Client) -> None:
-        """List the tools again when the server reports a change: by notification, or by subscription since protocol 2026."""
-        tools = client.server_capabilities.tools
-        subscribing = None
-        if client.protocol_version in MODERN_PROTOCOL_VERSIONS and tools is not None and tools.list_changed:
-            subscribing = asyncio.create_task(self._subscribe(client))
-        try:
-            while True:
-                await self._relisted.wait()
-                self._relisted.clear()
-                await self._list_again()
-        finally:
-            if subscribing is not None:
-                await _cancelled(subscribing)
-
-    async def _subscribe(self, client: Client) -> None:
-        try:
-            async with client.listen(tools_list_changed=True) as events:
-                async for _ in events:
-                    self._relisted.set()
-        except (MCPError, SubscriptionLost, TimeoutError) as error:
-            logger.debug("MCP server %r reports no changes of its tools: %s", self.server.name, error_text(error))
-
-    async def _list_again(self) -> None:
-        """Note which of the first tools are gone or different now. New tools are ignored."""
-        with suppress(McpServerError, MCPError):  # the next call fails with the same error and reports it
-            tools = await self._ask("listing its tools again", self._listed)
-            now = {self._as_tool(tool) for tool in tools}
-            now_by_name = {tool.name: tool for tool in now}
-            self._changed = frozenset(
-                tool.name for tool in self.description.tools if now_by_name.get(tool.name) != tool
-            )
-
-    def _check_unchanged(self, tool: str) -> None:
-        if tool in self._changed:
-            others = ", ".join(sorted(self._link.clean(name) for name in self._changed))
-            raise McpToolsChangedError(
-                self.server.name,
-                f"it removed or redefined tools that are in use: {others}; start again with its new tools",
-            )
 
 
 @cache  # reading the version takes as long as connecting to an in-process server

@@ -23,8 +23,10 @@ from offbook.base.json_files import read_json
 from offbook_mcp.tools.tool import ServerDescription
 from offbook_mcp.tools.toolset import ModelTool, uses_folder
 
-from .oauth import client_credentials
+from .http_transport import client_credentials
 from .servers import AnyServer, HttpServer, InProcess, InProcessServer, Limits, ServerFactory, StdioServer
+
+logger = logging.getLogger("offbook")
 
 _VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
@@ -199,9 +201,6 @@ def _with_env(server: AnyServer, env: Mapping[str, str]) -> AnyServer:
     return replace(server, env={**server.env, **env})
 
 
-logger = logging.getLogger("offbook")
-
-
 class _Auth(BaseModel):
     """Cursor's static OAuth client, and the authorization server that issued it."""
 
@@ -216,7 +215,7 @@ class _Entry(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    type: Literal["stdio", "http", "streamable-http", "streamableHttp", "sse"] | None = None
+    type: Literal["stdio", "http", "streamable-http", "streamableHttp"] | None = None
     command: str | None = None
     args: list[str] = []
     env: dict[str, str | int | float | bool | None] = {}

@@ -1,4 +1,4 @@
-"""Runs the reference calls of plans and scenarios in new rollouts, and chooses what a final answer must contain."""
+"""Runs the reference calls of candidates in new rollouts, chooses what a final answer must contain, and keeps the valid ones."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import re
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
 
+from offbook.base.text import counted, one_line
 from offbook_mcp.connection.pool import ServerPool
 from offbook_mcp.errors import McpServerError, McpStartError, McpToolsChangedError
 from offbook_mcp.rollouts.argument_score import result_digest
@@ -19,9 +20,20 @@ from offbook_mcp.tools.results import ToolResult
 from offbook_mcp.tools.rollout_tools import RolloutTools
 from offbook_mcp.tools.tool import ToolKind
 
-from .explore import Exploration, Observation, answered, too_slow
+from .explore import Exploration, answered, too_slow
 from .harvest import SHORT, Leaf, comma_list, is_dated, leaves_of, strings_of
-from .scenario import ReferenceCall
+from .scenario import (
+    CheckKind,
+    McpScenario,
+    ReferenceCall,
+    ScenarioSet,
+    combination,
+    normalised,
+    number_held_out,
+    select,
+    split_scenarios,
+)
+from .wording import is_short
 
 _MAX_LISTED = 5
 _LONGEST_LINE = 48
@@ -130,7 +142,6 @@ APART_SECONDS = 1.2
 """Pause between the two runs: a tool that returns the time in whole seconds must give different results."""
 SERVER_FAILED = "the server failed"
 _AT_ONCE = 2
-_SNAPSHOT_CALLS = 6
 
 
 class Runnable(Protocol):
@@ -144,14 +155,12 @@ class Runnable(Protocol):
 class ReferenceRun:
     """The results of reference calls.
 
-    `fault` is why they cannot become a scenario, and `example` the call and the answer that show it; "" if they can. `effect` is whether the calls changed what the server's
-    reading tools return; None if nothing was written.
+    `fault` is why they cannot become a scenario, and `example` the call and the answer that show it; "" if they can.
     """
 
     answers: tuple[Answered, ...] = field(default=(), hash=False)
     fault: str = ""
     example: str = ""
-    effect: bool | None = None
 
 
 def with_results(
@@ -175,31 +184,24 @@ class Executor:
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self.ended = 0.0
         self._reading = {tool.name for tool in pool.toolset.tools if tool.tool.kind is ToolKind.READ}
-        self._effective: set[str] = set()
-        """Tools whose write was visible at least once."""
 
     def writes(self, calls: Sequence[ReferenceCall]) -> bool:
         """Whether a call may change something."""
         return any(call.tool not in self._reading for call in calls)
 
     async def run(self, plans: Sequence[Runnable]) -> list[ReferenceRun]:
-        """Run every plan once; the results are in the order of the plans.
-
-        A write without a visible effect is a fault if it should be visible.
-        """
+        """Run every plan once; the results are in the order of the plans."""
         runs: dict[int, ReferenceRun] = {}
         reading = [number for number, plan in enumerate(plans) if not self.writes(plan.calls)]
         writing = [number for number, plan in enumerate(plans) if self.writes(plan.calls)]
 
         async def alone(number: int) -> None:
             async with self._slots:
-                runs[number] = await self._in_rollout(lambda tools: self._with_effect(tools, plans[number].calls))
+                runs[number] = await self._in_rollout(lambda tools: self._calls(tools, plans[number].calls))
 
         await asyncio.gather(self._reading_runs(plans, reading, runs), *(alone(number) for number in writing))
         self.ended = time.monotonic()
-        for number in writing:
-            self._learn_effect(plans[number].calls, runs[number])
-        return [self._with_fault(plan.calls, runs[number]) for number, plan in enumerate(plans)]
+        return [runs[number] for number in range(len(plans))]
 
     async def again(self, plans: Sequence[Runnable]) -> list[ReferenceRun]:
         """Run every plan a second time, at least APART_SECONDS after the first."""
@@ -238,25 +240,6 @@ class Executor:
         except McpServerError:
             return ReferenceRun(fault=SERVER_FAILED)
 
-    async def _with_effect(self, tools: RolloutTools, calls: Sequence[ReferenceCall]) -> ReferenceRun:
-        looks = self._looks(calls)
-        before = [await self._look(tools, look) for look in looks]
-        run = await self._calls(tools, calls)
-        if run.fault:
-            return run
-        after = [await self._look(tools, look) for look in looks]
-        return ReferenceRun(run.answers, effect=before != after)
-
-    def _learn_effect(self, calls: Sequence[ReferenceCall], run: ReferenceRun) -> None:
-        writers = {call.tool for call in calls} - self._reading
-        if run.effect and len(writers) == 1:
-            self._effective |= writers
-
-    def _with_fault(self, calls: Sequence[ReferenceCall], run: ReferenceRun) -> ReferenceRun:
-        """The run, with a fault if it changed nothing although a write of its tools was visible."""
-        visible = {call.tool for call in calls} & self._effective
-        return replace(run, fault="nothing was changed") if run.effect is False and visible else run
-
     async def _calls(self, tools: RolloutTools, calls: Sequence[ReferenceCall]) -> ReferenceRun:
         answers: list[Answered] = []
         for call in calls:
@@ -273,28 +256,97 @@ class Executor:
             answers.append(Answered(call.tool, call.arguments, result, digest))
         return ReferenceRun(tuple(answers))
 
-    def _looks(self, calls: Sequence[ReferenceCall]) -> list[Observation]:
-        """Observed reading calls that may show what a write changed; those with the same values come first."""
-        texts = {text for call in calls for text in strings_of(call.arguments)}
-        usable = [
-            observation
-            for observation in self._exploration.observations
-            if observation.tool in self._reading and not observation.is_error
-        ]
-        ranked = sorted(
-            usable,
-            key=lambda observation: (
-                not texts & set(strings_of(observation.arguments)),
-                len(repr(observation.arguments)),
-            ),
-        )
-        chosen: dict[str, Observation] = {}
-        for observation in ranked:
-            chosen.setdefault(observation.tool, observation)
-        return list(chosen.values())[:_SNAPSHOT_CALLS]
 
-    async def _look(self, tools: RolloutTools, look: Observation) -> str:
-        try:
-            return (await answered(tools, look.tool, look.arguments)).text
-        except TimeoutError:
-            return ""
+Progress = Callable[[str], None]
+
+
+@dataclass
+class ScenarioGeneration:
+    """The state of one `generate_scenarios` call."""
+
+    pool: ServerPool
+    exploration: Exploration
+    count: int
+    seed: int
+    max_difficulty: int
+    progress: Progress
+    valid: list[McpScenario] = field(default_factory=list[McpScenario])
+    dropped: Counter[str] = field(default_factory=Counter[str])
+    examples: dict[str, str] = field(default_factory=dict[str, str])
+    """By reason of `dropped`: what a tool answered, on one line."""
+    _known: set[str] = field(default_factory=set[str])
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(self.seed)
+        self.executor = Executor(self.pool, self.exploration)
+
+    def is_new(self, calls: Sequence[ReferenceCall]) -> bool:
+        """Whether no earlier candidate has the same calls in any order. Registers these calls."""
+        return self._first_time("\n".join(sorted(combination(call) for call in calls)), "the same calls as another")
+
+    def drop(self, run: ReferenceRun) -> bool:
+        """Whether a run has a fault. Counts it as dropped, with its first example."""
+        if run.fault:
+            self.dropped[run.fault] += 1
+            if run.example:
+                self.examples.setdefault(run.fault, one_line(run.example, 120))
+        return bool(run.fault)
+
+    def keep(
+        self,
+        task: str,
+        calls: tuple[ReferenceCall, ...],
+        answer: tuple[str, ...],
+        *,
+        difficulty: int,
+        source: Literal["schemas", "llm"],
+        recipe: str,
+    ) -> bool:
+        """Add a scenario whose calls ran twice. Returns False, and counts it as dropped, if the task is too long or known."""
+        if not is_short(task):
+            self.dropped["the task was too long"] += 1
+            return False
+        if not self._first_time(json.dumps(normalised(task)), "the same task as another"):
+            return False
+        self.valid.append(
+            McpScenario(
+                id=f"s{len(self.valid) + 1:04}",
+                task=task,
+                difficulty=difficulty,
+                tools=tuple(dict.fromkeys(call.tool for call in calls)),
+                check=CheckKind.ANSWER if answer else CheckKind.CALLS,
+                calls=calls,
+                answer=answer,
+                source=source,
+                recipe=recipe,
+                server=self.pool.fingerprint,
+            )
+        )
+        return True
+
+    def report_progress(self) -> None:
+        """Report the progress."""
+        self.progress(
+            f"{counted(len(self.valid), 'valid scenario')}, {counted(sum(self.dropped.values()), 'candidate')} dropped"
+        )
+
+    def result(self, held_out: float) -> ScenarioSet:
+        """Split the valid scenarios, select `count` of them, and number them."""
+        split = split_scenarios(self.valid, held_out=held_out, seed=self.seed)
+        evaluation = [scenario for scenario in split if scenario.split == "eval"]
+        chosen = select(evaluation, number_held_out(self.count, held_out), self.rng)
+        chosen += select([s for s in split if s.split == "train"], self.count - len(chosen), self.rng)
+        self.rng.shuffle(chosen)
+        if both := len(self.valid) - len(split):
+            self.dropped["its calls belong to both parts, training and held out"] += both
+        if spare := len(split) - len(chosen):
+            self.dropped["more than were asked for"] += spare
+        numbered = tuple(scenario.model_copy(update={"id": f"s{n:04}"}) for n, scenario in enumerate(chosen, 1))
+        return ScenarioSet(numbered, self.pool.fingerprint, dict(self.dropped), self.examples)
+
+    def _first_time(self, key: str, otherwise: str) -> bool:
+        if key in self._known:
+            self.dropped[otherwise] += 1
+            return False
+        self._known.add(key)
+        return True

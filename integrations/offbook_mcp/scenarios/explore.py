@@ -1,4 +1,4 @@
-"""Explores a server: calls its reading tools, reads its resources, and keeps the results."""
+"""Explores a server: calls its tools, and keeps the results."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
-from mcp import MCPError
-
 from offbook.base.errors import ConfigError
 from offbook.base.text import one_line
 from offbook_mcp.connection.pool import ServerPool
 from offbook_mcp.errors import McpServerError, McpToolsChangedError
-from offbook_mcp.tools.results import ToolResult, resource_text
+from offbook_mcp.tools.results import ToolResult
 from offbook_mcp.tools.rollout_tools import RolloutTools
 from offbook_mcp.tools.tool import Schema, ToolKind
 from offbook_mcp.tools.toolset import ModelTool
@@ -60,7 +58,6 @@ _CALLS_PER_ROUND = 10
 _CALLS_PER_WRITER = 3
 _WRITERS_AT_ONCE = 2
 _MAX_ROLLOUTS = 4
-_MAX_RESOURCES = 8
 _TEXT_KEPT = 2_000
 _NONE = re.compile(r"(there (are|is) )?(no|none|nothing)\b.{0,80}", re.IGNORECASE)
 REFUSED = "a tool reported an error"
@@ -87,14 +84,10 @@ class Observation:
 
 @dataclass
 class Exploration:
-    """The result of exploring a server.
-
-    `resources` has the text by URI. `left_out` has the reason by tool that is not used.
-    """
+    """The result of exploring a server. `left_out` has the reason by tool that is not used."""
 
     sampler: ArgumentSampler
     observations: list[Observation] = field(default_factory=list[Observation])
-    resources: dict[str, str] = field(default_factory=dict[str, str])
     left_out: dict[str, str] = field(default_factory=dict[str, str])
     controls: dict[str, Control | None] = field(default_factory=dict[str, Control | None])
     """The result of each tool for arguments that match nothing; None if the tool takes no free text."""
@@ -143,14 +136,13 @@ class Exploration:
 
 
 async def explore(pool: ServerPool, *, seed: int = 0) -> Exploration:
-    """Call the reading tools in several rounds: the results of one round provide arguments for the next. Read the resources.
+    """Call the reading tools in several rounds: the results of one round provide arguments for the next.
 
     Tools that may write are called each in its own rollout. Raises ConfigError when the server keeps failing, McpServerError.
     """
     exploration = Exploration(ArgumentSampler(random.Random(seed)), left_out=dict(pool.toolset.left_out))
     readers = [tool for tool in pool.toolset.tools if tool.tool.kind is ToolKind.READ]
     writers = [tool for tool in pool.toolset.tools if tool not in readers]
-    await _read_resources(pool, exploration)
     await _Reading(pool, exploration).run(readers)
     await _explore_writers(pool, exploration, writers)
     for tool in (*readers, *writers):
@@ -276,32 +268,6 @@ def _nonsense(pick: Pick) -> Scalar:
     return (
         NO_ID if pick.slot.kind == "integer" and pick.slot.words[-1:] in (("id",), ("isbn",), ("sku",)) else pick.value
     )
-
-
-async def _read_resources(pool: ServerPool, exploration: Exploration) -> None:
-    """Read the first resources of every server, in a rollout of their own: a server that fails at it still has its tools."""
-    names = [server.name for server in pool.servers if server.resources]
-    if not names:
-        return
-    async with pool.rollout() as tools:
-        for name in names:
-            try:
-                async with asyncio.timeout(tools.limits.explore_seconds):
-                    await _read_resources_of(name, tools, exploration)
-            except (MCPError, McpServerError) as error:
-                exploration.left_out[f"resources of {name}"] = f"they cannot be read: {error}"
-            except TimeoutError:
-                exploration.left_out[f"resources of {name}"] = f"reading them: {too_slow(tools)}"
-
-
-async def _read_resources_of(server: str, tools: RolloutTools, exploration: Exploration) -> None:
-    session = tools.sessions[server]
-    listed = await session.ask("listing its resources", lambda client: client.list_resources())
-    for resource in listed.resources[:_MAX_RESOURCES]:
-        uri = str(resource.uri)
-        read = await session.ask(f"reading {uri!r}", lambda client, uri=uri: client.read_resource(uri))
-        text = resource_text(read.contents, _TEXT_KEPT, session.hide).text
-        exploration.resources[uri] = tools.neutral(text)
 
 
 def _replaced(value: object, others: Mapping[Scalar, Scalar]) -> object:

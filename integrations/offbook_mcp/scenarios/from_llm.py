@@ -16,9 +16,8 @@ from offbook.base.json_files import parse_json
 from offbook.llms.llm import Llm
 from offbook_mcp.tools.toolset import ModelTool
 
-from .execution import Answered, ReferenceRun, with_results
+from .execution import Answered, ReferenceRun, ScenarioGeneration, with_results
 from .explore import Exploration
-from .generation import ScenarioGeneration
 from .harvest import is_dated, usable_value
 from .scenario import ReferenceCall
 from .wording import MAX_WORDS, is_short
@@ -94,9 +93,6 @@ def question(
         {
             "tools": [_tool(tool) for tool in tools],
             "observed_calls": _observations(exploration),
-            "resources": {
-                uri: text[:_OBSERVATION_CHARS] for uri, text in exploration.resources.items() if not is_dated(text)
-            },
         }
     )
     lines = [

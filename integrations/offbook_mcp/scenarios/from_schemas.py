@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from offbook_mcp.tools.toolset import ModelTool
 
-from .execution import SERVER_FAILED, Expected, ReferenceRun, expected, with_results
-from .generation import ScenarioGeneration
+from .execution import SERVER_FAILED, Expected, ReferenceRun, ScenarioGeneration, expected, with_results
 from .harvest import strings_of
 from .task_plans import Plan, PlanKind, Planner
 from .wording import phrases_of, task_of, tells_its_calls
@@ -92,7 +91,7 @@ class _Drawing:
     def _learn(self, plan: Plan, run: ReferenceRun) -> None:
         """Learn from a single call which values its tool accepts."""
         if plan.kind is PlanKind.SINGLE and run.fault != SERVER_FAILED:
-            self.work.exploration.sampler.learn(plan.drafts[0], not run.fault and run.effect is not False)
+            self.work.exploration.sampler.learn(plan.drafts[0], not run.fault)
 
     def _may_stay(self, plan: Plan, run: ReferenceRun) -> bool:
         fault = run.fault

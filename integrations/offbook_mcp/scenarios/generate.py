@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import AsyncGenerator, Collection, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 
 from offbook.base.errors import ConfigError
 from offbook.base.text import one_line
 from offbook.llms.llm import Llm
-from offbook_mcp.connection.environment_references import variable_hint
 from offbook_mcp.connection.pool import ServerPool
-from offbook_mcp.connection.servers import StdioServer
 from offbook_mcp.connection.target import Target, TargetLike
 
-from .error_texts import masked
-from .explore import Exploration, Observation, explore, withheld_lines
+from .execution import Progress, ScenarioGeneration
+from .explore import explore, withheld_lines
 from .from_llm import from_llm
 from .from_schemas import from_schemas
-from .generation import Progress, ScenarioGeneration
 from .scenario import HELD_OUT, ScenarioSet
 
 
@@ -30,14 +26,12 @@ async def generate_scenarios(
     llm: str | Llm | None = None,
     max_difficulty: int = 5,
     held_out: float = 0.25,
-    exploration: Exploration | None = None,
     progress: Progress = lambda line: None,
 ) -> ScenarioSet:
     """Generate up to `count` scenarios, every one run twice on the server. A share `held_out` of them is for evaluation.
 
     llm: the model that writes them ("openai/gpt-4.1", or an `Llm`); None: drawn from the schemas and the server's results.
     max_difficulty: 1 (one value) to 5 (three calls).
-    exploration: an earlier result of `explore`; None explores now.
     progress: called with a line of text per event.
     Raises ConfigError for an invalid option, if there are far fewer scenarios than wanted or none can be held out, McpServerError, LlmError, BudgetExceeded.
     """
@@ -49,15 +43,14 @@ async def generate_scenarios(
     async with _opened(pool_or_target) as pool:
         for line in withheld_lines(pool.toolset.left_out):
             progress(line)
-        exploration = exploration or await explore(pool, seed=seed)
-        work = ScenarioGeneration(pool, exploration, count, seed, max_difficulty, progress)
+        work = ScenarioGeneration(pool, await explore(pool, seed=seed), count, seed, max_difficulty, progress)
         if llm is None:
             await from_schemas(work)
         else:
             await from_llm(work, llm if isinstance(llm, Llm) else Llm(llm))
     scenarios = work.result(held_out)
     check_enough(work, scenarios, held_out)
-    for line in (*without_scenarios(work, scenarios), *variable_hints(pool, exploration)):
+    for line in without_scenarios(work, scenarios):
         progress(line)
     return scenarios
 
@@ -97,15 +90,6 @@ def without_scenarios(work: ScenarioGeneration, scenarios: ScenarioSet) -> Itera
         yield f"no scenario: {one_line(name, 64)}: {one_line(reason, 300)}"
 
 
-def variable_hints(pool: ServerPool, exploration: Exploration) -> Iterator[str]:
-    """A line for each command of which a tool answered that an environment variable or a key is missing."""
-    for server in pool.target.servers:
-        own = [tool.name for tool in pool.toolset.tools if tool.tool.server == server.name]
-        failed = (seen.text for name in own for seen in exploration.of(name) if not seen.worked)
-        if isinstance(server, StdioServer) and (hint := variable_hint("\n".join(failed), server.env)):
-            yield f"{one_line(server.name, 64)} seems to miss a variable: {hint}"
-
-
 def few_held_out(scenarios: ScenarioSet, wanted: int, file: object) -> str | None:
     """What to do if so few of the scenarios are held out that success on them says little."""
     held_out = len(scenarios.eval)
@@ -138,19 +122,6 @@ def _reasons(work: ScenarioGeneration) -> str:
     return one_line("; ".join(reasons), 600) or "no call gave anything new to ask for"
 
 
-def _common_error(exploration: Exploration, tried: Collection[str]) -> tuple[str, int] | None:
-    """The error that most of several tools answered whatever they were asked, and the number of these tools."""
-    texts = {tool: {_varying(seen) for seen in exploration.of(tool) if not seen.worked} for tool in tried}
-    times = Counter(text for of_tool in texts.values() for text in of_tool if any(map(str.isalpha, text)))
-    text, number = times.most_common(1)[0] if times else ("", 0)
-    return (text, number) if number > 1 and 2 * number > len(tried) else None
-
-
-def _varying(seen: Observation) -> str:
-    """An error without the values of the arguments and the name of the tool."""
-    return one_line("\n".join(masked(seen.text, {**seen.arguments, "": seen.tool})), 160)
-
-
 def _advice(work: ScenarioGeneration, enough: int) -> str:
     """An error of each tool for which no call worked, and what to do. `enough`: a count that would do; 0: none."""
     exploration = work.exploration
@@ -161,14 +132,10 @@ def _advice(work: ScenarioGeneration, enough: int) -> str:
     ways: list[str] = []
     if exploration.left_out:
         ways.append("allow the tools that are left out")
-    if common := _common_error(exploration, tried) if not worked else None:
-        shown = f"\nno call of any tool worked, and {common[1]} of {len(tried)} tools answered: {common[0]}"
-        ways.append("see to this first: it does not depend on what is asked")
-    elif errors:
+    if errors:
         ways.append("list valid arguments in the tool's schema (`enum` or `examples`), or offer a tool that lists them")
     ways.append("use --llm, or write the scenarios yourself (docs/mcp_scenarios.md)")
     if enough:
         ways.append(f"or ask for fewer: --count {enough}")
     text = "; ".join(ways)
-    hints = "".join(f"\n{hint}" for hint in variable_hints(work.pool, exploration))
-    return f"{shown}{hints}\n{text[0].upper()}{text[1:]}"
+    return f"{shown}\n{text[0].upper()}{text[1:]}"

@@ -10,7 +10,7 @@ import json
 import os
 import random
 import tempfile
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -204,55 +204,9 @@ def combinations(scenario: McpScenario) -> frozenset[str]:
     return frozenset(combination(call) for call in with_arguments or scenario.calls)
 
 
-def without_joints(scenarios: Sequence[McpScenario], held_out: float) -> list[McpScenario]:
-    """Remove scenarios that join calls which could be held out to those of all others, as few as are needed.
-
-    If a tool accepts few values, tasks with several calls soon join all of them, and nothing could be held out. To hold out
-    something of every tool, at most two thirds are removed; to reach the share `held_out`, at most one third.
-    """
-    kept = list(scenarios)
-    while held_out:
-        wanted = number_held_out(len(kept), held_out)
-        eval_indices = _held_out(kept, _families(kept), wanted)
-        missing = {tool for scenario in kept for tool in scenario.tools}
-        missing -= {tool for index in eval_indices for tool in kept[index].tools}
-        if not missing and len(eval_indices) >= 0.8 * wanted:
-            break
-        joints = _cheapest_joints(kept, missing)
-        removed = len(scenarios) - len(kept) + len(joints)
-        if not joints or 3 * removed > (2 if missing else 1) * len(scenarios):
-            break
-        kept = [scenario for index, scenario in enumerate(kept) if index not in joints]
-    return kept
-
-
 def number_held_out(count: int, held_out: float) -> int:
     """The number of `count` scenarios for evaluation: the share `held_out`, and one of two at least."""
     return max(round(held_out * count), int(held_out > 0 and count > 1))
-
-
-def _cheapest_joints(scenarios: Sequence[McpScenario], tools: set[str]) -> set[int]:
-    """The fewest scenarios that join a combination to others, of those that also have a scenario of their own.
-
-    Combinations of `tools` come first. Empty if there is no such combination: none whose removal leaves every tool a scenario.
-    """
-    holders: defaultdict[str, set[int]] = defaultdict(set)
-    for index, scenario in enumerate(scenarios):
-        for key in combinations(scenario):
-            holders[key].add(index)
-    alone = {next(iter(keys)) for scenario in scenarios if len(keys := combinations(scenario)) == 1}
-    joints = {
-        key: {index for index in holders[key] if len(combinations(scenarios[index])) > 1} for key in sorted(alone)
-    }
-    uses = Counter(tool for scenario in scenarios for tool in scenario.tools)
-    choices = {
-        key: indices
-        for key, indices in joints.items()
-        if indices
-        and uses.keys() == (uses - Counter(tool for index in indices for tool in scenarios[index].tools)).keys()
-    }
-    wanted = {key: indices for key, indices in choices.items() if json.loads(key)[0] in tools} or choices
-    return min(wanted.values(), key=len, default=set[int]())
 
 
 def split_scenarios(
@@ -260,63 +214,73 @@ def split_scenarios(
 ) -> tuple[McpScenario, ...]:
     """Assign every scenario to the train or the eval split; about the share `held_out` is eval. The order stays.
 
-    A tool is in both splits if it has scenarios that share no combination; else it is in train only.
+    Scenarios with a combination of each split are left out, at most half of all. Every tool keeps a scenario to train on; first,
+    every tool gets one to evaluate on where that leaves it one.
     """
     scenarios = tuple(scenarios)
-    families = _families(scenarios)
-    random.Random(seed).shuffle(families)
-    families.sort(key=len)  # stable: small ones first, in random order
-    eval_indices = _held_out(scenarios, families, number_held_out(len(scenarios), held_out))
-    return tuple(
-        scenario.model_copy(update={"split": "eval" if index in eval_indices else "train"})
-        for index, scenario in enumerate(scenarios)
-    )
+    keys = [combinations(scenario) for scenario in scenarios]
+    tools = Counter(tool for scenario in scenarios for tool in scenario.tools)
+    holders = Counter(key for own in keys for key in own)
+    order = list(range(len(scenarios)))
+    random.Random(seed).shuffle(order)
+    order.sort(key=lambda index: sum(holders[key] - 1 for key in keys[index]))  # stable: those that share none first
+    wanted = number_held_out(len(scenarios), held_out)
+    held: frozenset[str] = frozenset()
+    evaluation: list[int] = []
+
+    def parts(held: frozenset[str]) -> tuple[list[int], list[int]]:
+        return [i for i in order if keys[i].isdisjoint(held)], [i for i in order if keys[i] <= held]
+
+    def try_to_hold(index: int, most: int) -> None:
+        nonlocal held, evaluation
+        more = held | keys[index]
+        train, now = parts(more)
+        trained = {tool for number in train for tool in scenarios[number].tools}
+        if trained == tools.keys() and len(now) <= most and 2 * (len(train) + len(now)) >= len(scenarios):
+            held, evaluation = more, now
+
+    for tool in sorted(tools, key=lambda name: (tools[name], name)) if wanted else ():
+        for index in order:
+            if not any(tool in scenarios[number].tools for number in evaluation) and tool in scenarios[index].tools:
+                try_to_hold(index, len(scenarios))
+    for index in order:
+        if len(evaluation) < wanted:
+            try_to_hold(index, wanted)
+    splits = {**dict.fromkeys(parts(held)[0], "train"), **dict.fromkeys(evaluation, "eval")}
+    return tuple(scenarios[index].model_copy(update={"split": splits[index]}) for index in sorted(splits))
 
 
-def _families(scenarios: Sequence[McpScenario]) -> list[list[int]]:
-    """Groups of indices of scenarios that share a combination, directly or through others (union-find)."""
-    parent = list(range(len(scenarios)))
-
-    def root(index: int) -> int:
-        while parent[index] != index:
-            parent[index] = parent[parent[index]]
-            index = parent[index]
-        return index
-
-    first: dict[str, int] = {}
-    for index, scenario in enumerate(scenarios):
-        for key in combinations(scenario):
-            parent[root(index)] = root(first.setdefault(key, index))
-    families: defaultdict[int, list[int]] = defaultdict(list)
-    for index in range(len(scenarios)):
-        families[root(index)].append(index)
-    return list(families.values())
+_SHARES = {1: 0.32, 2: 0.3, 3: 0.16, 4: 0.15, 5: 0.07}
+"""Target shares of the difficulties."""
+_MAX_WITHOUT_ARGUMENTS = 3
 
 
-def _held_out(scenarios: Sequence[McpScenario], families: list[list[int]], wanted: int) -> set[int]:
-    """Indices of the eval split: first a family per tool, the rarest tool first, then more up to `wanted`."""
-    tools = [{tool for index in family for tool in scenarios[index].tools} for family in families]
-    in_train = Counter(tool for names in tools for tool in names)
-    covered: set[str] = set()
-    chosen: set[int] = set()
+def select(scenarios: Sequence[McpScenario], count: int, rng: random.Random) -> list[McpScenario]:
+    """Select up to `count` scenarios: first of tools that have none yet, then spread over tools and difficulties.
 
-    def free(number: int) -> bool:
-        return number not in chosen and all(in_train[tool] > 1 for tool in tools[number])
+    At most _MAX_WITHOUT_ARGUMENTS share a call without arguments, since they all end up in the same split.
+    """
+    waiting = list(scenarios)
+    rng.shuffle(waiting)
+    tools: Counter[str] = Counter()
+    difficulties: Counter[int] = Counter()
+    bare: Counter[str] = Counter()
+    chosen: list[McpScenario] = []
 
-    def choose(number: int) -> None:
-        chosen.add(number)
-        covered.update(tools[number])
-        in_train.subtract(tools[number])
+    def cost(scenario: McpScenario) -> tuple[bool, float]:
+        rarest = min((tools[tool] for tool in scenario.tools), default=0)
+        busiest = max((tools[tool] for tool in scenario.tools), default=0)
+        common = difficulties[scenario.difficulty] / (len(_SHARES) * _SHARES[scenario.difficulty])
+        return rarest > 0, rarest + 0.3 * busiest + common
 
-    size = 0
-    for tool in sorted(in_train, key=lambda name: (in_train[name], name)):
-        if wanted and tool not in covered:
-            number = next((n for n, names in enumerate(tools) if tool in names and free(n)), None)
-            if number is not None:
-                choose(number)
-    size = sum(len(families[number]) for number in chosen)
-    for number, family in enumerate(families):
-        if free(number) and size + len(family) <= wanted:
-            choose(number)
-            size += len(family)
-    return {index for number in chosen for index in families[number]}
+    while waiting and len(chosen) < count:
+        best = min(waiting, key=cost)
+        waiting.remove(best)
+        empty = [key for key in combinations(best) if key.endswith(", {}]")]
+        if any(bare[key] >= _MAX_WITHOUT_ARGUMENTS for key in empty):
+            continue
+        bare.update(empty)
+        tools.update(best.tools)
+        difficulties[best.difficulty] += 1
+        chosen.append(best)
+    return chosen

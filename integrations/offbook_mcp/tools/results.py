@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import cast
@@ -55,17 +55,6 @@ def as_tool_result(
     texts = [hide(_block_text(block)) for block in result.content]
     refused = bool(result.content) and not any(_has_text(block) for block in result.content)
     return _bounded("\n".join(texts), result.is_error or refused, structured, limit)
-
-
-def resource_text(
-    contents: Iterable[types.TextResourceContents | types.BlobResourceContents],
-    limit: int,
-    hide: Callable[[str], str] = lambda text: text,
-) -> ToolResult:
-    """Convert the contents of a resource, cut to `limit` characters. Binary contents alone are an error."""
-    contents = list(contents)
-    refused = bool(contents) and not any(isinstance(part, types.TextResourceContents) for part in contents)
-    return _bounded(hide("\n".join(_contents_text(part) for part in contents)), refused, None, limit)
 
 
 def bounded_text(text: str, limit: int, *, is_error: bool = False) -> ToolResult:

@@ -143,8 +143,6 @@ class ServerDescription:
     version: str | None
     protocol: str
     tools: tuple[ServerTool, ...]
-    resources: bool
-    instructions: str | None = None
     faulty: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)  # what is wrong, by unusable tool
 
     @property

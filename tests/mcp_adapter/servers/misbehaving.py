@@ -1,7 +1,6 @@
 """A small MCP server over stdio, in plain JSON-RPC, that goes wrong as argv says: `misbehaving.py MODE`.
 
-It speaks the protocol of 2025-06-18. Its tools: `echo(text)`, and `goad()`, which does what the mode is for. In the mode
-`die-on-resource` it has a resource, and ends when that is read.
+It speaks the protocol of 2025-06-18. Its tools: `echo(text)`, and `goad()`, which does what the mode is for.
 """
 
 import json
@@ -72,14 +71,6 @@ def flood_stderr(request):
     say(request, "quiet again")
 
 
-def change(request):
-    global changed
-    changed = True
-    if MODE == "change":
-        send({"method": "notifications/tools/list_changed"})
-    say(request, "changed")
-
-
 NOTE = {"method": "notifications/message", "params": {"level": "info", "data": "x" * 200}}
 GOADED = {
     "die": die,
@@ -92,11 +83,8 @@ GOADED = {
     "flood-notifications": lambda request: forever(lambda: send(NOTE)),
     "flood-noise": lambda request: forever(lambda: print("not a message " * 10)),
     "flood-stderr": flood_stderr,
-    "change": change,
-    "change-silently": change,
     "own-error": lambda request: fail(request, -32000, "no such row"),
     "own-timeout": lambda request: fail(request, -32001, "the database timed out"),
-    "needs-key": lambda request: say(request, "SHOP_TOKEN is not set", isError=True),
     "escapes": lambda request: say(request, "\x1b[2Jgone\x07"),
     "arguments": lambda request: say(request, json.dumps(sys.argv)),
     "environment": lambda request: say(request, json.dumps(dict(os.environ))),
@@ -109,8 +97,6 @@ def handle(request):
         send({"method": "notifications/message", "params": {"level": "info", "data": "hello"}})
         info = {"name": "misbehaving", "version": "1"}
         capabilities = {"tools": {"listChanged": True}}
-        if MODE == "die-on-resource":
-            capabilities["resources"] = {}
         answer(request, {"protocolVersion": "2025-06-18", "capabilities": capabilities, "serverInfo": info})
     elif method == "tools/list":
         answer(request, {"tools": tools()})
@@ -118,10 +104,6 @@ def handle(request):
         GOADED.get(MODE, lambda request: say(request, "well"))(request)
     elif method == "tools/call" and request["params"]["name"] == "echo":
         say(request, request["params"].get("arguments", {}).get("text", ""))
-    elif method == "resources/list" and MODE == "die-on-resource":
-        answer(request, {"resources": [{"uri": "odd://end", "name": "end"}]})
-    elif method == "resources/read" and MODE == "die-on-resource":
-        die(request)
     elif "id" in request:
         send({"id": request["id"], "error": {"code": -32601, "message": f"no {method}"}})
 
@@ -132,8 +114,6 @@ def main():
     if MODE == "exit":
         print("no licence \x1b[31mfound\x1b[0m", file=sys.stderr, flush=True)
         sys.exit(4)
-    if MODE == "needs-variable":
-        os.environ["SHOP_TOKEN"]
     if MODE == "chatty":
         print("Listening on stdio ...", flush=True)
     if MODE == "stubborn":

@@ -43,6 +43,13 @@ WINGS = {
         ("auto.md", "improve.md"),
     ),
     "cloud": Wing(("offbook_cloud",), ("push", "pull"), r"\bmirror", ("cloud",)),
+    "dialects": Wing(
+        ("offbook_dialects",),
+        (),
+        r"GenerateContent|countTokens|count_tokens|/v1/(messages|responses)",
+        ("dialects_wing",),
+        ("apis.md",),
+    ),
     "ray": Wing(("offbook_ray",), (), r"\bRay\b|RayRunner|ray_(?!cluster)", ("on_ray",)),
     "art": Wing(("offbook_art",), (), r"offbook_art|compat\.art|yield_trajectory", ("art_wing",)),
     "sinks": Wing(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 import sys
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoints, entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, get_args
 
 from .base.errors import ConfigError, MissingExtraError
 
@@ -17,29 +17,35 @@ PluginGroup = Literal[
     "offbook.commands",
     "offbook.runners",
     "offbook.server",
+    "offbook.dialects",
     "offbook.serve_options",
     "offbook.pages",
 ]
-"""Entry point groups: trace sinks, commands of the command line, runners of rollouts; and wings of the server, their options and
-their pages."""
+"""Entry point groups: trace sinks, commands of the command line, runners of rollouts; and wings of the server, their options,
+their pages, and the APIs that it speaks."""
 Base = TypeVar("Base")
 
 
 @cache
-def _points(group: PluginGroup, places: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    """The entry points of a group. Reading them takes tens of milliseconds; `places`, `sys.path`, is where they come from."""
+def _installed(places: tuple[str, ...]) -> dict[PluginGroup, EntryPoints]:
+    """The entry points by group. Reading them takes tens of milliseconds; `places`, `sys.path`, is where they come from."""
     del places
-    return tuple(entry_points(group=group))
+    installed = entry_points()
+    return {group: installed.select(group=group) for group in get_args(PluginGroup)}
+
+
+def _points(group: PluginGroup) -> EntryPoints:
+    return _installed(tuple(sys.path))[group]
 
 
 def names(group: PluginGroup) -> list[str]:
     """The names of the installed plugins, sorted. Nothing is loaded."""
-    return sorted({point.name for point in _points(group, tuple(sys.path))})
+    return sorted({point.name for point in _points(group)})
 
 
 def summary(group: PluginGroup, name: str) -> str | None:
     """The first line of the docstring of an entry point, as `docstring_line`."""
-    point = next(point for point in _points(group, tuple(sys.path)) if point.name == name)
+    point = next(point for point in _points(group) if point.name == name)
     return docstring_line(point.module, point.attr)
 
 
@@ -65,7 +71,7 @@ def docstring_line(module: str, attribute: str) -> str | None:
 def load(group: PluginGroup, name: str) -> object:
     """The object behind one entry point. Raises ConfigError for a name that is unknown, ambiguous, or cannot be
     loaded, MissingExtraError with the command that installs what it needs."""
-    points = [point for point in _points(group, tuple(sys.path)) if point.name == name]
+    points = [point for point in _points(group) if point.name == name]
     if not points:
         raise ConfigError(f"no plugin {name!r} in {group!r}; installed: {', '.join(names(group)) or 'none'}")
     if len({point.value for point in points}) > 1:

@@ -17,11 +17,7 @@ from offbook.base.types import CallStatus, Json, Message, Sampling
 from offbook.openai_dialect.chat_answer import Answer
 from offbook.server.calls.sampled_answer import Sampled
 from offbook.server.calls.sampled_calls import SampledCalls, TrajectoryCalls
-from offbook.server.dialects.completions import Completions
-from offbook.server.dialects.dialect import Dialect, DialectRequest
-from offbook.server.dialects.gemini import Gemini
-from offbook.server.dialects.messages import Messages
-from offbook.server.dialects.responses import Responses
+from offbook.server.dialects import Dialect, DialectRequest
 from offbook.server.errors import ApiError
 
 _CUT = frozenset(
@@ -49,15 +45,7 @@ def whole_answer(dialect: Dialect | None, raw: bytes) -> Answer:
         events = [orjson.loads(data) for data in EventReader().push(raw + b"\n") if data != b"[DONE]"]
     if not events:
         raise ValueError("no event")
-    if dialect is None:
-        return _joined_chat(events)
-    if isinstance(dialect, Completions):
-        return next((event for event in reversed(events) if event.get("usage")), events[-1])
-    if isinstance(dialect, Messages):
-        return _joined_message(events)
-    if isinstance(dialect, Gemini):
-        return _joined_gemini(events)
-    return next(event["response"] for event in reversed(events) if "response" in event)
+    return _joined_chat(events) if dialect is None else dialect.joined(events)
 
 
 SHAPE_ERRORS = (ApiError, ValueError, LookupError, TypeError, AttributeError, StopIteration)
@@ -82,7 +70,7 @@ async def read_call(
         return (await dialect.translate(request)).body
 
     before = await chat(body)
-    after = await chat(body | _next_turn(dialect, body, answer))
+    after = await chat(body | dialect.next_turn(body, answer))
     said: list[Message] = after["messages"][len(before["messages"]) :]
     if len(said) != 1 or said[0].get("role") != "assistant":
         raise ValueError(f"the answer is {len(said)} messages")
@@ -116,20 +104,6 @@ def _reason(answer: Answer) -> str | None:
     return answer.get("stop_reason") or candidates[0].get("finishReason") or answer.get("status")
 
 
-def _next_turn(dialect: Dialect, body: Answer, answer: Answer) -> Answer:
-    """The field of a request that has its conversation, with the answer as its last turn."""
-    if isinstance(dialect, Messages):
-        return {"messages": [*body["messages"], {"role": "assistant", "content": answer["content"]}]}
-    if isinstance(dialect, Gemini):
-        content = answer["candidates"][0]["content"]
-        return {"contents": [*body["contents"], {"role": "model", "parts": content.get("parts") or [{"text": ""}]}]}
-    if not isinstance(dialect, Responses):
-        raise ApiError(400, "a completion of a prompt is no conversation", code="no_conversation")
-    asked = body["input"]
-    items = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
-    return {"input": [*items, *answer["output"]]}
-
-
 def _joined_chat(chunks: list[Answer]) -> Answer:
     sampled = Sampled()
     usage: Json = None
@@ -144,46 +118,3 @@ def _joined_chat(chunks: list[Answer]) -> Answer:
         for index, choice in sorted(sampled.choices.items())
     ]
     return {"choices": choices, "usage": usage}
-
-
-def _joined_message(events: list[Answer]) -> Answer:
-    """https://docs.claude.com/en/docs/build-with-claude/streaming: deltas of text, thoughts and the JSON of inputs."""
-    whole: Answer = {}
-    blocks: dict[int, Answer] = {}
-    inputs: dict[int, str] = {}
-    for event in events:
-        kind, index = event.get("type"), event.get("index", 0)
-        if kind == "message_start":
-            whole = dict(event["message"])
-        elif kind == "content_block_start":
-            blocks[index] = dict(event["content_block"])
-        elif kind == "content_block_delta":
-            delta = cast(Answer, event["delta"])
-            inputs[index] = inputs.get(index, "") + (delta.get("partial_json") or "")
-            for name in ("text", "thinking", "signature"):
-                if name in delta:
-                    blocks[index][name] = (blocks[index].get(name) or "") + delta[name]
-        elif kind == "message_delta":
-            newer = cast(Answer, event.get("usage") or {})  # cumulative; some servers send 0 for what came first
-            usage = {
-                **cast(Answer, whole.get("usage") or {}),
-                **{name: count for name, count in newer.items() if count},
-            }
-            whole |= {**event["delta"], "usage": usage}
-    for index, block in blocks.items():
-        if block.get("type") == "tool_use":
-            block["input"] = orjson.loads(inputs.get(index) or "{}")
-    return whole | {"content": [blocks[index] for index in sorted(blocks)]}
-
-
-def _joined_gemini(chunks: list[Answer]) -> Answer:
-    parts: list[Answer] = []
-    reason: Json = None
-    usage: Json = None
-    for chunk in chunks:
-        usage = chunk.get("usageMetadata") or usage
-        for candidate in cast(list[Answer], chunk.get("candidates") or [])[:1]:
-            reason = candidate.get("finishReason") or reason
-            parts += cast(Answer, candidate.get("content") or {}).get("parts") or []
-    content = {"role": "model", "parts": parts}
-    return {"candidates": [{"content": content, "finishReason": reason}], "usageMetadata": usage}

@@ -18,7 +18,7 @@ from offbook.llms.options import Price
 from offbook.llms.prices import UsedTokens, used_tokens
 from offbook.openai_dialect.chat_answer import Answer
 from offbook.server.calls.sampled_calls import SampledCalls
-from offbook.server.dialects.dialect import Dialect
+from offbook.server.dialects import Dialect
 from offbook.server.errors import shown
 from offbook.server.records.notes import kept_note, read_note, save_notes
 from offbook.server.records.store import Store

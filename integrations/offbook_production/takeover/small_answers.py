@@ -17,7 +17,7 @@ from offbook.base.errors import EngineError
 from offbook.base.redaction import error_text
 from offbook.base.server_sent_events import EventReader
 from offbook.base.wire import LENGTH_HEADER
-from offbook.server.dialects.dialect import Dialect
+from offbook.server.dialects import Dialect
 from offbook.server.sampler.sampler import Sampler
 
 from ..gateway.answers import SHAPE_ERRORS, whole_answer

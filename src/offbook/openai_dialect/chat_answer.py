@@ -119,28 +119,6 @@ OF_CHATS = frozenset(
 """Fields of every sampling request that a completion of a prompt does not have."""
 
 
-class CompletionChoice(BaseModel):
-    """One choice of a completion."""
-
-    model_config = ConfigDict(extra="allow")
-
-    index: int
-    finish_reason: str | None
-    text: str
-
-
-class TextCompletion(BaseModel):
-    """A completion of a prompt that is not streamed, in OpenAI's format."""
-
-    model_config = ConfigDict(extra="allow")
-
-    id: str
-    object: Literal["text_completion"]
-    created: int
-    model: str
-    choices: list[CompletionChoice]
-
-
 def completion_logprobs(tokens: Iterable[tuple[str, float, Mapping[str, float]]], start: int = 0) -> Answer:
     """The logprobs of tokens: text, logprob and the likeliest tokens. `start`: where the first one begins in the text.
 
@@ -158,6 +136,26 @@ def completion_logprobs(tokens: Iterable[tuple[str, float, Mapping[str, float]]]
         "top_logprobs": [dict(top) for _, _, top in known],
         "text_offset": offsets,
     }
+
+
+def completion_of(chat: Answer) -> Answer:
+    """A chat completion, or a chunk of one, as the completion of a prompt."""
+    ids: Json = chat.get("prompt_token_ids")
+    kept = {name: value for name, value in chat.items() if name != "prompt_token_ids"}
+    choices = [
+        _completion_choice(item) | ({} if ids is None else {"prompt_token_ids": ids}) for item in chat["choices"]
+    ]
+    return kept | {"object": COMPLETION, "choices": choices}
+
+
+def _completion_choice(choice: Answer) -> Answer:
+    content: Answer = choice.get("message") or choice.get("delta") or {}
+    kept = {name: value for name, value in choice.items() if name not in ("message", "delta", "logprobs")}
+    logprobs: Answer | None = choice.get("logprobs")
+    if logprobs is not None and "content" in logprobs:  # those of a replayed call have the form of chats
+        tokens: list[Answer] = logprobs["content"]
+        logprobs = completion_logprobs((item["token"], item["logprob"], {}) for item in tokens)
+    return kept | {"text": content.get("content") or "", "logprobs": logprobs}
 
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}

@@ -13,8 +13,7 @@ from typing import Any
 import uvicorn
 
 from offbook.base.server_sent_events import event
-from offbook.openai_dialect.chat_answer import DONE
-from offbook.server.dialects.completions import CompletionAnswer
+from offbook.openai_dialect.chat_answer import DONE, completion_of
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 Body = dict[str, Any]
@@ -94,7 +93,7 @@ def as_completions(send: Send) -> Send:
 
     def written(raw: bytes) -> bytes:
         answer: Body = json.loads(raw)
-        return json.dumps(CompletionAnswer().whole(answer, "") if "choices" in answer else answer).encode()
+        return json.dumps(completion_of(answer) if "choices" in answer else answer).encode()
 
     async def rewriting_send(message: Body) -> None:
         raw: bytes = message.get("body") or b""

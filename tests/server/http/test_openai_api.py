@@ -601,9 +601,6 @@ async def test_a_bad_request_is_refused_with_the_fields_name(gateway: Gateway) -
 async def test_a_misspelt_field_is_refused_with_the_right_spelling(gateway: Gateway) -> None:
     assert "did you mean 'temperature'?" in (await gateway.chat(temprature=1)).text
     assert "did you mean" not in (await gateway.chat(foo=1)).text
-    compact = await gateway.http.post("/v1/responses/compact", json={"model": "default", "input": "hi"})
-    assert compact.status_code == 404
-    assert "conversations are not compacted here" in compact.json()["error"]["message"]
 
 
 async def test_a_body_that_is_no_json_object_is_refused(gateway: Gateway) -> None:

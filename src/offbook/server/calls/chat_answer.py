@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Protocol, cast
+from typing import cast
 
 import orjson
 
@@ -18,66 +18,36 @@ from ..errors import ApiError
 from .chat_request import ChatRequest
 
 
-class Rendering(Protocol):
-    """The answer to one request in the client's API, whole or as a stream. `call_id`: of the recorded call, else a new id."""
+class Rendering:
+    """The answer to one request, whole or as a stream: a chat completion as it is. An API of another form overrides all of it.
 
-    @property
-    def media_type(self) -> str:
-        """The content type of a stream."""
-        ...
-
-    def whole(self, completion: Answer, call_id: str) -> Answer:
-        """The complete answer."""
-        ...
-
-    def start(self, call_id: str) -> bytes:
-        """The beginning of a stream. It may be empty."""
-        ...
-
-    def feed(self, chunk: Answer) -> bytes:
-        """What a chunk of the chat completion adds to the stream. It may be empty."""
-        ...
-
-    def end(self) -> bytes:
-        """The end of a stream, after the call is recorded."""
-        ...
-
-    def error(self, error: ApiError) -> bytes:
-        """The end of a stream that failed."""
-        ...
-
-    def refusal(self, error: ApiError) -> Answer:
-        """The body of a response that is an error."""
-        ...
-
-
-class ChatRendering:
-    """Chat completions as they are."""
+    `call_id`: of the recorded call, else a new id.
+    """
 
     media_type = f"{EVENT_STREAM}; charset=utf-8"
 
     def whole(self, completion: Answer, call_id: str) -> Answer:
-        """The completion."""
+        """The complete answer."""
         return completion
 
     def start(self, call_id: str) -> bytes:
-        """Nothing."""
+        """The beginning of a stream. It may be empty."""
         return b""
 
     def feed(self, chunk: Answer) -> bytes:
-        """The chunk as an event."""
+        """What a chunk of the chat completion adds to the stream. It may be empty."""
         return event(orjson.dumps(chunk))
 
     def end(self) -> bytes:
-        """The event [DONE]."""
+        """The end of a stream, after the call is recorded."""
         return DONE
 
     def error(self, error: ApiError) -> bytes:
-        """The error as an event, then [DONE]."""
+        """The end of a stream that failed."""
         return event(orjson.dumps(error.body())) + DONE
 
     def refusal(self, error: ApiError) -> Answer:
-        """The error in OpenAI's format."""
+        """The body of a response that is an error."""
         return error.body()
 
 

@@ -29,7 +29,7 @@ from ..models.leases import AdapterLeases
 from ..models.registry import ModelRoute
 from ..sampler.sampler import SamplerCalls
 from ..sampler.transport import MAX_ANSWER, Reply, WrongAnswer, read
-from .chat_answer import ChatRendering, Rendering, replayed, replayed_chunks, shown, split
+from .chat_answer import Rendering, replayed, replayed_chunks, shown, split
 from .chat_request import LENGTHS, ChatRequest
 from .chunk_relay import ChunkRelay
 from .recorder import OpenCall, Recorder
@@ -60,7 +60,7 @@ class ChatExchange(Response):
         """`rendering`: as a chat completion by default."""
         super().__init__()
         self._request = request
-        self._rendering = rendering or ChatRendering()
+        self._rendering = rendering or Rendering()
         self._leases = leases
         self._sampler = sampler
         self._recorder = recorder
@@ -158,7 +158,7 @@ class ChatExchange(Response):
         held: list[Answer] = []
         self._opening = self._rendering.start(_id_of(call))
         # Only a chat completion's chunks are passed on as they are.
-        relay = ChunkRelay(self._request, sampled) if isinstance(self._rendering, ChatRendering) else None
+        relay = ChunkRelay(self._request, sampled) if type(self._rendering) is Rendering else None
         stream = EventStream(response, sampled.limits.bytes)
         while (events := await stream.next(TAIL_SECONDS if sampled.finished() else None)) is not None:
             ready: list[bytes] = []

@@ -23,6 +23,7 @@ from offbook.base.wire import Health
 from offbook.http_listener.access_checks import AccessChecks
 from offbook.server.views.dashboard_source import DashboardSource, EngineState
 
+from ..dialects import installed_dialects
 from ..errors import ApiError, internal_error, refusal_of, shortened
 from ..pages.site import add_pages
 from ..services import Services, ServicesDep
@@ -45,8 +46,8 @@ def build(services: Services, guard: Guard) -> FastAPI:
     routers = (openai_api.router, trajectory_api.router, trajectory_api.traces, training_api.router)
     for router in routers:
         app.router.routes.extend(router.routes)  # include_router would make each route anew, 0.1 s for all
-    for wing in services.wings.values():
-        app.router.routes.extend(wing.router.routes if wing.router is not None else ())
+    for part in (*installed_dialects(), *services.wings.values()):
+        app.router.routes.extend(part.router.routes if part.router is not None else ())
     add_pages(app, DashboardSource(services.store, services.options.dir, lambda: engine_state(services)))
     app.add_api_route("/health", health, methods=["GET"])
     add_sign_in(app, guard)
@@ -187,11 +188,8 @@ async def _refuse_body(request: Request, error: Exception) -> Response:
 async def _refuse_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     missing = f"There is no {request.method} {request.url.path} here"
-    if request.url.path.endswith("/v1/responses/compact"):
-        message = f"{missing}: conversations are not compacted here. Let the client do it: Codex does with a `model_provider` of its own"
-        return _answer(request, ApiError(404, message))
     other = _OTHER_MODELS.search(request.url.path)
-    if other is not None and error.status_code in (404, 405):  # 405: Gemini's look like the name of a model, to be read
+    if other is not None and error.status_code in (404, 405):  # 405: some look like the name of a model, to be read
         message = f"{missing}: {other[1] or 'embeddings'} are not what a language model answers. Let the client use another server for them"
         return _answer(request, ApiError(404, message))
     if error.status_code == 404:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 
 from offbook.base.types import Json
 
-from ..dialects.completions import Completions
-from ..dialects.dialect import Dialect
-from ..dialects.gemini import Gemini
-from ..dialects.messages import Messages
-from ..dialects.responses import Responses
+from ..dialects import Dialect, installed_dialects
 from ..errors import ApiError
 
 _MODEL = r"(?:/m/(?P<model>[^/]+(?:/(?!v1(?:alpha|beta)?/|t/)[^/]+)?))"
@@ -21,32 +18,24 @@ adds another."""
 _PLACE = re.compile(_MODEL + "?(?:/t/(?P<trajectory>[^/]+)(?P<at>/at/[^/]+)?)?(?=/)")
 _ROUTE = re.compile("/r/[^/]+(?=/)")
 CHATS = re.compile(_WHERE + "/v1/chat/completions/?")
-DIALECTS: tuple[tuple[re.Pattern[str], Dialect], ...] = (
-    (re.compile(_WHERE + "/messages/?"), Messages()),  # Vercel's provider: its base URL has the version
-    (re.compile(_WHERE + "/v1/completions/?"), Completions()),
-    (re.compile(_WHERE + "/v1/messages(?P<count>/count_tokens)?/?"), Messages()),
-    (
-        re.compile(
-            _WHERE + r"/v1(?:alpha|beta)?/models/(?P<named>.+):(?P<action>(?:streamG|g)enerateContent|countTokens)"
-        ),
-        Gemini(),
-    ),
-    (re.compile(_WHERE + "/v1/responses(?P<count>/input_tokens)?/?"), Responses()),
-)
-"""The other APIs. The groups of a pattern besides those of `_WHERE` are a dialect's own."""
-_SHAPES: tuple[tuple[re.Pattern[str], Dialect], ...] = (
-    (re.compile(_WHERE + "/v1/messages/.*"), Messages()),
-    (re.compile(_WHERE + "/v1(?:alpha|beta)/.*"), Gemini()),
-    (re.compile(_WHERE + "/v1/models/.+:[a-zA-Z]+"), Gemini()),
-)
-"""The APIs whose form errors of their other paths have."""
+
+
+@cache
+def dialect_paths() -> tuple[tuple[re.Pattern[str], Dialect], ...]:
+    """The paths of calls of the other APIs. The groups of a pattern besides those of `_WHERE` are the dialect's own."""
+    return tuple((re.compile(_WHERE + path), dialect) for dialect in installed_dialects() for path in dialect.paths)
+
+
+@cache
+def _error_paths() -> tuple[tuple[re.Pattern[str], Dialect], ...]:
+    return tuple((re.compile(_WHERE + path), it) for it in installed_dialects() for path in it.error_paths)
 
 
 def found_path(path: str) -> tuple[re.Match[str], Dialect | None] | None:
     """How a path of a model call matches, and its API: None for chat completions; None for every other path."""
     if (match := CHATS.fullmatch(path)) is not None:
         return match, None
-    for pattern, dialect in DIALECTS:
+    for pattern, dialect in dialect_paths():
         if (match := pattern.fullmatch(path)) is not None:
             return match, dialect
     return None
@@ -54,8 +43,7 @@ def found_path(path: str) -> tuple[re.Match[str], Dialect | None] | None:
 
 def counts_tokens(match: re.Match[str]) -> bool:
     """Whether a path of `found_path` is no call of a model, but counts the tokens that one would have."""
-    groups = match.groupdict()
-    return bool(groups.get("count")) or groups.get("action") == "countTokens"
+    return bool(match.groupdict().get("count"))
 
 
 def trajectory_of(path: str) -> str | None:
@@ -80,5 +68,7 @@ def refusal_body(path: str, error: ApiError) -> dict[str, Json]:
     """The body of an error, in the form of the API at the path."""
     path = _ROUTE.sub("", path)
     found = found_path(path)
-    dialect = next((it for pattern, it in _SHAPES if pattern.fullmatch(path)), None) if found is None else found[1]
+    dialect = (
+        next((it for pattern, it in _error_paths() if pattern.fullmatch(path)), None) if found is None else found[1]
+    )
     return error.body() if dialect is None else dialect.refusal(error)

@@ -15,9 +15,7 @@ from offbook.openai_dialect.chat_answer import ModelCard, ModelCards
 
 from ..calls.chat_exchange import ChatExchange
 from ..calls.chat_request import ChatRequest, json_body
-from ..calls.sampled_calls import SampledCalls
-from ..dialects.dialect import Dialect, DialectRequest
-from ..dialects.gemini_fields import GeminiModel, GeminiModels
+from ..dialects import Dialect, DialectRequest
 from ..errors import ApiError, refusal_of
 from ..services import Services, ServicesDep
 from .model_paths import found_path, model_of, without_temperature
@@ -58,10 +56,12 @@ class ModelCalls:
         body = json_body(raw)
         own = body.get("model")
         if dialect is not None:
-            sampled = _readable(request, services)
-            said = await sampled.of(trajectory or headers.get(TRAJECTORY_HEADER))
-            asked = DialectRequest(body, match.groupdict(), request.query_params, said, sampled)
-            translation = await dialect.translate(asked)
+            # A program's key opens the recorded calls of its trajectory.
+            recorded = services.recorder.sampled.within(request.state.access.trajectory)
+            sampled = await recorded.of(trajectory or headers.get(TRAJECTORY_HEADER))
+            translation = await dialect.translate(
+                DialectRequest(body, match.groupdict(), request.query_params, sampled, recorded)
+            )
             body, rendering = translation.body, translation.rendering
             kind = translation.request
             if kind is ChatRequest:
@@ -69,7 +69,7 @@ class ModelCalls:
             if not translation.recorded:
                 trajectory, headers = None, {LENGTH_HEADER: "fit"}
         if match["model"] is not None:
-            own = own or body.get("model")  # Gemini's is in the path
+            own = own or body.get("model")  # some APIs have it in the path
             if isinstance(own, str) and own != match["model"]:  # as an adapter says it of an app's call
                 origin = CallOrigin(model=own[:_LONGEST_NAME])
                 headers.setdefault(ORIGIN_HEADER, origin.model_dump_json(exclude_defaults=True))
@@ -78,15 +78,10 @@ class ModelCalls:
             body = body | {"temperature": _temperature(match["temperature"])}
         chat = kind.of(body, headers, trajectory, services.engine.quirks, len(raw))
         if dialect is None and any(message.get("tool_calls") for message in chat.messages):
-            said = await services.recorder.sampled.of(chat.trajectory_id)
-            chat = chat.with_messages(said.restored(chat.messages))
+            sampled = await services.recorder.sampled.of(chat.trajectory_id)
+            chat = chat.with_messages(sampled.restored(chat.messages))
         services.models.registry.resolve(chat.model)
         return ChatExchange(chat, services.models.leases, services.sampler.calls, services.recorder, rendering)
-
-
-def _readable(request: Request, services: Services) -> SampledCalls:
-    """The recorded calls that the request may refer to: a program's key opens those of its trajectory."""
-    return services.recorder.sampled.within(request.state.access.trajectory)
 
 
 def _without_temperature(scope: Scope) -> Scope:
@@ -123,20 +118,3 @@ async def one_model(name: str, request: Request, services: ServicesDep) -> Model
     """One model name. 404 if calls cannot use it; below a model calls can use any name."""
     services.models.registry.resolve(model_of(request.scope["path"]) or name)
     return ModelCard(id=name)
-
-
-@router.get("/v1beta/models")
-@router.get("/t/{trajectory_id}/v1beta/models")
-@router.get("/m/{model:path}/v1beta/models", include_in_schema=False)
-async def list_google_models(services: ServicesDep) -> GeminiModels:
-    """The same names, in Google's form."""
-    return GeminiModels(models=[GeminiModel.named(name) for name in services.models.registry.names()])
-
-
-@router.get("/v1beta/models/{name:path}")
-@router.get("/t/{trajectory_id}/v1beta/models/{name:path}")
-@router.get("/m/{model:path}/v1beta/models/{name:path}", include_in_schema=False)
-async def one_google_model(name: str, request: Request, services: ServicesDep) -> GeminiModel:
-    """One model name, in Google's form. 404 as in `one_model`."""
-    services.models.registry.resolve(model_of(request.scope["path"]) or name)
-    return GeminiModel.named(name)

@@ -16,21 +16,17 @@ from pydantic.json_schema import models_json_schema
 import offbook
 from offbook.base.types import Json
 from offbook.base.wire import FinishRequest, TrainEvent
-from offbook.openai_dialect.chat_answer import ChatCompletion, ErrorAnswer, TextCompletion
+from offbook.openai_dialect.chat_answer import ChatCompletion, ErrorAnswer
 from offbook.openai_dialect.chat_fields import ChatFields
-
-from ..calls.prompt_request import CompletionFields
 
 OPENAPI = "/openapi.json"
 PROGRAMS = ("/v1/", "/t/", "/m/", "/api/", "/health")
 """Path prefixes of the documented routes. Pages and the requests that they send are left out."""
-GOOGLE = "/v1beta/"
-"""Part of the routes whose answers and errors have Google's form: Google describes them."""
 REFERENCE = "#/components/schemas/{model}"
 Object = dict[str, Json]
 
 
-READ_BY_HAND = (FinishRequest, TrainEvent, ChatFields, ChatCompletion, CompletionFields, TextCompletion, ErrorAnswer)
+READ_BY_HAND = (FinishRequest, TrainEvent, ChatFields, ChatCompletion, ErrorAnswer)
 """Types of bodies that are parsed or written without FastAPI."""
 
 
@@ -49,9 +45,7 @@ def add_openapi(app: FastAPI) -> None:
 
 def description(routes: list[APIRoute]) -> Object:
     """Build the OpenAPI document of the routes for programs, and of the calls, which are no FastAPI route."""
-    described = [
-        route for route in routes if route.path_format.startswith(PROGRAMS) and GOOGLE not in route.path_format
-    ]
+    described = [route for route in routes if route.path_format.startswith(PROGRAMS)]
     document: Object = get_openapi(
         title="Offbook", version=offbook.__version__, routes=described, separate_input_output_schemas=False
     )
@@ -64,10 +58,7 @@ def description(routes: list[APIRoute]) -> Object:
     document["security"] = [{"key": []}, {}]
     paths = cast(dict[str, dict[str, Object]], document["paths"])
     for number, place in enumerate(("", "/t/{trajectory_id}")):
-        paths[f"{place}/v1/chat/completions"] = {
-            "post": _sampled("Chat Completion", number, ChatFields, ChatCompletion)
-        }
-        paths[f"{place}/v1/completions"] = {"post": _sampled("Completion", number, CompletionFields, TextCompletion)}
+        paths[f"{place}/v1/chat/completions"] = {"post": _chat_completion(number)}
     paths["/api/trajectories"]["post"]["requestBody"] = _body(FinishRequest)
     for path, operations in paths.items():
         for operation in operations.values():
@@ -84,13 +75,13 @@ def _declare(operation: Object, names: list[str]) -> None:
     known += [{"name": n, "in": "path", "required": True, "schema": text} for n in names if n not in declared]
 
 
-def _sampled(summary: str, number: int, fields: type[BaseModel], answered: type[BaseModel]) -> Object:
-    answer = _answer("Sampled and recorded", "application/json", answered)
+def _chat_completion(number: int) -> Object:
+    answer = _answer("Sampled and recorded", "application/json", ChatCompletion)
     answer["content"]["text/event-stream"] = {"schema": {"type": "string"}}
     return {
-        "summary": summary,
-        "operationId": f"{summary.lower().replace(' ', '_')}_{number}",
-        "requestBody": _body(fields),
+        "summary": "Chat Completion",
+        "operationId": f"chat_completion_{number}",
+        "requestBody": _body(ChatFields),
         "responses": {"200": answer},
     }
 

@@ -12,9 +12,9 @@ from pydantic import ValidationError
 from pydantic.alias_generators import to_camel, to_snake
 
 from offbook.server.calls.sampled_calls import TrajectoryCalls
-from offbook.server.dialects.gemini import chat_body
-from offbook.server.dialects.gemini_fields import GenerateContent
 from offbook.server.errors import ApiError
+from offbook_dialects.gemini.fields import GenerateContent
+from offbook_dialects.gemini.request import chat_body
 
 SIZES = {"type": "OBJECT", "properties": {"box": {"type": "STRING", "nullable": True}}, "required": ["box"]}
 ODD = (None, True, -1, 1.5, "", "x", "OBJECT", [], [None], [[]], {}, {"type": 1}, {"parts": {}}, {"text": None})

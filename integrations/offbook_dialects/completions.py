@@ -6,20 +6,23 @@ nobody said it, and no template wrote its tokens. The sampler is asked at its ow
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self, cast
+from typing import ClassVar, Self, cast
 
+import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from offbook.base.server_sent_events import event
 from offbook.base.types import Json, Message
-from offbook.openai_dialect.chat_answer import CHUNK, DEFAULT_TOKENS, OF_CHATS, WHOLE, Answer
+from offbook.openai_dialect.chat_answer import CHUNK, DEFAULT_TOKENS, DONE, OF_CHATS, WHOLE, Answer, completion_of
 from offbook.openai_dialect.chat_fields import ChatFields, SampledFields
-
-from ..errors import ApiError, bad_request
-from ..sampler.sampler import Quirks
-from .chat_request import ChatRequest
-from .sampled_answer import TOKEN_IDS
+from offbook.server.calls.chat_answer import Rendering
+from offbook.server.calls.chat_request import ChatRequest
+from offbook.server.calls.sampled_answer import TOKEN_IDS
+from offbook.server.dialects import Dialect, DialectRequest, Translation
+from offbook.server.errors import ApiError, bad_request
+from offbook.server.sampler.sampler import Quirks
 
 PROMPT = "prompt"
 """The role of the message that is a prompt, and the field of a request."""
@@ -101,7 +104,13 @@ class PromptRequest(ChatRequest):
 
     def as_chat(self, answer: Answer) -> Answer:
         """The sampler's completion, or a chunk of one, as that of a chat. Its logprobs keep their form."""
-        return as_chat(answer, whole=not self.stream)
+        if "choices" not in answer:
+            return answer
+        items = cast(list[Answer], answer["choices"])
+        choices = [_chat_choice(item, whole=not self.stream) for item in items]
+        chat = answer | {"object": CHUNK if self.stream else WHOLE, "choices": choices}
+        prompts = [item["prompt_token_ids"] for item in items if item.get("prompt_token_ids")]
+        return chat | {"prompt_token_ids": prompts[0]} if prompts else chat
 
 
 def _check(body: dict[str, Json], fields: CompletionFields) -> None:
@@ -131,23 +140,47 @@ def prompt_message(prompt: str | list[str | int | list[int]]) -> Message:
     return {"role": PROMPT, "content": f"{len(ids)} token ids", "token_ids": ids}
 
 
-def as_chat(answer: Answer, *, whole: bool) -> Answer:
-    """The sampler's completion, or a chunk of one, as that of a chat. Its logprobs keep their form.
-
-    >>> as_chat({"choices": [{"index": 0, "text": "a", "finish_reason": None}]}, whole=False)["choices"]
-    [{'index': 0, 'finish_reason': None, 'delta': {'content': 'a'}}]
-    """
-    if "choices" not in answer:
-        return answer
-    choices = cast(list[Answer], answer["choices"])
-    chat = answer | {"object": WHOLE if whole else CHUNK, "choices": [_chat_choice(item, whole) for item in choices]}
-    if (ids := next((item["prompt_token_ids"] for item in choices if item.get("prompt_token_ids")), None)) is not None:
-        chat["prompt_token_ids"] = ids
-    return chat
-
-
 def _chat_choice(choice: Answer, whole: bool) -> Answer:
     kept = {name: value for name, value in choice.items() if name not in ("text", "prompt_token_ids")}
     if whole:
         return kept | {"message": {"role": "assistant", "content": choice["text"]}}
     return kept | {"delta": {"content": choice["text"]}}
+
+
+class Completions(Dialect):
+    """The dialect. Its body is that of a `PromptRequest`."""
+
+    paths: ClassVar[tuple[str, ...]] = ("/v1/completions/?",)
+
+    async def translate(self, request: DialectRequest) -> Translation:
+        """The request as it is."""
+        return Translation(request.body, CompletionAnswer(), request=PromptRequest)
+
+    def joined(self, events: Sequence[Answer]) -> Answer:
+        """The last chunk with a usage."""
+        return next((chunk for chunk in reversed(events) if chunk.get("usage")), events[-1])
+
+    def next_turn(self, body: Answer, answer: Answer) -> Answer:
+        """There is none."""
+        raise ApiError(400, "a completion of a prompt is no conversation", code="no_conversation")
+
+
+class CompletionAnswer(Rendering):
+    """Chat completions in the format of completions, whole and as chunks of a stream."""
+
+    def whole(self, completion: Answer, call_id: str) -> Answer:
+        """A complete answer. Its choices name the call."""
+        return completion_of(completion)
+
+    def feed(self, chunk: Answer) -> bytes:
+        """A chunk of a stream."""
+        return super().feed(completion_of(chunk))
+
+    def error(self, error: ApiError) -> bytes:
+        """The end of a stream that failed."""
+        return event(orjson.dumps(self.refusal(error))) + DONE
+
+    def refusal(self, error: ApiError) -> Answer:
+        """The body of an error. The prompt of a completion is no field `messages`."""
+        body = error.body()
+        return {"error": body["error"] | {"param": PROMPT}} if error.param == "messages" else body

@@ -16,11 +16,11 @@ from pydantic import TypeAdapter
 
 from offbook.base.types import Call
 from offbook.server.calls.sampled_calls import SampledCalls, TrajectoryCalls
-from offbook.server.dialects.dialect import DialectRequest
-from offbook.server.dialects.responses import Responses
-from offbook.server.dialects.responses_answers import ResponseAnswer
+from offbook.server.dialects import DialectRequest
 from offbook.server.errors import ApiError
 from offbook.testing import Action, ScriptedServer, scripted_server
+from offbook_dialects.responses import Responses
+from offbook_dialects.responses.answer import ResponseAnswer
 
 RAW = '{"box":  7, "shelf" : null}'
 """Arguments as no serialiser writes them."""

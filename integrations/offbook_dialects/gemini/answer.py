@@ -8,10 +8,11 @@ from typing import cast
 import orjson
 
 from offbook.base.server_sent_events import EVENT_STREAM, event
+from offbook.base.types import Json
 from offbook.openai_dialect.chat_answer import Answer
 from offbook.openai_dialect.tool_arguments import arguments_object
-
-from ..errors import ApiError
+from offbook.server.calls.chat_answer import Rendering
+from offbook.server.errors import ApiError
 
 _FINISH = {"stop": "STOP", "tool_calls": "STOP", "length": "MAX_TOKENS", "content_filter": "SAFETY"}
 _STANDARD = str.maketrans("-_", "+/")
@@ -65,7 +66,7 @@ class _Candidate:
             call["function"][name] += function.get(name) or ""
 
 
-class GeminiRendering:
+class GeminiAnswer(Rendering):
     """The answers to one request. `events`: a stream of server-sent events (`?alt=sse`), else of one JSON array."""
 
     def __init__(self, model: str, *, events: bool = True) -> None:
@@ -198,3 +199,12 @@ def _usage(usage: Answer | None) -> Answer:
         "candidatesTokenCount": counts.get("completion_tokens", 0),
         "totalTokenCount": counts.get("total_tokens", 0),
     }
+
+
+class GeminiCount(GeminiAnswer):
+    """The number of a prompt's tokens, by a call that samples a single token."""
+
+    def whole(self, completion: Answer, call_id: str) -> Answer:
+        """The number."""
+        tokens: Json = completion["usage"]["prompt_tokens"]
+        return {"totalTokens": tokens, "promptTokensDetails": [{"modality": "TEXT", "tokenCount": tokens}]}

@@ -10,9 +10,10 @@ import orjson
 from offbook.base.server_sent_events import EVENT_STREAM, event
 from offbook.base.types import Json
 from offbook.openai_dialect.chat_answer import Answer
+from offbook.server.calls.chat_answer import Rendering
+from offbook.server.errors import ApiError
 
-from ..errors import ApiError
-from .responses_items import (
+from .items import (
     Offered,
     call_item,
     output_items,
@@ -37,7 +38,7 @@ _ECHOED = (
 _ERRORS = {429: "rate_limit_exceeded"}
 
 
-class ResponseAnswer:
+class ResponseAnswer(Rendering):
     """One response. In a stream one item is open at a time; its number is the length of the output."""
 
     media_type = f"{EVENT_STREAM}; charset=utf-8"
@@ -107,7 +108,7 @@ class ResponseAnswer:
 
     def refusal(self, error: ApiError) -> Answer:
         """The body of an error."""
-        return refusal(error)
+        return error_body(error)
 
     def _head(self, call_id: str) -> Answer:
         body = self._body
@@ -216,7 +217,15 @@ class ResponseAnswer:
         return event(orjson.dumps({"type": kind, "sequence_number": self._number, **data}), kind)
 
 
-def refusal(error: ApiError) -> Answer:
+class InputTokens(ResponseAnswer):
+    """The number of a prompt's tokens, by a call that samples a single token."""
+
+    def whole(self, completion: Answer, call_id: str) -> Answer:
+        """The number."""
+        return {"object": "response.input_tokens", "input_tokens": completion["usage"]["prompt_tokens"]}
+
+
+def error_body(error: ApiError) -> Answer:
     """The body of an error. A chat's messages are the `input`."""
     fault = error.body()
     if (error.param or "").startswith("messages"):

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from offbook.openai_dialect.tool_arguments import arguments_object
 from offbook.server.calls.sampled_calls import SampledCalls, TrajectoryCalls
-from offbook.server.dialects.dialect import Dialect, DialectRequest
-from offbook.server.dialects.gemini import Gemini
-from offbook.server.dialects.messages import Messages
-from offbook.server.dialects.responses import Responses
+from offbook.server.dialects import Dialect, DialectRequest
+from offbook_dialects.gemini import Gemini
+from offbook_dialects.messages import Messages
+from offbook_dialects.responses import Responses
 
 FUZZED = settings(
     max_examples=100, deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]

@@ -10,15 +10,15 @@ import base64
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import orjson
 
 from offbook.base.types import Call, Json, Message
 from offbook.openai_dialect.chat_answer import Answer
 from offbook.openai_dialect.tool_arguments import arguments_object
-
-from ..calls.sampled_calls import SampledCalls, TrajectoryCalls
-from .dialect import a_list, a_text, an_object, unsupported
+from offbook.server.calls.sampled_calls import SampledCalls, TrajectoryCalls
+from offbook.server.errors import ApiError, shortened
 
 _ID = re.compile(r"(?P<kind>resp|msg|rs|fc)_(?P<call>call-[0-9a-f]+)(?:_(?P<rest>\d+|i))?")
 _SEALED = "offbook-thought:"
@@ -325,3 +325,33 @@ def _part(part: Answer, where: str) -> Answer:
             raise unsupported(f"{where}: no files are kept here; send the image as image_url", f"{where}.file_id")
         case _:
             raise unsupported(f"{where}: a part of type {kind!r} is not supported here", where)
+
+
+def unsupported(message: str, field: str | None = None, status: int = 400, code: str = "unsupported_field") -> ApiError:
+    """The refusal of what cannot be served. `field`: what is at fault."""
+    return ApiError(status, message, field, code)
+
+
+def an_object(value: Json, where: str) -> Answer:
+    """The value, if it is a JSON object. Raises ApiError, naming `where`."""
+    if not isinstance(value, dict):
+        raise _wrong("an object", value, where)
+    return cast(Answer, value)
+
+
+def a_list(value: Json, where: str) -> list[Json]:
+    """The value, if it is a list. Raises ApiError, naming `where`."""
+    if not isinstance(value, list):
+        raise _wrong("a list", value, where)
+    return cast(list[Json], value)
+
+
+def a_text(value: Json, where: str) -> str:
+    """The value, if it is a string. Raises ApiError, naming `where`."""
+    if not isinstance(value, str):
+        raise _wrong("a string", value, where)
+    return value
+
+
+def _wrong(wanted: str, value: Json, where: str) -> ApiError:
+    return ApiError(400, f"{where} must be {wanted}, got {shortened(value)}", where, "invalid_value")

@@ -1,4 +1,4 @@
-"""OpenAI's Responses API: `/v1/responses`. The recorded calls are the store of earlier responses and items."""
+"""A request to OpenAI's Responses as the body of a chat completion."""
 
 from __future__ import annotations
 
@@ -6,11 +6,20 @@ import logging
 
 from offbook.base.types import Json
 from offbook.openai_dialect.chat_answer import Answer
+from offbook.server.dialects import DialectRequest
+from offbook.server.errors import shortened
 
-from ..errors import ApiError, shortened
-from .dialect import DialectRequest, Translation, a_list, a_text, an_object, unsupported
-from .responses_answers import ResponseAnswer, refusal
-from .responses_items import Offered, earlier_messages, input_messages, results_beside_calls, spaced
+from .items import (
+    Offered,
+    a_list,
+    a_text,
+    an_object,
+    earlier_messages,
+    input_messages,
+    results_beside_calls,
+    spaced,
+    unsupported,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -60,42 +69,19 @@ _NEEDS = {
 """Why fields that clients may leave out are refused."""
 _LEFT_OUT = ("web_search", "image_generation")
 """How the kinds of OpenAI's own tools begin that coding agents offer with each request."""
-SEALED = "reasoning.encrypted_content"
 _LOGPROBS = "message.output_text.logprobs"
 
 
-class Responses:
-    """The dialect. The group `count` of a path means that only the prompt's tokens are counted."""
-
-    async def translate(self, request: DialectRequest) -> Translation:
-        """The chat completion of a request. Raises ApiError, also where an earlier response or item is not recorded."""
-        body = request.body
-        _check(body)
-        chat = _taken(body)
-        model = request.path.get("model") or a_text(body.get("model"), "model")
-        offered = Offered()
-        chat |= {"model": model, "messages": await _messages(request)} | _tools(body, offered) | _format(body)
-        if effort := an_object(body.get("reasoning") or {}, "reasoning").get("effort"):
-            chat["reasoning_effort"] = effort
-        sealed = SEALED in a_list(body.get("include") or [], "include")
-        if request.path.get("count"):
-            counted = InputTokens(body, model, offered, sealed=sealed)
-            return Translation(chat | {"max_completion_tokens": 1, "stream": False}, counted, recorded=False)
-        if chat.get("stream"):
-            chat["stream_options"] = {"include_usage": True}
-        return Translation(chat, ResponseAnswer(body, model, offered, sealed=sealed))
-
-    def refusal(self, error: ApiError) -> Answer:
-        """An error in OpenAI's format, with the field of this API."""
-        return refusal(error)
-
-
-class InputTokens(ResponseAnswer):
-    """The number of a prompt's tokens, by a call that samples a single token."""
-
-    def whole(self, completion: Answer, call_id: str) -> Answer:
-        """The number."""
-        return {"object": "response.input_tokens", "input_tokens": completion["usage"]["prompt_tokens"]}
+async def chat_body(request: DialectRequest, model: str, offered: Offered) -> dict[str, Json]:
+    """The body of a chat completion; tools in another form are added to `offered`. Raises ApiError, also where an earlier response or
+    item is not recorded."""
+    body = request.body
+    _check(body)
+    chat = _taken(body)
+    chat |= {"model": model, "messages": await _messages(request)} | _tools(body, offered) | _format(body)
+    if effort := an_object(body.get("reasoning") or {}, "reasoning").get("effort"):
+        chat["reasoning_effort"] = effort
+    return chat
 
 
 def _taken(body: Answer) -> dict[str, Json]:
@@ -135,7 +121,7 @@ async def _messages(request: DialectRequest) -> list[Answer]:
     given = body.get("input")
     if isinstance(given, str):
         return [*messages, {"role": "user", "content": given}]
-    messages += await input_messages(a_list(given or [], "input"), request.said, request.recorded)
+    messages += await input_messages(a_list(given or [], "input"), request.sampled, request.recorded)
     return results_beside_calls(messages)
 
 

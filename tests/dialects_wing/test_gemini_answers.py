@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from google.genai import types
 
-from offbook.server.dialects.gemini_answers import GeminiRendering, read_signature
 from offbook.server.errors import ApiError
+from offbook_dialects.gemini.answer import GeminiAnswer, read_signature
 
 CALLS = [
     {"id": "one", "function": {"name": "f", "arguments": '{"n":  1}'}},
@@ -31,7 +31,7 @@ def parts(response: types.GenerateContentResponse, index: int = 0) -> list[types
 
 
 def streamed(*, events: bool) -> list[types.GenerateContentResponse]:
-    rendering = GeminiRendering("m", events=events)
+    rendering = GeminiAnswer("m", events=events)
     sent = rendering.start("call-a")
     for delta in (
         {"role": "assistant", "content": ""},
@@ -62,7 +62,7 @@ def streamed(*, events: bool) -> list[types.GenerateContentResponse]:
 
 def test_a_whole_answer_has_thoughts_text_and_calls() -> None:
     choices = [{"index": 0, "message": MESSAGE, "finish_reason": "tool_calls"}]
-    answer = known(GeminiRendering("m").whole({"choices": choices, "usage": USAGE}, "call-a"))
+    answer = known(GeminiAnswer("m").whole({"choices": choices, "usage": USAGE}, "call-a"))
     thought, text, one, two = parts(answer)
     assert (thought.text, thought.thought, text.text) == ("hm", True, "the size")
     assert one.function_call is not None and (one.function_call.id, one.function_call.args) == ("one", {"n": 1})
@@ -94,7 +94,7 @@ def test_a_stream_adds_up_to_the_whole_answer(events: bool) -> None:
 
 @pytest.mark.parametrize("events", [True, False])
 def test_a_stream_that_fails_ends_with_the_error(events: bool) -> None:
-    rendering = GeminiRendering("m", events=events)
+    rendering = GeminiAnswer("m", events=events)
     sent = rendering.feed({"choices": [{"index": 0, "delta": {"content": "the "}}]})
     raw = sent + rendering.error(ApiError(502, "out of order"))
     bodies = (

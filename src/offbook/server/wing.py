@@ -30,12 +30,20 @@ if TYPE_CHECKING:
     from .models.registry import ServedModel
     from .records.store import Store
     from .sampler.sampler import Sampler
-    from .training.queue import TrainQueue
     from .views.dashboard_source import DashboardSource
     from .views.run_summary import RunStatus
 
 
 logger = logging.getLogger(__name__)
+
+
+class TrainRequests(Protocol):
+    """What a wing sees of the train requests."""
+
+    @property
+    def running(self) -> str | None:
+        """The id of the request that is being applied, or None."""
+        ...
 
 
 class ServerDoor(Protocol):
@@ -72,8 +80,8 @@ class ServerDoor(Protocol):
         ...
 
     @property
-    def training(self) -> TrainQueue:
-        """The train requests: `running` is the one under way."""
+    def training(self) -> TrainRequests:
+        """The train requests."""
         ...
 
 

@@ -22,7 +22,7 @@ from offbook.server.calls.chat_request import ChatRequest
 from offbook.server.calls.sampled_answer import TOKEN_IDS
 from offbook.server.dialects import Dialect, DialectRequest, Translation
 from offbook.server.errors import ApiError, bad_request
-from offbook.server.sampler.sampler import Quirks
+from offbook.server.sampler.transport import Quirks
 
 PROMPT = "prompt"
 """The role of the message that is a prompt, and the field of a request."""

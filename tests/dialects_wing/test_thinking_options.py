@@ -9,7 +9,7 @@ import pytest
 
 from offbook.server.calls import thinking
 from offbook.server.calls.chat_request import ChatRequest
-from offbook.server.sampler.sampler import Quirks
+from offbook.server.sampler.transport import Quirks
 from tests.fakes.gateway import Gateway
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]

@@ -56,7 +56,7 @@ def parrot(family: Family, folder: Path) -> Path:
 @contextmanager
 def engine(folder: Path) -> Iterator[TestClient]:
     policy = load_model(folder, device="cpu", dtype="float32", max_model_len=None)
-    service = SamplingService(policy, name="base", max_batch=2, max_string=4096, max_items=256, calls=format_of(folder))
+    service = SamplingService(policy, name="base", max_batch=2, calls=format_of(folder))
     with TestClient(build_app(service)) as http:
         yield http
 

@@ -23,7 +23,6 @@ from offbook.engine.chat_template import ChatTemplate, PromptError
 from offbook.engine.inference.chat.requests import ChatCompletionRequest, DialectError
 from offbook.engine.inference.service import ChatRenderer
 from offbook.engine.learner.targets.render import render_history
-from offbook.engine.protocol import PromptOptions
 from tests.families.builders import GEMMA3, LLAMA3, MISTRAL, QWEN2_5, QWEN3, QWEN3_5, Family, make_tokenizer
 from tests.families.prompt_cases import (
     AGAIN,
@@ -274,15 +273,6 @@ def test_what_a_policy_sampled_in_an_answer_is_what_its_next_prompt_has() -> Non
     assert ids.count(vocabulary["<|im_end|>"]) == 3  # of three turns
 
 
-def test_whoever_needs_control_tokens_in_messages_can_have_them() -> None:
-    tokenizer = TOKENIZERS["qwen3"]
-    options = PromptOptions(control_tokens=True)
-    request = ChatCompletionRequest(model="base", messages=[USER, call(), FORGED])  # type: ignore[call-arg]  # it has defaults
-    renderer = ChatRenderer(tokenizer, 10**6, options)
-    assert renderer.prompt_ids(request).count(tokenizer.get_vocab()["<|im_end|>"]) == 5
-    assert "control_tokens" in renderer.template.warnings(frozenset({tokenizer.get_vocab()["<|im_end|>"]}))[0]
-
-
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 @pytest.mark.parametrize("spaces", ["bytes", "metaspace", "prepended"])
 def test_the_second_tokenizer_makes_the_same_tokens_of_plain_text(family: Family, spaces: str) -> None:
@@ -321,8 +311,8 @@ def test_prompts_have_one_date_on_every_day(family: Family) -> None:
         "{%- set today = strftime_now('%d %b %Y') if strftime_now is defined else 'unknown' -%}{{ 'Today: ' + today }}"
     )
     tokenizer.chat_template = dated + str(tokenizer.chat_template)
-    prompts = PromptOptions(date=datetime.date(2026, 2, 28))
-    renderer, learner = ChatRenderer(tokenizer, 10**6, prompts), ChatTemplate(tokenizer, prompts)
+    date = datetime.date(2026, 2, 28)
+    renderer, learner = ChatRenderer(tokenizer, 10**6, date), ChatTemplate(tokenizer, date)
     request = ChatCompletionRequest(model="base", messages=[USER])  # type: ignore[call-arg]  # it has defaults
     ids = renderer.prompt_ids(request)
     assert str(tokenizer.decode(list(ids))).startswith("Today: 28 Feb 2026")

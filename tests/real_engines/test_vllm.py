@@ -188,7 +188,7 @@ async def test_a_step_of_unsloth_is_swapped_in_and_sampler_and_learner_agree(
     model = await model_at(backend, "swapped")
     before = await likeliest(model, model.name)
     first = await trained(model)
-    assert first.applied and first.step == 1 and first.metrics["sampler/queue_seconds"] >= 0
+    assert first.applied and first.step == 1
     after = await likeliest(model, model.name)
     assert max(abs(old - new) for old, new in zip(before, after, strict=False)) > 1e-2
     assert await likeliest(model, f"{model.name}@0") == before  # the base, beside it

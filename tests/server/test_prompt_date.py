@@ -59,6 +59,6 @@ def test_a_damaged_date_is_named(tmp_path: Path) -> None:
 
 
 def test_a_backend_takes_the_date_as_an_option(tmp_path: Path) -> None:
-    assert LocalBackend(dir=tmp_path, prompt_date="2026-11-29", control_tokens=True)
+    assert LocalBackend(dir=tmp_path, prompt_date="2026-11-29")
     with pytest.raises(ConfigError, match="prompt_date"):
         LocalBackend(dir=tmp_path, prompt_date="tomorrow")

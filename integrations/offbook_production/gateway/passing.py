@@ -25,7 +25,7 @@ from offbook.http_listener.access_checks import CLOSE
 from offbook.server.calls.chat_exchange import until_disconnected
 from offbook.server.errors import ApiError
 from offbook.server.http.model_paths import counts_tokens, found_path, refusal_body
-from offbook.server.sampler.sampler import Sampler
+from offbook.server.sampler.pool import Sampler
 
 from ..takeover.small_answers import SmallAnswer, SmallModel
 from ..takeover.takeover import Takeover

@@ -18,7 +18,7 @@ from offbook.base.redaction import error_text
 from offbook.base.server_sent_events import EventReader
 from offbook.base.wire import LENGTH_HEADER
 from offbook.server.dialects import Dialect
-from offbook.server.sampler.sampler import Sampler
+from offbook.server.sampler.pool import Sampler
 
 from ..gateway.answers import SHAPE_ERRORS, whole_answer
 from ..gateway.traffic import PassedCall

@@ -116,10 +116,6 @@ OF_VLLM = (
 """Options of vLLM only."""
 
 
-OF_EMBEDDED = ("max_string", "max_items")
-"""Options of the embedded engine only."""
-
-
 OF_OUR_VLLM = (
     "max_lora_rank",
     "tool_call_parser",
@@ -186,16 +182,6 @@ class EngineOptions(Options):
         le=1024,
         description="most calls decoded in one batch; None: 64, or the memory plan's number on a GPU",
     )
-    max_string: int = Field(
-        default=4096,
-        ge=1,
-        description="embedded engine: longest string in a forced tool call or a response_format, in characters",
-    )
-    max_items: int = Field(
-        default=256,
-        ge=1,
-        description="embedded engine: most elements or properties in that JSON, unless its schema requires more",
-    )
     max_loras: int = Field(
         default=3, ge=2, le=64, description="adapters in one batch of vLLM: at least max_staleness + 2"
     )
@@ -226,11 +212,6 @@ class EngineOptions(Options):
         description="date for chat templates that write today's into prompts, such as 2026-11-29; None: the day of the "
         "directory's first start",
     )
-    control_tokens: bool = Field(
-        default=False,
-        description="let messages contain control tokens such as <|im_end|>: whoever writes a tool's result can then "
-        "begin a turn",
-    )
     deterministic: bool = Field(default=False, description="use torch's deterministic algorithms in the learner")
     keep_tokens: int = Field(
         default=10, ge=0, le=1_000_000, description="keep the token files of this many newest steps; 0: keep none"
@@ -238,8 +219,6 @@ class EngineOptions(Options):
 
     @model_validator(mode="after")
     def _one_engine(self) -> Self:
-        if self.vllm_url or self.engine == "vllm":
-            self._refuse(OF_EMBEDDED, "only the embedded engine has this option, but the engine is vllm")
         if self.vllm_url and self.engine == "embedded":
             raise ValueError("vllm_url: it needs vLLM, but the engine is embedded")
         if self.vllm_url:

@@ -28,7 +28,6 @@ from offbook.openai_dialect.chat_fields import in_order_of_calls
 
 from .control_tokens import ControlTokens
 from .inference.chat.requests import shortened
-from .protocol import PromptOptions
 
 _TELLS_STRINGS = re.compile(r"arguments\s+is\s+(not\s+)?(string|mapping)")
 _KNOWS_DEVELOPER = re.compile(r"""["']developer["']""")
@@ -78,11 +77,11 @@ def end_tokens(tokenizer: PreTrainedTokenizerBase, generation: GenerationConfig 
 class ChatTemplate:
     """The chat template of a tokenizer, which may have one by name for requests with tools (`tool_use`). Thread-safe.
 
-    `source`: a template to use instead of the tokenizer's own. Raises ConfigError if there is none.
+    `date`: what a template that asks for today's date gets; None: today. `source`: a template to use instead of the tokenizer's own. Raises ConfigError if there is none.
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, prompts: PromptOptions | None = None, source: str | None = None
+        self, tokenizer: PreTrainedTokenizerBase, date: datetime.date | None = None, source: str | None = None
     ) -> None:
         templates: object = source or tokenizer.chat_template
         if not templates or not isinstance(templates, str | dict):
@@ -92,9 +91,8 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._templates = {"": templates} if isinstance(templates, str) else cast(dict[str, str], templates)
         self._styles: dict[str, _Style] = {}
-        prompts = prompts or PromptOptions()
-        self._date = prompts.date or datetime.date.today()
-        self._control = ControlTokens(tokenizer, "\n".join(self._templates.values()), prompts.control_tokens)
+        self._date = date or datetime.date.today()
+        self._control = ControlTokens(tokenizer, "\n".join(self._templates.values()))
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[Tool] | None = None, options: Options = NO_OPTIONS
@@ -157,10 +155,6 @@ class ChatTemplate:
 
     def _control_warnings(self) -> list[str]:
         """How a message can begin a turn of its own in spite of `ControlTokens`."""
-        if self._control.allowed:
-            return [
-                "control tokens that messages spell are real ones (control_tokens): a tool's result can begin a turn"
-            ]
         warnings: list[str] = []
         if tokens := self._control.unprotected(self._tokenizer):
             names = ", ".join(tokens[:5]) + (f" and {len(tokens) - 5} more" if len(tokens) > 5 else "")

@@ -39,11 +39,9 @@ class ControlTokens:
     tools' results and definitions.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, templates: str, allowed: bool = False) -> None:
-        """`allowed`: messages may contain control tokens."""
-        self.allowed = allowed
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, templates: str) -> None:
         self._backend: Tokenizer | None = getattr(tokenizer, "backend_tokenizer", None)
-        added = {} if allowed else {token.content: token.special for token in tokenizer.added_tokens_decoder.values()}
+        added = {token.content: token.special for token in tokenizer.added_tokens_decoder.values()}
         special = {text for text, is_special in added.items() if is_special and text.strip()}
         written = {text for text, is_special in added.items() if not is_special and text.strip() and text in templates}
         self._all = _pattern(special | written)

@@ -32,7 +32,7 @@ SAMPLER_MODULES: dict[EngineName, str] = {
     "vllm": "offbook.engine.inference.vllm.command",
 }
 """python -m SAMPLER_MODULES[engine] --model DIR --served-model-name NAME --uds SOCKET --device D --dtype T
-[--max-model-len N] [--max-batch N] [--threads N] [--prompt-date DATE] [--control-tokens] [--parent-pid PID], and for each the options of its own."""
+[--max-model-len N] [--max-batch N] [--threads N] [--prompt-date DATE] [--parent-pid PID], and for each the options of its own."""
 FLAT_LOGPROBS = "flat_logprobs"
 """In the `vllm_xargs` of a call: vLLM with our plugin answers `logprobs.token_logprobs`, a list, instead of `content`."""
 TOO_LONG = "context_length_exceeded"
@@ -41,7 +41,7 @@ UNKNOWN_LOGPROB = -9999.0
 """vLLM's word for a logprob that JSON cannot hold, also the embedded engine's; none that is known is so small."""
 LEARNER_MODULE = "offbook.engine.learner"
 """python -m LEARNER_MODULE --base DIR --loader auto|peft|unsloth [--load-in-4bit] --device D --dtype T [--threads N] [--deterministic]
-[--offload] [--row-limit N] [--unrecomputed-tokens N] [--prompt-date DATE] [--control-tokens]
+[--offload] [--row-limit N] [--unrecomputed-tokens N] [--prompt-date DATE]
 [--learners N]"""
 
 MERGE_MODULE = "offbook.engine.learner.model.merge"
@@ -54,33 +54,14 @@ DRY_RUN_MODULE = "offbook.engine.learner.dry_run"
 """python -m DRY_RUN_MODULE --base DIR: a DryRun on stdin, a DryRunReport on stdout."""
 
 
-@dataclass(frozen=True)
-class PromptOptions:
-    """How prompts are rendered, the same in each process of an engine.
-
-    `date`: what a chat template that asks for today's date gets; None: the day on which the process started.
-    `control_tokens`: whether messages may contain control tokens by spelling them.
-    """
-
-    date: datetime.date | None = None
-    control_tokens: bool = False
-
-    @classmethod
-    def of(cls, arguments: argparse.Namespace) -> PromptOptions:
-        """Those of a command line that has `add_prompt_options`."""
-        return cls(arguments.prompt_date, arguments.control_tokens)
-
-    @property
-    def words(self) -> list[str]:
-        """The words of a command line for these options."""
-        date = ["--prompt-date", self.date.isoformat()] if self.date is not None else []
-        return date + (["--control-tokens"] if self.control_tokens else [])
-
-
-def add_prompt_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `PromptOptions` to a process of the engine."""
+def add_prompt_date(parser: argparse.ArgumentParser) -> None:
+    """Add --prompt-date to a process of the engine: what a chat template that asks for today's date gets."""
     parser.add_argument("--prompt-date", type=datetime.date.fromisoformat, help="for chat templates (default: today)")
-    parser.add_argument("--control-tokens", action="store_true", help="messages may contain control tokens")
+
+
+def prompt_date_words(date: datetime.date | None) -> list[str]:
+    """The words of a command line for --prompt-date."""
+    return ["--prompt-date", date.isoformat()] if date is not None else []
 
 
 class Line(BaseModel):

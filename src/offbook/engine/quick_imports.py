@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import gc
 import importlib
-import inspect
 import os
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
-from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import NoReturn, cast
@@ -35,8 +32,6 @@ def quick_imports(base: Path, *, quantizers: bool = False) -> Generator[None]:
     hidden = [name for name in (_UNUSED if needed else (*QUANTIZERS, *_UNUSED)) if name not in modules]
     modules |= dict.fromkeys(hidden)  # Python's way to say that a module cannot be imported
     gc.disable()
-    slow = metadata.packages_distributions
-    metadata.packages_distributions = packages_distributions
     try:
         if not needed:  # Unsloth, which needs them, wants to be imported first
             importlib.import_module("transformers.modeling_utils")
@@ -45,7 +40,6 @@ def quick_imports(base: Path, *, quantizers: bool = False) -> Generator[None]:
         gc.collect()
         gc.freeze()
     finally:
-        metadata.packages_distributions = slow
         gc.enable()
         for name in hidden:
             del modules[name]
@@ -64,29 +58,6 @@ def leave_with(main: Callable[[], int]) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)
-
-
-def packages_distributions() -> dict[str, list[str]]:
-    """`importlib.metadata.packages_distributions`, which transformers calls when it is imported, in a seventh of its time.
-
-    It reads the same files, as text: no path object for each file, no e-mail parser for the names.
-    """
-    packages: defaultdict[str, list[str]] = defaultdict(list)
-    for distribution in metadata.distributions():
-        _, _, name = (distribution.read_text("METADATA") or "").partition("\nName: ")
-        declared = distribution.read_text("top_level.txt")
-        for package in declared.split() if declared else _packages(distribution.read_text("RECORD") or ""):
-            packages[package].append(name.partition("\n")[0] or distribution.metadata["Name"])
-    return dict(packages)
-
-
-def _packages(record: str) -> set[str]:
-    """The importable names of the files that a RECORD lists, a line each: a path, then its hash and size."""
-    names: set[str | None] = set()
-    for line in record.splitlines():
-        first, inside, _ = line.partition(",")[0].partition("/")
-        names.add(first if inside else inspect.getmodulename(first))
-    return {name for name in names if name and "." not in name}
 
 
 def _is_quantized(base: Path) -> bool:

@@ -51,14 +51,6 @@ class BaseModelPath:
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return frozenset()  # a slow tokenizer has no such file; callers then search the text only
 
-    def model_type(self) -> str:
-        """The architecture that config.json names; empty if it names none. The engines refuse a damaged file in their words."""
-        try:
-            config: object = json.loads((self.path / "config.json").read_text("utf-8"))
-        except (OSError, ValueError):
-            return ""
-        return str(cast(dict[str, Json], config).get("model_type", "")) if isinstance(config, dict) else ""
-
     def answers_plainly(self) -> bool:
         """Whether the chat templates are here and none mentions thoughts: no reasoning parser reads the model's answers."""
         templates = self._templates()

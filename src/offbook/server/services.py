@@ -14,7 +14,7 @@ from .calls.recorder import Recorder
 from .models.checkpoint_swaps import ModelServices
 from .records.store import Store
 from .sampler.engine_choice import EngineChoice
-from .sampler.sampler import Sampler
+from .sampler.pool import Sampler
 from .training.archives import Archives
 from .training.history import TrainHistory
 from .training.learner_client import LearnerClient

@@ -80,9 +80,7 @@ def run(options: ServerOptions) -> int:
             wing.prepare(options.wings.get(wing.name), options)
         engine = choose(options.engine, options.model, trains=not options.inference_only)  # before downloading a base
         base = find(options.model)
-        engine = engine.for_base(
-            base.model_type(), plain_answers=base.answers_plainly(), template=base.template_words()
-        )
+        engine = engine.for_base(plain_answers=base.answers_plainly(), template=base.template_words())
         key = key_for(options.host, options.api_key, options.dir)
         protect_environment()
         protect([*([key.text] if key else []), *options.viewer_keys])
@@ -116,7 +114,6 @@ async def open_services(options: ServerOptions, engine: EngineChoice, base: Base
             runner = TrainRunner(
                 learner,
                 models,
-                sampler.calls,
                 history,
                 jobs,
                 free_gpu=partial(engine.free_gpu, sampler.calls),

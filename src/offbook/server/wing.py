@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .models.checkpoint_swaps import ModelServices
     from .models.registry import ServedModel
     from .records.store import Store
-    from .sampler.sampler import Sampler
+    from .sampler.pool import Sampler
     from .views.dashboard_source import DashboardSource
     from .views.run_summary import RunStatus
 

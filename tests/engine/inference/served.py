@@ -43,11 +43,11 @@ SCHEMA = {
 
 
 @contextmanager
-def served(policy: ModelRunner, max_string: int = 4096, max_items: int = 256) -> Iterator[str]:
+def served(policy: ModelRunner) -> Iterator[str]:
     """A real server of the real app, in a thread; its URL."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    service = SamplingService(policy, name="base", max_batch=4, max_string=max_string, max_items=max_items)
+    service = SamplingService(policy, name="base", max_batch=4)
     server = uvicorn.Server(uvicorn.Config(build_app(service), log_config=None, timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()

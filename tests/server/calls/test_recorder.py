@@ -17,7 +17,7 @@ from offbook.server.calls.chat_request import ChatRequest
 from offbook.server.calls.recorder import OpenCall, Recorder
 from offbook.server.calls.sampled_answer import Sampled, SampledChoice, aligned
 from offbook.server.records.store import Store
-from offbook.server.sampler.sampler import Quirks
+from offbook.server.sampler.transport import Quirks
 
 ANSWER = {
     "prompt_token_ids": [1, 2],

@@ -12,7 +12,7 @@ from offbook.base.server_options import EngineOptions
 from offbook.server.base_model import BaseModelPath, find
 from offbook.server.calls.chat_exchange import BUSY_CALLS, STREAM_BLOCK_TOKENS
 from offbook.server.sampler.engine_choice import choose
-from offbook.server.sampler.sampler import Quirks
+from offbook.server.sampler.transport import Quirks
 from offbook.testing.sampler import ScriptedCompletion
 from tests.fakes.gateway import Gateway
 
@@ -35,17 +35,17 @@ async def test_streams_are_asked_for_in_blocks_once_several_calls_are_in_flight(
 
 def test_only_bases_without_thoughts_are_streamed_in_blocks(tmp_path: Path) -> None:
     running = choose(EngineOptions.parse(vllm_url=["http://127.0.0.1:1"]), "tiny", trains=True)
-    assert running.for_base("qwen2", plain_answers=True).quirks.stream_blocks
-    assert not running.for_base("qwen2", plain_answers=False).quirks.stream_blocks
+    assert running.for_base(plain_answers=True).quirks.stream_blocks
+    assert not running.for_base(plain_answers=False).quirks.stream_blocks
     embedded = choose(EngineOptions.parse(engine="embedded", device="cpu"), "tiny", trains=True)
-    assert not embedded.for_base("qwen2", plain_answers=True).quirks.stream_blocks
+    assert not embedded.for_base(plain_answers=True).quirks.stream_blocks
     assert find("tiny").answers_plainly() and not find("tiny-mcp").answers_plainly()
 
 
 def test_a_reasoning_parser_of_the_user_s_keeps_streams_token_by_token() -> None:
     def blocks(**options: object) -> bool:
         found = choose(EngineOptions.parse(engine="vllm", device="cpu", **options), "tiny", trains=True)
-        return found.for_base("qwen2", plain_answers=True).quirks.stream_blocks
+        return found.for_base(plain_answers=True).quirks.stream_blocks
 
     assert blocks() and not blocks(reasoning_parser="ernie45")
 

@@ -309,8 +309,6 @@ def test_urls_are_plain_different_and_at_least_one() -> None:
 def test_options_that_would_have_no_effect_are_refused() -> None:
     for options, message in (
         ({"engine": "embedded", "engine_args": {"a": 1}}, "engine_args: only vLLM has this option"),
-        ({"engine": "vllm", "max_string": 9}, "max_string: only the embedded engine has this option"),
-        ({"vllm_url": "http://a:1", "max_items": 9}, "max_items: only the embedded engine has this option"),
         ({"vllm_url": "http://a:1", "max_model_len": 512}, "max_model_len: set it on the command line of the vLLM"),
     ):
         with pytest.raises(ConfigError, match=message):

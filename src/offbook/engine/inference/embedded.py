@@ -20,9 +20,8 @@ import psutil
 import uvicorn
 
 from offbook.base.errors import ConfigError, OffbookError
-from offbook.base.server_options import EngineOptions
 
-from ..protocol import PromptOptions, add_prompt_options
+from ..protocol import add_prompt_date
 from ..quick_imports import leave_with, quick_imports
 
 if TYPE_CHECKING:
@@ -70,15 +69,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
     parser.add_argument("--max-model-len", type=int, help="longest prompt plus completion in tokens")
     parser.add_argument("--max-batch", type=int, default=64, help="calls decoded together")
-    defaults = EngineOptions.model_construct()
-    parser.add_argument(
-        "--max-string", type=int, default=defaults.max_string, help="characters in a string of forced JSON"
-    )
-    parser.add_argument(
-        "--max-items", type=int, default=defaults.max_items, help="elements and properties in forced JSON"
-    )
     parser.add_argument("--threads", type=int, help="CPU threads of the model")
-    add_prompt_options(parser)
+    add_prompt_date(parser)
     parser.add_argument("--parent-pid", type=int, help="exit when this process ends")
     return parser
 
@@ -98,9 +90,8 @@ def _app(options: argparse.Namespace) -> FastAPI:
         if options.threads < 1:
             raise ConfigError(f"--threads must be at least 1 (got {options.threads})")
         torch.set_num_threads(options.threads)
-    for name in ("max_batch", "max_string", "max_items"):
-        if getattr(options, name) < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} must be at least 1 (got {getattr(options, name)})")
+    if options.max_batch < 1:
+        raise ConfigError(f"--max-batch must be at least 1 (got {options.max_batch})")
     runner = load_model(options.model, device=options.device, dtype=options.dtype, max_model_len=options.max_model_len)
     difference = runner.probe()
     logger.info("probe: logits differ from a plain forward pass by at most %.3g", difference)
@@ -108,11 +99,9 @@ def _app(options: argparse.Namespace) -> FastAPI:
         runner,
         name=options.served_model_name,
         max_batch=options.max_batch,
-        max_string=options.max_string,
-        max_items=options.max_items,
         calls=format_of(options.model),
         thinks=thinks(options.model),
-        prompts=PromptOptions.of(options),
+        prompt_date=options.prompt_date,
         on_death=lambda: os._exit(1),  # the parent process restarts it
     )
     return build_app(service)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import json
 import logging
 import threading
@@ -18,7 +19,7 @@ from offbook.base.errors import ConfigError
 from offbook.base.types import Json
 
 from ..chat_template import ChatTemplate, PromptError
-from ..protocol import TOO_LONG, PromptOptions
+from ..protocol import TOO_LONG
 from .chat.answer_shape import ShapeCompiler, TimeLimitedPool, shape_of
 from .chat.answers import AnswerWriter, CompletionWriter
 from .chat.grammar import Grammars
@@ -57,11 +58,9 @@ class SamplingService:
         *,
         name: str,
         max_batch: int,
-        max_string: int,
-        max_items: int,
         calls: CallFormat = HERMES,
         thinks: bool = False,
-        prompts: PromptOptions | None = None,
+        prompt_date: datetime.date | None = None,
         on_death: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = name
@@ -70,12 +69,12 @@ class SamplingService:
         self._thinks = thinks
         self.decoder = Decoder(runner.tokenizer, kept=(*HERMES.marks, *calls.marks, OPEN, CLOSE))
         self.adapters: dict[str, Adapter] = {}
-        self._renderer = ChatRenderer(runner.tokenizer, runner.max_model_len, prompts)
+        self._renderer = ChatRenderer(runner.tokenizer, runner.max_model_len, prompt_date)
         logger.info("chat template: %s", self._renderer.template.mapping())
         for warning in self._renderer.template.warnings(runner.eos):
             logger.warning("%s", warning)
         self._rendering = TimeLimitedPool(4)
-        grammars = Grammars(runner.tokenizer, runner.eos, runner.vocabulary, max_string=max_string, max_items=max_items)
+        grammars = Grammars(runner.tokenizer, runner.eos, runner.vocabulary)
         self._shape_compiler = ShapeCompiler(grammars)
         self._scheduler = Scheduler(runner, self._deliver, max_batch=max_batch, on_death=on_death)
         self._inboxes: dict[Generation, asyncio.Queue[tuple[int, Update]]] = {}
@@ -282,8 +281,10 @@ class ChatRenderer:
     Caches recent prompts, because rollouts of one scenario begin with the same messages.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, limit: int, prompts: PromptOptions | None = None) -> None:
-        self.template = ChatTemplate(tokenizer, prompts)
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, limit: int, prompt_date: datetime.date | None = None
+    ) -> None:
+        self.template = ChatTemplate(tokenizer, prompt_date)
         self._limit = limit
         # Byte-level tokens have one character per byte, so no token stands for more characters than the longest has.
         self._longest_text = limit * _NFC_SHRINKS * max(map(len, tokenizer.get_vocab()))

@@ -2,7 +2,7 @@
 
 python -m offbook.engine.learner --base DIR [--loader auto|peft|unsloth] [--load-in-4bit] [--device D] [--dtype T]
 [--threads N] [--deterministic] [--name NAME] [--offload] [--row-limit N]
-[--unrecomputed-tokens N] [--prompt-date DATE] [--control-tokens] [--learners N]
+[--unrecomputed-tokens N] [--prompt-date DATE] [--learners N]
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from offbook.base.errors import ConfigError, OffbookError
 from offbook.base.terminal import echo
 
 from ..precision import device_name
-from ..protocol import COMMANDS, Command, Failed, StopCommand, add_prompt_options
+from ..protocol import COMMANDS, Command, Failed, StopCommand, add_prompt_date
 from ..quick_imports import leave_with, quick_imports
 from .failures import Memory, describe_failure
 from .model import unsloth_loader
@@ -85,7 +85,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         "--unrecomputed-tokens", type=int, default=0, help="rows of at most so many tokens recompute no activations"
     )
     parser.add_argument("--deterministic", action="store_true", help="torch's deterministic algorithms")
-    add_prompt_options(parser)
+    add_prompt_date(parser)
     parser.add_argument("--learners", type=int, default=1, help="processes that compute a step together")
     parser.add_argument("--rank", type=int, default=0, help="which of them; others than 0 take their tasks from stdin")
     return parser.parse_args(argv)

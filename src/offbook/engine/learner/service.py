@@ -26,7 +26,6 @@ from ..protocol import (
     Event,
     Failed,
     MergeCommand,
-    PromptOptions,
     Ready,
     ScoreCommand,
     StopCommand,
@@ -164,7 +163,7 @@ def load_policy(arguments: argparse.Namespace) -> Policy:
         name=arguments.name,
     )
     policy.unrecomputed_tokens = arguments.unrecomputed_tokens
-    policy.prompts = PromptOptions.of(arguments)
+    policy.prompt_date = arguments.prompt_date
     return policy
 
 

@@ -27,7 +27,7 @@ from ...engine.protocol import TOO_LONG
 from ..errors import ApiError, as_api_error, internal_error
 from ..models.leases import AdapterLeases
 from ..models.registry import ModelRoute
-from ..sampler.sampler import SamplerCalls
+from ..sampler.pool import SamplerCalls
 from ..sampler.transport import MAX_ANSWER, Reply, WrongAnswer, read
 from .chat_answer import Rendering, replayed, replayed_chunks, shown, split
 from .chat_request import LENGTHS, ChatRequest

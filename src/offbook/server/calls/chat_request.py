@@ -44,8 +44,7 @@ from offbook.openai_dialect.chat_fields import (
 
 from ...engine.protocol import FLAT_LOGPROBS
 from ..errors import ApiError, bad_request, shortened
-from ..sampler.sampler import Quirks
-from ..sampler.transport import AnswerLimits
+from ..sampler.transport import AnswerLimits, Quirks
 from .thinking import in_template
 
 LENGTHS = frozenset({"max_tokens", "max_completion_tokens"})

@@ -15,7 +15,7 @@ from offbook.base.wire import AdoptRequest, ModelState, RegisterRequest
 from ...engine import checkpoint_files
 from ..base_model import BaseModelPath
 from ..errors import ApiError
-from ..sampler.sampler import SamplerAdapters
+from ..sampler.pool import SamplerAdapters
 from . import checkpoints
 from .leases import AdapterLeases
 from .registration import ModelRegistration

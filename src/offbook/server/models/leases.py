@@ -13,7 +13,7 @@ from offbook.base.errors import EngineError
 
 from ...engine.checkpoint_files import Checkpoint
 from ..errors import ApiError
-from ..sampler.sampler import SamplerAdapters
+from ..sampler.pool import SamplerAdapters
 from .registry import ModelRegistry, ModelRoute
 
 logger = logging.getLogger(__name__)

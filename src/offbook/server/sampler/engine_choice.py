@@ -15,23 +15,20 @@ from pathlib import Path
 from offbook.base.config import MAX_RANK
 from offbook.base.devices import Gpu, automatic_dtype, chosen, gpus, visible_to
 from offbook.base.errors import ConfigError, install_command
-from offbook.base.server_options import OF_EMBEDDED, OF_VLLM, EngineName, EngineOptions
+from offbook.base.server_options import OF_VLLM, EngineName, EngineOptions
 
-from ...engine.protocol import SAMPLER_MODULES, PromptOptions
+from ...engine.protocol import SAMPLER_MODULES, prompt_date_words
 from ..base_model import BaseModelPath
 from .child_sampler import ChildSampler
 from .gpu_sharing import FORCING, GpuSharing, divide_gpus, share_gpu
-from .pool import SamplerPool
+from .pool import Sampler, SamplerCalls, SamplerPool
 from .running_sampler import RunningSampler, key
-from .sampler import Quirks, Sampler, SamplerCalls
 from .supervised import SupervisedSampler
-from .transport import SERVED_NAME
+from .transport import SERVED_NAME, Quirks
 
 logger = logging.getLogger(__name__)
 
 _VLLM_QUIRKS = Quirks(grammar_for_strict_tools=True, flat_logprobs=True, stream_blocks=True, thinking_budgets=True)
-NO_FLOAT16 = frozenset({"gemma2", "gemma3", "gemma3_text", "glm4"})
-"""Architectures that vLLM 0.32 refuses in float16, in which they overflow: `_FLOAT16_NOT_SUPPORTED_MODELS` of its config/model.py."""
 MAX_STALENESS = 62
 """The upper bound of `TrainConfig.max_staleness`. The embedded engine has no lower limit."""
 
@@ -94,20 +91,9 @@ class EngineChoice:
             return calls.asleep(keep_weights=self.sharing.layout == "free_cache")
         return nullcontext()
 
-    def for_base(self, model_type: str, *, plain_answers: bool, template: frozenset[str] | None = None) -> EngineChoice:
-        """The choice for a base model of this architecture, as its config.json names it, whose answers are read without a
-        reasoning parser, or (False) perhaps with one, and whose chat templates have these words. Raises ConfigError if the
-        engine refuses it in this precision."""
-        if (
-            self.name == "vllm"
-            and not self.options.vllm_url
-            and model_type in NO_FLOAT16
-            and self._dtype() == "float16"
-        ):
-            raise ConfigError(
-                f"--dtype {self.options.dtype}: vLLM does not sample {model_type!r} in float16, which "
-                "is what a GPU of compute capability below 8.0 computes in: use --dtype float32, a newer GPU, or another --model"
-            )
+    def for_base(self, *, plain_answers: bool, template: frozenset[str] | None = None) -> EngineChoice:
+        """The choice for a base model whose answers are read without a reasoning parser, or (False) perhaps with one, and
+        whose chat templates have these words."""
         blocks = self.quirks.stream_blocks and plain_answers
         return replace(self, quirks=replace(self.quirks, stream_blocks=blocks, template=template))
 
@@ -145,9 +131,7 @@ class EngineChoice:
             "max-model-len": options.max_model_len,
             "threads": options.threads or (_share_of_cores(options.samplers) if several and not replica.gpus else None),
         }
-        words += PromptOptions(options.prompt_date, options.control_tokens).words
-        if self.name == "embedded":
-            values |= {"max-string": options.max_string, "max-items": options.max_items}
+        words += prompt_date_words(options.prompt_date)
         if self.name == "vllm":
             values |= {
                 "gpus": ",".join(map(str, replica.gpus)) or None,
@@ -220,8 +204,6 @@ def choose(options: EngineOptions, model: str, *, trains: bool) -> EngineChoice:
         if unused := options.given(OF_VLLM):
             logger.warning("%s: ignored by the embedded engine; only vLLM uses it", ", ".join(unused))
         return EngineChoice(name, options, sharing)
-    if unused := options.given(OF_EMBEDDED):
-        logger.warning("%s: ignored by vLLM; only the embedded engine uses it", ", ".join(unused))
     if not present:
         logger.warning("vLLM on a CPU crashes if many calls have a seed: seeds are not sent to it")
     return EngineChoice(

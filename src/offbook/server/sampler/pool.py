@@ -19,8 +19,7 @@ import orjson
 from offbook.base.errors import EngineError
 from offbook.base.types import Json
 
-from .sampler import SamplerState
-from .supervised import SupervisedSampler
+from .supervised import LoadedAdapters, SamplerClient, SamplerState, SupervisedSampler
 from .transport import MAX_ANSWER, Reply
 
 SLACK = 1.25
@@ -153,7 +152,7 @@ class SamplerPool:
 
 
 class PoolCalls:
-    """Chat completions of a pool. The methods are those of `SamplerCalls`."""
+    """Chat completions of a pool. The methods are those of `SamplerClient`."""
 
     def __init__(self, pool: SamplerPool) -> None:
         self._pool = pool
@@ -203,12 +202,6 @@ class PoolCalls:
         finally:
             await _all(sleep.aclose() for sleep in sleeps)
 
-    async def queue_seconds(self) -> float | None:
-        """The mean over the members that report a queue time; None if none does."""
-        answers = await asyncio.gather(*(member.calls.queue_seconds() for member in self._pool.present()))
-        known = [answer for answer in answers if answer is not None]
-        return sum(known) / len(known) if known else None
-
     async def _next(self, payload: Mapping[str, Json], trajectory: str | None) -> SupervisedSampler:
         await self._pool.ready()
         return self._routes.member(payload, trajectory)
@@ -244,6 +237,11 @@ class PoolAdapters:
             if member not in present:
                 member.adapters.forget(adapter)
         await _all(member.adapters.unload(adapter) for member in present)
+
+
+Sampler = SupervisedSampler | SamplerPool
+SamplerCalls = SamplerClient | PoolCalls
+SamplerAdapters = LoadedAdapters | PoolAdapters
 
 
 async def _all(tasks: Iterable[Coroutine[None, None, None]]) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
-import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -21,7 +19,6 @@ from offbook.base.errors import EngineError
 from offbook.base.types import Json
 
 from ...engine.protocol import FLAT_LOGPROBS
-from .sampler import SamplerState
 from .transport import (
     BROKEN,
     CHAT,
@@ -40,6 +37,9 @@ logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
 """Type of an answer."""
+SamplerState = Literal["starting", "ok", "failed", "stopped"]
+"""ok: calls are answered. starting: calls wait. failed: calls get the reason as an error; a later call starts it
+again."""
 
 
 class SamplerClient:
@@ -51,7 +51,6 @@ class SamplerClient:
         self._awake = True
         self._sleeping = asyncio.Lock()
         self._in_flight = 0
-        self._queued = (0.0, 0.0)
 
     @property
     def in_flight(self) -> int:
@@ -64,7 +63,11 @@ class SamplerClient:
         return self._awake
 
     async def post(self, payload: Mapping[str, Json], limit: int = MAX_ANSWER, trajectory: str | None = None) -> Reply:
-        """Send a call and return the whole answer; see `SamplerCalls.post`."""
+        """Send a call and return the whole answer, whatever its HTTP status. With `prompt` it is a completion, else a chat.
+
+        A pool sends calls of one `trajectory` to one member, which has their prefix cached.
+        Raises EngineError if the sampler cannot answer, and WrongAnswer for more than `limit` bytes.
+        """
         del trajectory
         body, path = self._body(payload), _path(payload)
 
@@ -83,7 +86,10 @@ class SamplerClient:
     async def stream(
         self, payload: Mapping[str, Json], trajectory: str | None = None
     ) -> AsyncGenerator[aiohttp.ClientResponse]:
-        """Open a streamed call; see `SamplerCalls.stream`."""
+        """Open a streamed call; `trajectory` as in `post`.
+
+        Entered at the response's first bytes; leaving cancels it. Raises EngineError.
+        """
         del trajectory
         body, path = self._body(payload), _path(payload)
 
@@ -101,7 +107,10 @@ class SamplerClient:
 
     @asynccontextmanager
     async def asleep(self, *, keep_weights: bool = False) -> AsyncGenerator[None]:
-        """Free the GPU inside the block; see `SamplerCalls.asleep`."""
+        """Free the sampler's GPU memory inside the block; with `keep_weights`, only its KV cache.
+
+        Entering waits for the calls in flight. Calls that arrive inside the block wait for its end. Raises EngineError.
+        """
         async with self._sleeping:
             await self._sampler.ready()
             async with self._changed:
@@ -117,26 +126,6 @@ class SamplerClient:
                 async with self._changed:
                     self._awake = True
                     self._changed.notify_all()
-
-    async def queue_seconds(self) -> float | None:
-        """Mean time in vLLM's queue since the last reading; see `SamplerCalls.queue_seconds`."""
-        connection = self._sampler.connection
-        if self._sampler.state != "ok" or connection is None:
-            return None
-        try:
-            text = (await connection.control.get("/metrics", timeout=10.0)).text
-        except (httpx.HTTPError, RuntimeError) as error:  # the sampler has died meanwhile
-            logger.debug("The sampler's queue time cannot be read: %s", error)
-            return None
-        try:
-            seconds, calls = _queue_time(text, "sum"), _queue_time(text, "count")
-        except ValueError as error:
-            logger.debug("The sampler's queue time cannot be read: %s", error)
-            return None
-        before, self._queued = self._queued, (seconds, calls)
-        if calls < before[1]:
-            before = (0.0, 0.0)  # restarted since then: its counters began at 0
-        return (seconds - before[0]) / (calls - before[1]) if calls > before[1] else None
 
     @asynccontextmanager
     async def _turn(self) -> AsyncGenerator[None]:
@@ -194,15 +183,6 @@ def _without_vllm_fields(payload: Mapping[str, Json]) -> dict[str, Json]:
 def _path(payload: Mapping[str, Json]) -> str:
     """Where a call is sent: a prompt instead of messages is a completion."""
     return COMPLETION if "prompt" in payload else CHAT
-
-
-def _queue_time(text: str, what: Literal["sum", "count"]) -> float:
-    """The sum (seconds) or the count of vLLM's histogram of queue times, over all of its engines. Raises ValueError for what is
-    none."""
-    total = sum(float(value) for value in re.findall(rf"^vllm:request_queue_time_seconds_{what}\S* (\S+)$", text, re.M))
-    if not 0 <= total < math.inf:
-        raise ValueError(f"its {what} is {total}")
-    return total
 
 
 LOAD = "/v1/load_lora_adapter"
@@ -344,7 +324,7 @@ class SupervisedSampler:
             raise EngineError(self._detail or "The sampler is stopped: the server is shutting down")
 
     async def started(self) -> None:
-        """Wait for the first start; see `Sampler.started`."""
+        """Wait until the server may go on with its start: here, `ready`; a pool waits for all members that this server starts."""
         await self.ready()
 
     async def stop(self, deadline: float = 10.0) -> None:

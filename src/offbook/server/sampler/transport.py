@@ -1,5 +1,5 @@
-"""HTTP connections to a sampler: one client for calls, one for control requests, the check of every start, and how large an
-answer may be."""
+"""HTTP connections to a sampler: one client for calls, one for control requests, the check of every start, how large an answer
+may be, and how an engine deviates from OpenAI's API."""
 
 from __future__ import annotations
 
@@ -34,6 +34,24 @@ _TOKEN_BYTES = 1024
 """A streamed token is an event of some 300 bytes."""
 _PROMPT_BYTES = 16
 """The sampler repeats the prompt as token ids: up to one per byte of the request, and 8 bytes of JSON per id."""
+
+
+@dataclass(frozen=True)
+class Quirks:
+    """Deviations that the gateway compensates for. The defaults describe an engine without any."""
+
+    grammar_for_strict_tools: bool = False
+    """vLLM decodes under a grammar even with tool_choice "auto" if a tool is strict or parallel_tool_calls is false."""
+    no_seed: bool = False
+    """vLLM on a CPU crashes if many calls have a seed, so seeds are not sent to it."""
+    stream_blocks: bool = False
+    """vLLM streams several tokens in a chunk if asked (`stream_interval`), and the base's answers need no reasoning parser."""
+    flat_logprobs: bool = False
+    """vLLM returns logprobs as a flat list with our plugin; without it, it ignores the request field."""
+    thinking_budgets: bool = False
+    """vLLM ends a thought after `thinking_token_budget` tokens."""
+    template: frozenset[str] | None = None
+    """The words of the base's chat templates, among them their variables; None: they are not known."""
 
 
 class WrongAnswer(EngineError):

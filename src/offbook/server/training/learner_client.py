@@ -27,11 +27,11 @@ from ...engine.protocol import (
     Failed,
     LastEvent,
     MergeCommand,
-    PromptOptions,
     Ready,
     ScoreCommand,
     StopCommand,
     TrainCommand,
+    prompt_date_words,
 )
 from ..base_model import BaseModelPath
 from ..child_process import Child
@@ -224,7 +224,7 @@ class LearnerClient:
         words += ["--loader", options.loader, *(["--load-in-4bit"] if options.load_in_4bit else [])]
         words += ["--device", options.device, "--dtype", options.dtype]
         words += ["--threads", str(options.threads)] if options.threads is not None else []
-        words += PromptOptions(options.prompt_date, options.control_tokens).words
+        words += prompt_date_words(options.prompt_date)
         words += ["--offload"] if self._offload else []
         words += ["--row-limit", str(self._row_limit)] if self._row_limit is not None else []
         words += ["--learners", str(options.team)] if options.team > 1 else []

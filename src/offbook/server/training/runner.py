@@ -19,7 +19,6 @@ from offbook.server.models.checkpoint_swaps import ModelServices
 from ...engine.protocol import CompletionScored, Event, Failed, Merged, Progressed, Ready, TrainCommand, Trained, Warned
 from ...memory_plan.parts import GIB
 from ...memory_plan.plan import MemoryPlan
-from ..sampler.sampler import SamplerCalls
 from ..wing import ServerWing, metrics_of_wings, tell_of_new_step
 from .history import TrainHistory
 from .jobs import JobFolders
@@ -115,8 +114,6 @@ def _planned_gpu(plan: MemoryPlan) -> int:
     return plan.card.memory if plan.layout == "side_by_side" else plan.step + plan.card.taken
 
 
-QUEUE_METRIC = "sampler/queue_seconds"
-"""Mean time that a call waited in the engine's queue since the last step, in seconds."""
 WRONG_METRIC = "sampler/wrong_answers"
 """Answers of the sampler since the last step that contradicted their requests."""
 SWAP_METRIC = "sampler/swap_seconds"
@@ -135,7 +132,6 @@ class TrainRunner:
         self,
         learner: LearnerClient,
         models: ModelServices,
-        calls: SamplerCalls,
         history: TrainHistory,
         jobs: JobFolders,
         *,
@@ -147,7 +143,6 @@ class TrainRunner:
     ) -> None:
         self._learner = learner
         self._models = models
-        self._calls = calls
         self._history = history
         self._jobs = jobs
         self._free_gpu = free_gpu
@@ -184,13 +179,10 @@ class TrainRunner:
 
     async def _take_into_use(self, request: TrainRequest, result: TrainResult) -> TrainResult:
         """Add the server's metrics to the result, load its checkpoint in the sampler, and delete the job."""
-        queue_seconds = await self._calls.queue_seconds()
         wrong = self._wrong_answers()
         metrics: dict[str, float] = {WRONG_METRIC: wrong - self._wrong_before}
         metrics |= self._memory.over_plan(result.metrics)
         self._wrong_before = wrong
-        if queue_seconds is not None:
-            metrics[QUEUE_METRIC] = queue_seconds
         result = _finite(result.model_copy(update={"metrics": result.metrics | metrics}))
         if result.applied and result.step > self._models.registry.model(request.model).step:
             before = self._models.registry.model(request.model)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,95 +19,11 @@ from offbook.base.types import Json, Tool
 from ..decoding.generation import NoAllowedToken
 from .tool_calls import CLOSE, OPEN
 
-_DIGITS = 40
-"""Most consecutive digits: more than programs read."""
-_ENDS_STRING = re.compile(rb'"')
-_STARTS_ITEM = re.compile(rb'[^"]*[,\[{]')
-_STARTS_ITEM_AFTER_STRING = re.compile(rb'[^"]*"[^"]*[,\[{]')
-_DIGIT = re.compile(rb"[0-9]")
-
-
-class JsonBounds:
-    """Limits the length of JSON strings, numbers and lists, so that a policy that never stops does not fill the context.
-
-    The limits are not part of the schema: a string of at most 4,096 characters takes its grammar seconds to compile.
-
-    `max_string` is the most characters of a string, `max_items` the most elements and properties of an answer in total.
-    Tokens that the grammar requires are allowed beyond these limits. `texts` are the bytes of each token.
-    """
-
-    def __init__(self, texts: Sequence[bytes], max_string: int, max_items: int) -> None:
-        self.texts = texts
-        self.max_string = max_string
-        self.max_items = max_items
-        self.continues_string = ~_matching(texts, _ENDS_STRING)
-        self.starts_item = _matching(texts, _STARTS_ITEM)
-        self.starts_item_after_string = _matching(texts, _STARTS_ITEM_AFTER_STRING)
-        self.digit = _matching(texts, _DIGIT)
-
-    def begin(self) -> BoundedJson:
-        """The state at the beginning of an answer."""
-        return BoundedJson(self)
-
-
-class BoundedJson:
-    """The state of the JSON of one answer."""
-
-    def __init__(self, bounds: JsonBounds) -> None:
-        self._bounds = bounds
-        self._quoted = False
-        self._escaped = False
-        self._run = 0  # characters of the current string, or digits of the current number
-        self._items = 0
-
-    def apply(self, logits: Tensor) -> Tensor:
-        """Logits [V] with -inf for tokens that exceed a limit, unless no other token would be allowed."""
-        forbidden = self._forbidden()
-        if forbidden is None:
-            return logits
-        limited = logits.masked_fill(forbidden.to(logits.device)[: logits.shape[-1]], -torch.inf)
-        return limited if bool(torch.isfinite(limited).any()) else logits
-
-    def _forbidden(self) -> Tensor | None:
-        bounds = self._bounds
-        if self._quoted and not self._escaped and self._run >= bounds.max_string:
-            return bounds.continues_string
-        if not self._quoted and self._run >= _DIGITS:
-            return bounds.digit
-        if self._items >= bounds.max_items:
-            return bounds.starts_item_after_string if self._quoted else bounds.starts_item
-        return None
-
-    def accept(self, token: int) -> None:
-        """Advance by a sampled token."""
-        for byte in self._bounds.texts[token]:
-            if self._quoted:
-                self._in_string(byte)
-            elif byte == ord('"'):
-                self._quoted, self._run = True, 0
-            else:
-                self._run = self._run + 1 if ord("0") <= byte <= ord("9") else 0
-                self._items += byte in b",[{"
-
-    def _in_string(self, byte: int) -> None:
-        if not self._escaped and byte == ord('"'):
-            self._quoted, self._run = False, 0
-            return
-        self._escaped = not self._escaped and byte == ord("\\")
-        self._run += (byte & 0xC0) != 0x80  # counts characters, not bytes, of UTF-8
-
-
-def _matching(texts: Sequence[bytes], pattern: re.Pattern[bytes]) -> Tensor:
-    """Bool [V]: whether the beginning of each token's text matches the pattern."""
-    return torch.tensor([pattern.match(text) is not None for text in texts])
-
-
 SCHEMA_PARAM = "response_format"
 TOOLS_PARAM = "tools"
 TEXTS_PARAM = "structured_outputs"
 _LONG_SCHEMA = 100_000
 """Characters. With one blank, xgrammar compiles in time quadratic in the number of properties: 14 s for 5,000, with two 2 s."""
-_MAX_SATISFIABLE = 10_000  # entries in the cache of checked schemas
 _MAX_PATTERN = 50_000
 """Most characters of a pattern whose repeats are written out. `((a{1,35}){1,35}){1,35}` has 43,000, and a mask takes 0.02 s;
 with 50 it has 125,000, and one takes up to 1.5 s, in which no other call goes on."""
@@ -131,8 +46,7 @@ class GrammarError(ConfigError):
 class GrammarMask:
     """The state of a compiled grammar in one completion. See `generation.TokenMask`. `param` names the request's field."""
 
-    def __init__(self, matcher: xgrammar.GrammarMatcher, bounded: BoundedJson, vocabulary: int, param: str) -> None:
-        self._bounded = bounded
+    def __init__(self, matcher: xgrammar.GrammarMatcher, vocabulary: int, param: str) -> None:
         self._matcher = matcher
         self._bitmask = xgrammar.allocate_token_bitmask(1, vocabulary)
         self._param = param
@@ -148,7 +62,7 @@ class GrammarMask:
             )
         words = self._bitmask[0].to(logits.device)
         bits = (words[:, None] >> torch.arange(32, device=logits.device, dtype=torch.int32)) & 1
-        return self._bounded.apply(logits.masked_fill(bits.view(-1)[: logits.shape[-1]] == 0, -torch.inf))
+        return logits.masked_fill(bits.view(-1)[: logits.shape[-1]] == 0, -torch.inf)
 
     def allows_some(self) -> bool:
         """Whether the grammar allows any next token."""
@@ -160,25 +74,16 @@ class GrammarMask:
         self._sampled += 1
         if not self._matcher.is_terminated() and not self._matcher.accept_token(token):
             raise RuntimeError(f"token {token} was sampled although the grammar forbids it")
-        self._bounded.accept(token)
 
 
 class Grammars:
     """Compiles grammars for one tokenizer, and caches them. Thread-safe.
 
-    Control tokens are allowed as the marks of a tool call, but not inside JSON. `max_string`, `max_items`: see JsonBounds.
-    The methods raise GrammarError.
+    Control tokens are allowed as the marks of a tool call, but not inside JSON. The
+    methods raise GrammarError.
     """
 
-    def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        eos: frozenset[int],
-        vocabulary: int,
-        *,
-        max_string: int,
-        max_items: int,
-    ) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, eos: frozenset[int], vocabulary: int) -> None:
         self._eos = sorted(eos)
         self._vocabulary = vocabulary
         marks = {token for token in control_tokens(tokenizer) if token < vocabulary}
@@ -187,7 +92,6 @@ class Grammars:
             _NO_TEXT if token in marks or _NOT_IN_JSON.search(text) else text
             for token, text in enumerate(facts.decoded_vocab)
         ]
-        self._bounds = JsonBounds(texts, max_string, max_items)
         facts = xgrammar.TokenizerInfo(
             texts,
             xgrammar.VocabType.RAW,
@@ -196,7 +100,6 @@ class Grammars:
             add_prefix_space=facts.add_prefix_space,
         )
         self._compiler = xgrammar.GrammarCompiler(facts, cache_limit_bytes=64 * 2**20)
-        self._satisfiable = set[bytes]()  # digests of schemas that some JSON satisfies
         ids = {text: token for text, token in tokenizer.get_vocab().items() if token in marks}
         self._open: object = {"type": "token", "token": ids[OPEN]} if OPEN in ids else OPEN
         self._close: object = {"type": "token", "token": ids[CLOSE]} if CLOSE in ids else CLOSE
@@ -229,14 +132,8 @@ class Grammars:
             compiled = self._compiler.compile_json_schema(text, max_whitespace_cnt=_most_blanks(text))
         except (RuntimeError, ValueError, TypeError) as error:
             raise GrammarError(f"{param}: the schema cannot be compiled: {_last_line(error)}", param) from error
-        digest = hashlib.sha256(text.encode()).digest()
-        if digest in self._satisfiable:
-            return compiled
         if not self._mask(compiled, param).allows_some():
             raise GrammarError(f"{param}: no JSON satisfies the schema; check its $ref, enum and bounds", param)
-        if len(self._satisfiable) >= _MAX_SATISFIABLE:
-            self._satisfiable.clear()
-        self._satisfiable.add(digest)
         return compiled
 
     def _structure(self, wanted: object, param: str) -> GrammarMask:
@@ -248,7 +145,7 @@ class Grammars:
 
     def _mask(self, compiled: xgrammar.CompiledGrammar, param: str) -> GrammarMask:
         matcher = xgrammar.GrammarMatcher(compiled, override_stop_tokens=self._eos)
-        return GrammarMask(matcher, self._bounds.begin(), self._vocabulary, param)
+        return GrammarMask(matcher, self._vocabulary, param)
 
     def _calls(self, tools: Mapping[str, Tool], parallel: bool) -> dict[str, object]:
         return {

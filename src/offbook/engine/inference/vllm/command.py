@@ -37,9 +37,9 @@ from offbook.base.devices import (
 from offbook.base.errors import ConfigError, MissingExtraError, OffbookError
 from offbook.base.types import Json
 
-from ...protocol import PromptOptions, add_prompt_options
+from ...protocol import add_prompt_date
 from ..chat.families import OPTIONAL_THOUGHTS, has_template, parsers
-from .plugin import KNOWN_VERSION, PROMPTS, SWITCH
+from .plugin import KNOWN_VERSION, PROMPT_DATE, SWITCH
 
 logger = logging.getLogger("offbook.sampler")
 
@@ -292,7 +292,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--shares-gpu", action="store_true", help="the learner uses the same GPU: allow sleep")
     parser.add_argument("--memory-share", type=float, help="share of a GPU's memory that vLLM may take")
     parser.add_argument("--engine-args", type=json.loads, default={}, help="more arguments of vLLM as JSON")
-    add_prompt_options(parser)
+    add_prompt_date(parser)
     parser.add_argument("--parent-pid", type=int, help="exit when this process ends")
     return parser.parse_args(argv)
 
@@ -330,7 +330,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return REFUSED
     logger.info("vLLM: %s", " ".join(words))
     variables = environment(place, options.threads, private=options.uds is not None)
-    return run(words, variables | {PROMPTS: " ".join(PromptOptions.of(options).words)}, options.parent_pid)
+    if options.prompt_date is not None:
+        variables[PROMPT_DATE] = options.prompt_date.isoformat()
+    return run(words, variables, options.parent_pid)
 
 
 if __name__ == "__main__":

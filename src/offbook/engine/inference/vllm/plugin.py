@@ -19,7 +19,7 @@ then returns logprobs as the flat list `logprobs.token_logprobs`, and no `conten
 
 from __future__ import annotations
 
-import argparse
+import datetime
 import json
 import os
 import sys
@@ -31,15 +31,15 @@ from weakref import WeakKeyDictionary
 from offbook.base.errors import ConfigError
 from offbook.openai_dialect.chat_fields import in_order_of_calls
 
-from ...protocol import FLAT_LOGPROBS, UNKNOWN_LOGPROB, PromptOptions, add_prompt_options
+from ...protocol import FLAT_LOGPROBS, UNKNOWN_LOGPROB
 
 if TYPE_CHECKING:
     from ...chat_template import ChatTemplate
 
 SWITCH = "OFFBOOK_VLLM_PLUGIN"
 """Environment variable that turns the plugin on (1)."""
-PROMPTS = "OFFBOOK_PROMPT_OPTIONS"
-"""Environment variable with the words of `PromptOptions`."""
+PROMPT_DATE = "OFFBOOK_PROMPT_DATE"
+"""Environment variable with the date for chat templates that ask for today's."""
 KNOWN_VERSION = "0.32"
 _TEXTS = 1 << 18
 """Entries in the cache of token texts: more than any vocabulary has."""
@@ -89,7 +89,8 @@ def wrap_render_messages(original: Function) -> Function:
     """Replace `HfRenderer.render_messages_async` for messages of text. Those with images are rendered by vLLM, with results
     of tools in order."""
     templates: WeakKeyDictionary[Any, ChatTemplate] = WeakKeyDictionary()
-    prompts = _prompt_options()
+    named = os.environ.get(PROMPT_DATE)
+    date = datetime.date.fromisoformat(named) if named else None
 
     @wraps(original)
     async def render_messages_async(self: Any, messages: Any, params: Any) -> Any:
@@ -116,11 +117,11 @@ def wrap_render_messages(original: Function) -> Function:
             tokenizer = self.get_tokenizer()
             if source is not None or not tokenizer.chat_template:  # vLLM knows templates for some bases without one
                 text = resolve_chat_template(tokenizer, source, tools, model_config=self.model_config)
-                template = ChatTemplate(tokenizer, prompts, text)
+                template = ChatTemplate(tokenizer, date, text)
             elif self in templates:
                 template = templates[self]
             else:
-                template = templates[self] = ChatTemplate(tokenizer, prompts)
+                template = templates[self] = ChatTemplate(tokenizer, date)
                 _print_line(f"Chat template: {template.mapping()}")
             rendered = template.render(listed, tools, options)
             # vLLM encodes a text itself, and would make control tokens of those that messages spell.
@@ -133,12 +134,6 @@ def wrap_render_messages(original: Function) -> Function:
         return listed, parse_dec_only_prompt(prompt)
 
     return render_messages_async
-
-
-def _prompt_options() -> PromptOptions:
-    parser = argparse.ArgumentParser()
-    add_prompt_options(parser)
-    return PromptOptions.of(parser.parse_args(os.environ.get(PROMPTS, "").split()))
 
 
 def _listed(message: dict[str, Any]) -> dict[str, Any]:

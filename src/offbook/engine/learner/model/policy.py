@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -27,7 +28,6 @@ from offbook.engine.chat_template import ChatTemplate, end_tokens
 from offbook.engine.checkpoint_files import ADAPTER
 from offbook.engine.learner.rows.cost import ModelShape
 from offbook.engine.learner.rows.layouts import ComputeRow
-from offbook.engine.protocol import PromptOptions
 from offbook.engine.sampling import TargetSettings
 
 from . import (
@@ -71,7 +71,7 @@ class Policy:
         self.tree_difference: float | None = None
         self.tree_calls = 0
         self.unrecomputed_tokens = 0
-        self.prompts = PromptOptions()
+        self.prompt_date: datetime.date | None = None
         self._model = model
         self._tokenizer = tokenizer
         self._lora: LoraOptions | None = lora
@@ -127,7 +127,7 @@ class Policy:
     @cached_property
     def chat_template(self) -> ChatTemplate:
         """The base's chat template. Raises ConfigError if it has none."""
-        return ChatTemplate(self.tokenizer, self.prompts)
+        return ChatTemplate(self.tokenizer, self.prompt_date)
 
     @property
     def longest_context(self) -> int | None:

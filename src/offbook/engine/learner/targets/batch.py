@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from offbook.base.server_options import EngineOptions
 from offbook.base.types import Sampling
 from offbook.engine.inference.chat.grammar import GrammarError, Grammars
 from offbook.engine.inference.decoding.generation import NoAllowedToken
@@ -234,14 +233,7 @@ class ChoiceMasks:
 
     def _compute(self, texts: Sequence[str], completion: Sequence[int]) -> Allowed | None:
         if self._grammars is None:
-            bounds = EngineOptions.model_construct()
-            self._grammars = Grammars(
-                self._tokenizer(),
-                self._end_ids(),
-                self._vocabulary,
-                max_string=bounds.max_string,
-                max_items=bounds.max_items,
-            )
+            self._grammars = Grammars(self._tokenizer(), self._end_ids(), self._vocabulary)
         allowed: list[NDArray[np.int64]] = []
         try:
             mask = self._grammars.one_of(texts)

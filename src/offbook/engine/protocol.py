@@ -50,8 +50,6 @@ MERGE_MODULE = "offbook.engine.learner.model.merge"
 
 IMPORT_MODULE = "offbook.engine.learner.import_adapter"
 """python -m IMPORT_MODULE with folders: writes step 1 of a model, or why not on stdout."""
-DRY_RUN_MODULE = "offbook.engine.learner.dry_run"
-"""python -m DRY_RUN_MODULE --base DIR: a DryRun on stdin, a DryRunReport on stdout."""
 
 
 def add_prompt_date(parser: argparse.ArgumentParser) -> None:
@@ -185,33 +183,6 @@ LastEvent = Trained | Merged | CompletionScored | Failed
 """The last event of a command."""
 Event = Annotated[Ready | Progressed | Warned | LastEvent, Field(discriminator="kind")]
 EVENTS: TypeAdapter[Event] = TypeAdapter(Event)
-
-
-# ---- a dry run
-
-
-class DryRun(Line):
-    """Conversations that supervised training would train with `config`, in batches of `batch_size`."""
-
-    histories: tuple[RenderedHistory, ...]
-    config: TrainConfig
-    batch_size: int
-
-
-class DryRunReport(Line):
-    """What they come to. `examples`: conversations with a message to train; `messages`: those messages; `skipped`: why others
-    cannot be trained; `trained`, `tokens` and `longest`: tokens that are trained, of all rows, and of the longest row;
-    `seconds`: of the update of the first batch, whose trained tokens are `measured`. `error`: why there is no report."""
-
-    examples: int = 0
-    messages: int = 0
-    skipped: tuple[str, ...] = ()
-    trained: int = 0
-    tokens: int = 0
-    longest: int = 0
-    measured: int = 0
-    seconds: float = 0.0
-    error: str = ""
 
 
 # ---- jobs

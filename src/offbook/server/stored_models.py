@@ -14,15 +14,13 @@ from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
 
-from pydantic import ValidationError
-
-from offbook.base.child_processes import last_line, last_lines
+from offbook.base.child_processes import last_line
 from offbook.base.errors import ConfigError, EngineError, OffbookError
 from offbook.base.wire import CheckpointState, ExportFormat, ExportResult, ModelRecords, RolloutTrace, TrajectoryQuery
 
 from ..engine import checkpoint_files
 from ..engine.checkpoint_files import Checkpoint, path_of
-from ..engine.protocol import DRY_RUN_MODULE, MERGE_MODULE, DryRun, DryRunReport, Merged
+from ..engine.protocol import MERGE_MODULE, Merged
 from .base_model import find, reference
 from .directory_lock import DirectoryLock, make_private
 from .models.adapter_import import import_adapter
@@ -163,17 +161,3 @@ class DirectoryRecords:
             ]
         finally:
             records.close()
-
-
-def dry_run(base_model: str, run: DryRun) -> DryRunReport:
-    """Measure what the conversations come to on this base. Raises ConfigError for an unknown base, EngineError."""
-    command = [sys.executable, "-m", DRY_RUN_MODULE, "--base", str(find(base_model).path)]
-    done = subprocess.run(command, input=run.model_dump_json(), capture_output=True, text=True, encoding="utf-8")
-    try:
-        report = DryRunReport.model_validate_json(done.stdout)
-    except ValidationError as error:
-        last = "\n".join(last_lines(done.stderr, 5))
-        raise EngineError(f"the dry run ended with code {done.returncode} and without a report: {last}") from error
-    if report.error:
-        raise EngineError(f"the dry run failed: {report.error}")
-    return report

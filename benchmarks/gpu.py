@@ -35,7 +35,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AutoModelForCausalLM
 
 from offbook.engine.learner.model import attention
-from offbook.engine.learner.model.layer_kernels import compute_in_sixteen_bits
+from offbook.engine.learner.model.lora_linear import compute_in_sixteen_bits
 from offbook.engine.learner.model.target_logprobs import target_logprobs
 from offbook.engine.learner.rows.cost import ModelShape
 from offbook.engine.learner.rows.layouts import ComputeRow, LayoutPlan, plan

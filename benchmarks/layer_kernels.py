@@ -22,7 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from offbook.base.config import LoraOptions
-from offbook.engine.learner.model.layer_kernels import compute_in_sixteen_bits
+from offbook.engine.learner.model.lora_linear import compute_in_sixteen_bits
 from offbook.memory_plan.parts import published
 
 BASE = "Qwen/Qwen2.5-7B-Instruct"

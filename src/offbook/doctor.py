@@ -167,7 +167,7 @@ SECONDS = 5.0
 """Time limit of `sky --version`, which imports much."""
 LANGFUSE_CLOUD = "https://cloud.langfuse.com"
 OPENAI = "https://api.openai.com/v1"
-_SHOWN = ("loader", "device", "dtype", "kernels", "attention")
+_SHOWN = ("loader", "device", "dtype", "attention")
 
 
 class ReportedHealth(Health):

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from offbook.engine.learner.model.layer_kernels import compute_in_sixteen_bits
+from offbook.engine.learner.model.lora_linear import compute_in_sixteen_bits
 
 ATTENTION = "memory_plan_attention"
 

@@ -11,7 +11,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
 
 from offbook.base.config import LoraOptions
-from offbook.engine.learner.model.layer_kernels import LoraLinear, compute_in_sixteen_bits
+from offbook.engine.learner.model.lora_linear import LoraLinear, compute_in_sixteen_bits
 from offbook.engine.learner.model.policy import Policy
 from offbook.tiny import path
 

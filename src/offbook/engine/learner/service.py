@@ -79,7 +79,6 @@ class Service:
             "device": str(policy.device),
             "dtype": str(policy.dtype).removeprefix("torch.") + (", base in 4 bits" if policy.four_bit else ""),
             "loader": f"{policy.loader} {importlib.metadata.version(policy.loader)}",
-            "kernels": policy.kernels,
             "attention": policy.attention,
             "parameters": str(policy.base_parameters),
             "threads": str(torch.get_num_threads()),

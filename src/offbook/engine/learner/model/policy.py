@@ -30,15 +30,9 @@ from offbook.engine.learner.rows.cost import ModelShape
 from offbook.engine.learner.rows.layouts import ComputeRow
 from offbook.engine.sampling import TargetSettings
 
-from . import (
-    attention,
-    layer_kernels,
-    loaders,
-    unsloth_attention,
-    unsloth_loader,
-)
-from .layer_kernels import compute_in_sixteen_bits
+from . import attention, loaders, unsloth_attention, unsloth_loader
 from .loaders import Loader, adaptable_layers, left_out
+from .lora_linear import compute_in_sixteen_bits
 from .target_logprobs import capped, target_logprobs
 
 _NAMED = 5
@@ -53,7 +47,7 @@ class Policy:
 
     `tree_refused`: why the model cannot train on trees, else None. `tree_difference`: the mask probe's largest logprob
     difference between tree and plain rows, nats. `tree_calls`: attention layers computed on trees so far, in forward
-    passes. `kernels`: what computes norms, RoPE and SwiGLU. `shape`: input of the cost estimates. `unrecomputed_tokens`: rows of at most this many tokens, padding
+    passes. `shape`: input of the cost estimates. `unrecomputed_tokens`: rows of at most this many tokens, padding
     included, keep their activations for the backward pass; larger ones recompute them, if the loader turned that on."""
 
     def __init__(
@@ -63,11 +57,9 @@ class Policy:
         tree_refused: str | None,
         lora: LoraOptions,
         loader: Loader = "peft",
-        kernels: str = "torch",
     ) -> None:
         self.tree_refused = tree_refused
         self.loader: Loader = loader
-        self.kernels = kernels
         self.tree_difference: float | None = None
         self.tree_calls = 0
         self.unrecomputed_tokens = 0
@@ -102,16 +94,12 @@ class Policy:
         chosen = unsloth_loader.choose(loader, device)
         model = loaders.load_base(base, chosen, device, dtype, four_bit=load_in_4bit)
         model.name_or_path = name or str(base)  # what PEFT writes as the adapter's base
-        kernels = chosen
-        if chosen == "peft":
-            fuses = device.startswith("cuda") and layer_kernels.installed()
-            kernels = layer_kernels.fuse(model) if fuses else "torch"
 
         def tokenizer() -> PreTrainedTokenizerBase:
             return AutoTokenizer.from_pretrained(base, trust_remote_code=False)
 
         wrapped = _with_adapter(model, lora, chosen)
-        return cls(wrapped, tokenizer, loaders.tree_refused(base), lora, chosen, kernels)
+        return cls(wrapped, tokenizer, loaders.tree_refused(base), lora, chosen)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:

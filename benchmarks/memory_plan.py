@@ -12,12 +12,9 @@ from offbook.memory_plan.parts import (
     CUDA_GRAPHS,
     GIB,
     MIN_CALLS,
-    PROCESSES,
     BaseShape,
     Workload,
     find_shape,
-    host_bytes,
-    learner_tensors,
     parse_card,
     published,
 )
@@ -77,29 +74,6 @@ def cards_table(card: str) -> list[str]:
     return [*lines, ""]
 
 
-def host_table() -> list[str]:
-    """Host memory of `offload`: a row per base."""
-    lines = [
-        "## Host memory of `offload`",
-        "",
-        "GiB. torch pins each block at its exact size where it has more than 1 MiB, as Offbook sets it "
-        "(`PYTORCH_ALLOC_CONF`); by torch's default it rounds each block up to a power of two. The sum with the processes' "
-        f"own memory, of which {PROCESSES / GIB:.0f} GiB are assumed, is what must be free.",
-        "",
-        "| base | tensors | blocks by torch's default | blocks as Offbook sets it | with the processes | the same, `--load-in-4bit` |",
-        "|---|---|---|---|---|---|",
-    ]
-    for base in published():
-        shape, work, four = find_shape(base.name), Workload(), Workload(four_bit=True)
-        held = sum(size * count for size, count in learner_tensors(shape, work))
-        held += (shape.parameters + work.max_loras * shape.slot_parameters(work.rank)) * work.bytes_per_value
-        ours = host_bytes("offload", shape, work)
-        rounded = host_bytes("offload", shape, work, exact_above=None)
-        sizes = (held, rounded - PROCESSES, ours - PROCESSES, ours, host_bytes("offload", shape, four))
-        lines.append(f"| {base.name} | {' | '.join(f'{size / GIB:.1f}' for size in sizes)} |")
-    return [*lines, ""]
-
-
 def page() -> str:
     """The whole page."""
     usual = Workload()
@@ -127,7 +101,6 @@ def page() -> str:
     ]
     for card in TEAM_CARDS:
         lines += cards_table(card)
-    lines += host_table()
     lines += ["## Where the numbers come from", "", "| base | parameters | configuration |", "|---|---|---|"]
     lines += [f"| {base.name} | {base.parameters:,} | {base.source} |" for base in published()]
     return "\n".join(lines) + "\n"

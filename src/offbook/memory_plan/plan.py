@@ -86,7 +86,7 @@ class MemoryPlan:
     @property
     def host(self) -> int:
         """Bytes in host memory: the pinned copies of `offload`, and the processes' own."""
-        return host_bytes(self.layout, self.shape, self.work)
+        return host_bytes(self.layout, self.parts)
 
     @property
     def learner_peak(self) -> int:

@@ -185,7 +185,7 @@ def test_host_memory_that_is_too_small_for_the_layout_is_refused(driver, host: S
     host.available = 16 * 2**30
     with pytest.raises(
         ConfigError,
-        match=r"layout offload needs 32.2 GiB of host memory, and 16.0 GiB are free: use --load-in-4bit, a machine",
+        match=r"layout offload needs 32.0 GiB of host memory, and 16.0 GiB are free: use --load-in-4bit, a machine",
     ):
         chosen(SEVEN)
     assert plan_of(chosen(SMALL)).layout == "side_by_side"

@@ -26,7 +26,7 @@ from offbook.engine.learner.update.row_pass import RowPass
 from offbook.engine.learner.update.step import RowPasses, Step, StepTotals
 from tests.engine.learner.jobs import command, random_groups
 from tests.engine.learner.test_invariance import LOSSES, VOCABULARY, Shifting, batch_of, config_of, distance
-from tests.engine.learner.test_row_split import SmallDevice
+from tests.engine.learner.test_smaller_rows import SmallDevice
 from tests.engine.learner.tiny_models import exact
 
 Policies = Callable[[str, torch.dtype], Policy]

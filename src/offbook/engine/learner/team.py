@@ -88,7 +88,11 @@ class Team:
             connections.append(ours)
 
         def lost(rank: int) -> NoReturn:
-            _end(rank, size, "ended" + _how(processes[rank - 1].wait()))
+            code = processes[rank - 1].wait()
+            memory = "; the system may have run out of memory" if code == -signal.SIGKILL else ""
+            _ENDING.acquire()
+            echo(f"The learner ends: learner {rank + 1} of {size} ended ({ending(code)}){memory}", err=True)
+            os._exit(TEAM_BROKEN)
 
         for rank in range(1, size):
             threading.Thread(target=lost, args=(rank,), name=f"learner {rank + 1}", daemon=True).start()
@@ -224,14 +228,3 @@ def _add(gradients: Sequence[dict[str, Tensor]], policy: Policy) -> None:
         for part in parts:
             total += part.to(total)
         parameter.grad = total.to(parameter)
-
-
-def _how(code: int) -> str:
-    return f" ({ending(code)})" + ("; the system may have run out of memory" if code == -signal.SIGKILL else "")
-
-
-def _end(rank: int, size: int, how: str) -> NoReturn:
-    """End this process, and with it the team: what learner `rank` should have computed is missing."""
-    _ENDING.acquire()
-    echo(f"The learner ends: learner {rank + 1} of {size} {how}", err=True)
-    os._exit(TEAM_BROKEN)

@@ -20,7 +20,6 @@ from torch import Tensor
 from offbook.base.config import TrainConfig
 from offbook.engine.learner.rows.cost import ModelShape
 from offbook.engine.learner.rows.layouts import ComputeRow
-from offbook.engine.learner.rows.row_split import RowSplit
 from offbook.engine.learner.targets.batch import TrainBatch
 from offbook.engine.sampling import TargetSettings
 
@@ -217,37 +216,24 @@ class RowPass:
     def __init__(self, policy: RowPolicy, inputs: LossInputs) -> None:
         self._policy = policy
         self._inputs = inputs
-        self._split = RowSplit(policy)
 
     @torch.no_grad()
     def score(self, rows: Sequence[ComputeRow], into: Scores, done: Done, *, adapter: bool = True) -> None:
         """Write the current logprobs of the rows' targets to `into`; with `adapter=False` those under the base."""
-        while True:
-            try:
-                for i, row in enumerate(self._split.rows(rows)):
-                    done(min(i, len(rows)))
-                    into.put(torch.from_numpy(row.target_numbers), *self._logprobs(row, adapter=adapter))
-                return
-            except torch.OutOfMemoryError as error:
-                self._split.after(error)
+        for i, row in enumerate(rows):
+            done(i)
+            into.put(torch.from_numpy(row.target_numbers), *self._logprobs(row, adapter=adapter))
 
     def backward(self, rows: Sequence[ComputeRow], update: UpdateState, done: Done) -> tuple[float, Tally]:
         """Compute the rows' loss and its gradient, which the parameters have afterwards. The loss is 0 if it was computed
-        before.
-
-        After out-of-memory it starts again with split rows, from zero, because an aborted backward pass leaves partial
-        gradients."""
-        while True:
-            for parameter in self._policy.trainable_parameters().values():
-                parameter.grad = None
-            loss, tally = 0.0, Tally()
-            try:
-                for i, row in enumerate(self._split.rows(rows)):
-                    loss += self._backward_row(row, update, tally)
-                    done(min(i + 1, len(rows)))
-                return loss, tally
-            except torch.OutOfMemoryError as error:
-                self._split.after(error)
+        before."""
+        for parameter in self._policy.trainable_parameters().values():
+            parameter.grad = None  # an aborted backward pass leaves partial gradients
+        loss, tally = 0.0, Tally()
+        for i, row in enumerate(rows):
+            loss += self._backward_row(row, update, tally)
+            done(i + 1)
+        return loss, tally
 
     def _logprobs(self, row: ComputeRow, *, adapter: bool = True) -> tuple[Tensor, Tensor, Tensor]:
         chunk = self._inputs.config.logits_chunk

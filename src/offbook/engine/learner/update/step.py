@@ -12,17 +12,21 @@ Suffixes of tensors: _N all targets of the step, _M those of a minibatch.
 
 from __future__ import annotations
 
+import gc
+import logging
 import math
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from offbook.base.config import TrainConfig
-from offbook.base.errors import NotFiniteError
+from offbook.base.errors import NotFiniteError, TrainError
 from offbook.engine.learner.rows.layouts import LayoutPlan, plan
 from offbook.engine.learner.targets.batch import TrainBatch
 
@@ -33,6 +37,9 @@ Report = Callable[[str, int, int], None]
 """Progress callback (phase, done, total). Phases: plan, teacher, old_logprobs, update, evaluate, save."""
 RowPasses = Callable[[RowPolicy, LossInputs], RowPass]
 """Makes what computes the rows of a step."""
+
+logger = logging.getLogger(__name__)
+Result = TypeVar("Result")
 
 HUGE = 1e6
 """If a step is not finite, the error names an advantage above this: rewards or weights have an unusual scale."""
@@ -130,6 +137,7 @@ class Step:
         self._inputs = LossInputs.of(batch, config, len(self._minibatches), teacher)
         self._rows = passes(policy, self._inputs)
         self._base: Tensor | None = None
+        self._plans: tuple[LayoutPlan, ...] = ()
 
     def run(self) -> StepTotals:
         """Do all updates of the step, then clear the gradients.
@@ -143,14 +151,16 @@ class Step:
 
     def scores(self, phase: str, *, adapter: bool = True) -> Scores:
         """The logprobs of all targets under the policy as it is, or the base. `phase`: reported as progress."""
+        self._plans = self._planned(self._config.row_tokens)
         scores = Scores.empty(len(self._batch))
-        self._score_rows(self._plans(), scores, phase, adapter=adapter)
+        self._score_rows(scores, phase, adapter=adapter)
         return scores
 
     def _run(self) -> StepTotals:
         started = time.monotonic()
         targets = len(self._batch)
-        totals = StepTotals(plans=self._plans(), old=Scores.empty(targets), last=LastUpdate.empty(targets))
+        self._plans = self._planned(self._config.row_tokens)
+        totals = StepTotals(plans=self._plans, old=Scores.empty(targets), last=LastUpdate.empty(targets))
         totals.seconds["plan"] = time.monotonic() - started
         updates = self._config.epochs * len(totals.plans)
         self._base = self._base_logprobs(totals)
@@ -158,37 +168,40 @@ class Step:
         one_pass = self._config.supervised or (updates == 1 and not self._by_sequence)
         if not one_pass:
             with totals.timed("old_logprobs"):
-                self._score_rows(totals.plans, totals.old, "old_logprobs")
-        rows = sum(len(minibatch.rows) for minibatch in totals.plans) * self._config.epochs
+                self._score_rows(totals.old, "old_logprobs")
+        rows = sum(len(minibatch.rows) for minibatch in self._plans) * self._config.epochs
         done = 0
         self._report("update", 0, rows)
         with totals.timed("update"):
             for epoch in range(self._config.epochs):
-                for minibatch in totals.plans:
-                    precomputed = self._sequence_loss(minibatch, totals) if self._by_sequence else None
+                for number in range(len(self._plans)):
+                    precomputed = self._sequence_loss(number, totals) if self._by_sequence else None
                     first = one_pass and epoch == 0
-                    loss = self._backward(
-                        minibatch, totals, first, precomputed, lambda i, n=done: self._report("update", n + i, rows)
-                    )
-                    done += len(minibatch.rows)
+
+                    def report(count: int, before: int = done) -> None:
+                        self._report("update", min(before + count, rows), rows)
+
+                    loss = self._backward(number, totals, first, precomputed, report)
+                    done += len(self._plans[number].rows)
                     self._update(loss, totals)
+        totals.plans = self._plans
         return totals
 
     def _backward(
         self,
-        minibatch: LayoutPlan,
+        number: int,
         totals: StepTotals,
         first: bool,
         precomputed: _SequenceLoss | None,
         report: Callable[[int], None],
     ) -> float:
-        """Compute the gradient of a minibatch; returns its loss. `first`: this pass also gives the old logprobs. After an
+        """Compute the gradient of minibatch `number`; returns its loss. `first`: this pass also gives the old logprobs. After an
         overflow it starts again at a lower loss scale."""
         coefficients = None if precomputed is None else precomputed.coefficients
         while True:
             scale = 1.0 if self._scale is None else self._scale.value
             update = UpdateState(totals.old, totals.last, self._base, first, coefficients, scale)
-            loss, tally = self._rows.backward(minibatch.rows, update, report)
+            loss, tally = self._fitting(partial(self._backward_rows, number, update, report))
             loss += 0.0 if precomputed is None else float(precomputed.value)
             if self._scale is not None:
                 parameters = self._policy.trainable_parameters().values()
@@ -199,7 +212,44 @@ class Step:
             totals.add(tally)
             return loss
 
-    def _plans(self) -> tuple[LayoutPlan, ...]:
+    def _backward_rows(self, number: int, update: UpdateState, report: Callable[[int], None]) -> tuple[float, Tally]:
+        return self._rows.backward(self._plans[number].rows, update, report)
+
+    def _fitting(self, compute: Callable[[], Result]) -> Result:
+        """The result of `compute`, which computes rows of `self._plans`. After an out-of-memory error it runs again, with rows
+        that take less memory: neither gradients nor scores depend on them. Raises the error if no row can take less."""
+        while True:
+            try:
+                return compute()
+            except (torch.OutOfMemoryError, TrainError) as error:
+                if not self._reduce_memory(error):
+                    raise
+            gc.collect()  # outside of the except block, whose traceback holds the failed pass
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+
+    def _reduce_memory(self, error: torch.OutOfMemoryError | TrainError) -> bool:
+        """Let more rows recompute their activations; if all do, plan rows of half the size. Returns False if neither is
+        possible, or if the error is of another kind."""
+        if isinstance(error, TrainError) and error.reason != "out_of_memory":
+            return False
+        policy, sizes = self._policy, _row_sizes(self._plans)
+        if kept := max((size for size in sizes if size <= policy.unrecomputed_tokens), default=0):
+            policy.unrecomputed_tokens = kept // 2
+            logger.warning("Out of memory: rows of more than %d tokens recompute their activations now", kept // 2)
+            return True
+        smaller = self._planned(max(sizes) // 2)
+        if max(_row_sizes(smaller)) >= max(sizes):
+            return False
+        self._plans = smaller
+        logger.warning(
+            "Out of memory: this step's rows have at most %d tokens now, not %d. Lower row_tokens to do so at once",
+            max(_row_sizes(smaller)),
+            max(sizes),
+        )
+        return True
+
+    def _planned(self, row_tokens: int) -> tuple[LayoutPlan, ...]:
         plans: list[LayoutPlan] = []
         self._report("plan", 0, len(self._minibatches))
         for samples in self._minibatches:
@@ -207,7 +257,7 @@ class Step:
                 plan(
                     samples,
                     self._config.layout,
-                    self._config.row_tokens,
+                    row_tokens,
                     self._policy.shape,
                     tree_refused=self._policy.tree_refused,
                 )
@@ -216,18 +266,23 @@ class Step:
         return tuple(plans)
 
     def _score_rows(
-        self, plans: tuple[LayoutPlan, ...], into: Scores, phase: str | None, *, adapter: bool = True
+        self, into: Scores, phase: str | None, *, minibatch: int | None = None, adapter: bool = True
     ) -> None:
-        """Write the current logprobs of the targets of `plans` to `into`. `phase`: reported as progress; None:
-        silent."""
-        rows = [row for minibatch in plans for row in minibatch.rows]
+        """Write the current logprobs of all targets, or those of one minibatch, to `into`. `phase`: reported as progress;
+        None: silent."""
 
-        def done(count: int) -> None:
-            if phase is not None:
-                self._report(phase, count, len(rows))
+        def score() -> None:
+            plans = self._plans if minibatch is None else (self._plans[minibatch],)
+            rows = [row for plan in plans for row in plan.rows]
 
-        self._rows.score(rows, into, done, adapter=adapter)
-        done(len(rows))
+            def done(count: int) -> None:
+                if phase is not None:
+                    self._report(phase, count, len(rows))
+
+            self._rows.score(rows, into, done, adapter=adapter)
+            done(len(rows))
+
+        self._fitting(score)
 
     def _base_logprobs(self, totals: StepTotals) -> Tensor | None:
         """Logprobs [N] under the base, NaN where its kept set excludes the token and for constrained calls; None without
@@ -236,18 +291,19 @@ class Step:
             return None
         scores = Scores.empty(len(self._batch))
         with totals.timed("base_logprobs"):
-            self._score_rows(totals.plans, scores, None, adapter=False)
+            self._score_rows(scores, None, adapter=False)
         return torch.where(scores.kept & ~self._inputs.constrained, scores.logprobs, torch.nan)
 
-    def _sequence_loss(self, minibatch: LayoutPlan, totals: StepTotals) -> _SequenceLoss:
-        """The loss and coefficients of a whole minibatch, for losses whose ratio needs all tokens of a sequence.
+    def _sequence_loss(self, number: int, totals: StepTotals) -> _SequenceLoss:
+        """The loss and coefficients of the whole minibatch `number`, for losses whose ratio needs all tokens of a sequence.
 
         In the first update the current policy is the old one; before later updates the targets are scored again."""
         scores = totals.old
         if totals.updates:
             scores = Scores.empty(len(self._batch))
-            self._score_rows((minibatch,), scores, None)
-        target_numbers_M = torch.cat([torch.from_numpy(row.target_numbers) for row in minibatch.rows]).sort().values
+            self._score_rows(scores, None, minibatch=number)
+        rows = self._plans[number].rows
+        target_numbers_M = torch.cat([torch.from_numpy(row.target_numbers) for row in rows]).sort().values
         target_numbers_M = target_numbers_M[totals.old.kept[target_numbers_M] & scores.kept[target_numbers_M]]
         current_M = scores.logprobs[target_numbers_M]
         output, tally = self._inputs.loss(target_numbers_M, current_M, totals.old, self._base)
@@ -295,6 +351,11 @@ class Step:
                 f"the {name} of update {totals.updates + 1} is {value!r}, so the step was not applied: lower "
                 f"learning_rate (now {self._config.learning_rate:g}), or look for a broken adapter or base model{scale}{half}"
             )
+
+
+def _row_sizes(plans: Sequence[LayoutPlan]) -> list[int]:
+    """Tokens of each row, padding included."""
+    return [row.token_ids.size for plan in plans for row in plan.rows]
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,17 @@
-"""A row that runs out of memory is computed in two: loss, gradients and scores are those of the whole one."""
+"""A step that runs out of memory is computed with smaller rows: loss, gradients and scores are the same."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
 
 from offbook.base.config import LayoutName, LossName
 from offbook.engine.learner.model.policy import Policy
-from offbook.engine.learner.rows.layouts import ComputeRow, plan
-from offbook.engine.learner.rows.row_split import halves
+from offbook.engine.learner.rows.layouts import ComputeRow
 from offbook.engine.learner.update.step import Step
-from tests.engine.learner.jobs import random_groups, sample
+from tests.engine.learner.jobs import random_groups
 from tests.engine.learner.test_invariance import VOCABULARY, Shifting, batch_of, config_of, distance, gradients
 
 Policies = Callable[[str, torch.dtype], Policy]
@@ -61,7 +59,7 @@ class SmallDevice:
         ("gspo", "tree", "backward"),
     ],
 )
-def test_split_rows_equal_unsplit_ones(policies: Policies, loss: LossName, layout: LayoutName, place: str) -> None:
+def test_smaller_rows_equal_larger_ones(policies: Policies, loss: LossName, layout: LayoutName, place: str) -> None:
     policy = policies("qwen2", torch.float64)
     batch = batch_of(random_groups(7, turns=3, vocabulary=VOCABULARY))
     config = config_of(loss, layout=layout, epochs=2)
@@ -99,7 +97,7 @@ class SmallWithoutRecomputation(SmallDevice):
         return super().row_logprobs(row, *arguments, **options)
 
 
-def test_a_row_that_fails_without_recomputation_is_computed_with_it_before_any_is_split(policies: Policies) -> None:
+def test_a_row_that_fails_without_recomputation_is_computed_with_it_before_any_is_smaller(policies: Policies) -> None:
     policy = policies("qwen2", torch.float64)
     batch = batch_of(random_groups(7, turns=3, vocabulary=VOCABULARY))
     config = config_of("grpo", layout="tree")
@@ -128,28 +126,4 @@ def test_rows_that_fail_again_refuse_the_step(policies: Policies) -> None:
             Step(device, optimizer, batch, config_of("grpo"), 0, lambda *_: None).run()
     finally:
         device.hook.remove()
-    assert len(device.refused) == 2 and optimizer.gradients == []
-
-
-@pytest.mark.parametrize("layout", ["call_rows", "leaf_rows", "tree"])
-@pytest.mark.parametrize("seed", range(3))
-def test_halves_are_smaller_and_hold_each_target_once(policies: Policies, layout: LayoutName, seed: int) -> None:
-    shape = policies("qwen2", torch.float64).shape
-    batch = batch_of(random_groups(seed, turns=3, vocabulary=VOCABULARY))
-    for row in plan(batch.samples, layout, 16_384, shape).rows:
-        split = halves(row, shape)
-        if split is None:
-            assert row.forest is None and len(row.lengths) == 1
-            continue
-        assert all(part.tokens < row.tokens for part in split)
-        assert (
-            np.sort(np.concatenate([part.target_numbers for part in split])).tolist()
-            == np.sort(row.target_numbers).tolist()
-        )
-
-
-def test_one_chain_of_tokens_cannot_be_split(policies: Policies) -> None:
-    shape = policies("qwen2", torch.float64).shape
-    for layout in ("call_rows", "tree"):
-        [row] = plan([sample("only", [1, 2, 3], [4, 5])], layout, 16_384, shape).rows  # pyright: ignore[reportArgumentType]
-        assert halves(row, shape) is None
+    assert sorted(device.refused, reverse=True) == device.refused and optimizer.gradients == []

@@ -7,7 +7,7 @@ exact gradient of every part (as in ring attention, 2310.01889).
 flex          On CUDA: one block-sparse kernel: torch's FlexAttention with the mask k <= q < subtree_end[k]. It is compiled at its
 first call, again at the first other length (then for all lengths), and for both with and without gradients. `flex_trial` tests on
 the device that this works, before training uses it.
-runs          Elsewhere, and on CPU where a window hides an ancestor: one call of SDPA per run, whose keys are its
+runs          Elsewhere, and where a window hides an ancestor: one call of SDPA per run, whose keys are its
 concatenated ancestors and itself."""
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -31,7 +31,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from offbook.engine.base_model import UNSUPPORTED
-from offbook.engine.learner.rows.cost import BLOCK, AttentionName, Bools, Kind, Nearness, Piece, blocks
+from offbook.engine.learner.rows.cost import AttentionName, Bools, Kind, Piece, blocks
 from offbook.engine.token_tree import Ints, Segments
 
 NAME = "offbook_tree"
@@ -92,7 +92,7 @@ class TreeContext:
         self.calls = 0
         self._ends = subtree_end
         self._subtree_end = torch.from_numpy(subtree_end)
-        self._flex_masks: dict[tuple[torch.device, int | None], BlockMask] = {}
+        self._flex_masks: dict[torch.device, BlockMask] = {}
         self._masks: dict[tuple[int, int, torch.dtype], Tensor] = {}
 
     @property
@@ -108,13 +108,11 @@ class TreeContext:
         deepest = int((self.segments.depth + self.segments.end - self.segments.start).max()) - 1
         return window if window <= deepest else None
 
-    def flex_mask(self, device: torch.device, window: int | None = None) -> BlockMask:
-        """FlexAttention's mask of the row, in layers with a sliding window of so many tokens."""
-        key = (device, window)
-        if key not in self._flex_masks:
-            near = None if window is None else Nearness(self.segments.positions, window)
-            self._flex_masks[key] = flex_block_mask(self._ends, device, near)
-        return self._flex_masks[key]
+    def flex_mask(self, device: torch.device) -> BlockMask:
+        """FlexAttention's mask of the row."""
+        if device not in self._flex_masks:
+            self._flex_masks[device] = flex_block_mask(self._ends, device)
+        return self._flex_masks[device]
 
     def block_mask(self, start: int, end: int, dtype: torch.dtype) -> Tensor:
         """The additive mask [1, 1, n, n] of tokens start..end-1 among themselves."""
@@ -165,8 +163,8 @@ def tree_attention(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     window = offbook_tree.cut_off(sliding_window)
     name = offbook_tree.attention or _chosen(query, key, value)
-    if name == "flex":
-        out = flex_attend(query, key, value, offbook_tree.flex_mask(query.device, window), scale)
+    if name == "flex" and window is None:
+        out = flex_attend(query, key, value, offbook_tree.flex_mask(query.device), scale)
         return out.transpose(1, 2).contiguous(), None
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
@@ -306,18 +304,16 @@ ALLOWED = 0.03
 """Largest relative error in the trial. bfloat16 rounding causes 0.01, a wrong mask more than 0.1."""
 
 
-def flex_block_mask(subtree_end: Ints, device: torch.device, near: Nearness | None = None) -> BlockMask:
-    """FlexAttention's mask of a tree row, on `device`. `subtree_end`: int64 [T]; the mask is padded to whole blocks.
-    `near`: the layer's sliding window."""
-    layout = blocks(subtree_end, BLOCK, near)
+def flex_block_mask(subtree_end: Ints, device: torch.device) -> BlockMask:
+    """FlexAttention's mask of a tree row, on `device`. `subtree_end`: int64 [T]; the mask is padded to whole blocks."""
+    layout = blocks(subtree_end)
     end = torch.from_numpy(layout.subtree_end).to(device, torch.int32)
 
     def seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (key <= query) & (query < end[key])
 
     partial, full = _ordered(layout.partial), _ordered(layout.full)
-    mask = seen if near is None else _within(near, seen, len(layout.subtree_end), device)
-    return BlockMask.from_kv_blocks(*partial, *full, BLOCK_SIZE=layout.size, mask_mod=mask).to(device)
+    return BlockMask.from_kv_blocks(*partial, *full, BLOCK_SIZE=layout.size, mask_mod=seen).to(device)
 
 
 def flex_attend(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: float) -> Tensor:
@@ -355,18 +351,6 @@ def flex_trial(device: torch.device, dtype: torch.dtype, heads: int, kv_heads: i
     if worst <= ALLOWED:
         return None
     return f"FlexAttention is off by {worst:.2g} from dense attention here (allowed {ALLOWED:g})"
-
-
-def _within(near: Nearness, seen: Attention, tokens: int, device: torch.device) -> Attention:
-    """The mask `seen` of a row padded to `tokens`, without the ancestors beyond the window."""
-    padded = np.concatenate([near.depth, np.zeros(tokens - len(near.depth), np.int64)])
-    depth = torch.from_numpy(padded).to(device, torch.int32)
-    reach = depth + near.window  # a tensor, so that layers with different windows share one compiled kernel
-
-    def seen_near(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return seen(batch, head, query, key) & (depth[query] < reach[key])
-
-    return seen_near
 
 
 @cache

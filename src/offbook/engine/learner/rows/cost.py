@@ -6,8 +6,7 @@ slices and needs no gather. The parts of a query's softmax are merged by their l
 with a dense mask.
 flex          Blocks of the mask are full, partial or empty. Query q sees an earlier key k iff q < subtree_end[k]. Take a block of
 queries q0..q1-1 and an earlier block of keys: it is full iff the smallest subtree_end of its keys is at least q1, and not empty iff
-the largest is above q0. In a layer with a sliding window q must also be less than `window` deeper in the tree than k. Bounds of the
-depths in both blocks say so: a block that is empty because of the window may count as partial.
+the largest is above q0.
 
 What a kernel launch costs is assumed by device (`CALL_FLOPS`). The other constants are fixed. They were measured once,
 except FLEX_SLOWDOWN (from FlexAttention's paper), FLEX_CALLS and RUN_CALLS (counted kernel launches)."""
@@ -115,14 +114,6 @@ Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Nearness:
-    """A sliding window: a token at depth d sees ancestors deeper than d - window. `depth`: int64 [T]."""
-
-    depth: Ints
-    window: int
-
-
-@dataclass(frozen=True)
 class Blocks:
     """A block-sparse mask of n x n blocks, query block by key block. A block that is neither partial nor full is
     empty."""
@@ -138,9 +129,8 @@ class Blocks:
         return int(self.partial.sum() + self.full.sum()) * self.size**2
 
 
-def blocks(subtree_end: Ints, size: int = BLOCK, near: Nearness | None = None) -> Blocks:
-    """The blocks of a forest's mask. `subtree_end`: int64 [T]; `size`: tokens per block, at least 2; `near`: the
-    layer's sliding window."""
+def blocks(subtree_end: Ints, size: int = BLOCK) -> Blocks:
+    """The blocks of a forest's mask. `subtree_end`: int64 [T]; `size`: tokens per block, at least 2."""
     tokens = len(subtree_end)
     count = max(FEWEST, -(-tokens // size))
     ends = np.concatenate([subtree_end, np.arange(tokens, count * size) + 1])
@@ -149,11 +139,6 @@ def blocks(subtree_end: Ints, size: int = BLOCK, near: Nearness | None = None) -
     before = np.tri(count, k=-1, dtype=np.bool_)
     full = before & (by_block.min(1)[None] >= first + size)
     some = before & (by_block.max(1)[None] > first)
-    if near is not None:
-        depth = np.concatenate([near.depth, np.zeros(count * size - tokens, np.int64)]).reshape(count, size)
-        low, high = depth.min(1), depth.max(1)
-        full &= high[:, None] - low[None] < near.window
-        some &= low[:, None] - high[None] < near.window
     return Blocks(size, ends, (some & ~full) | np.eye(count, dtype=np.bool_), full)
 
 

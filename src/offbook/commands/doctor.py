@@ -127,7 +127,6 @@ TITLES = {
     "memory": "Memory",
     "packages": "Packages",
     "server": "Server",
-    "services": "Services",
 }
 """Section of a check -> its heading, in the order of the report."""
 _MARKS: dict[Status, tuple[str, str, str]] = {
@@ -215,7 +214,7 @@ def doctor_command(
 ) -> None:
     """Check this machine, and suggest a fix for each problem.
 
-    Checks hardware, packages, engine, server and services. With --model, also plan the GPU memory of that base. With
+    Checks hardware, packages, engine and server. With --model, also plan the GPU memory of that base. With
     --card or --cards, show only that plan. Exits with code 1 if the engine cannot run, or if the base does not fit."""
     options = EngineOptions.parse(engine=engine, loader=loader)
     planned: list[Planned] = []

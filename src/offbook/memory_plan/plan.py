@@ -197,25 +197,21 @@ def row_sizes(wanted: int) -> tuple[int, ...]:
     return wanted, *range((wanted - 1) // ROW_UNIT * ROW_UNIT, min(MIN_ROW, wanted) - 1, -ROW_UNIT)
 
 
-def _changes(
-    shape: BaseShape, work: Workload, wanted: MemoryLayout | Literal["auto"]
-) -> Iterator[tuple[str, Workload, MemoryLayout | Literal["auto"]]]:
-    """Yield settings to try, the cheapest first, with the workload and the layout that they lead to."""
-    if wanted != "auto":
-        yield "--memory-layout auto", work, "auto"
+def _settings(work: Workload) -> Iterator[tuple[str, Workload]]:
+    """Yield settings that take less memory, the cheapest first, with the workload that they lead to."""
     for calls in _halves(work.max_batch, 1):
-        yield f"--max-batch {calls}", replace(work, max_batch=calls), "auto"
+        yield f"--max-batch {calls}", replace(work, max_batch=calls)
     for length in _halves(work.max_model_len, CALL_TOKENS):
-        yield f"--max-model-len {length}", replace(work, max_model_len=length), "auto"
+        yield f"--max-model-len {length}", replace(work, max_model_len=length)
     fewer = replace(work, max_batch=32)
     if work.max_batch is None:
-        yield "--max-batch 32", fewer, "auto"
+        yield "--max-batch 32", fewer
     if work.rank > 16:
-        yield "--max-lora-rank 16", replace(work, rank=16), "auto"
+        yield "--max-lora-rank 16", replace(work, rank=16)
     if not work.four_bit:
-        yield "--load-in-4bit", replace(work, four_bit=True), "auto"
+        yield "--load-in-4bit", replace(work, four_bit=True)
         if work.max_batch is None:
-            yield "--load-in-4bit --max-batch 32", replace(fewer, four_bit=True), "auto"
+            yield "--load-in-4bit --max-batch 32", replace(fewer, four_bit=True)
 
 
 def _halves(value: int | None, least: int) -> Iterator[int]:
@@ -228,8 +224,10 @@ def remedy(shape: BaseShape, card: Card, work: Workload, wanted: MemoryLayout | 
     """The cheapest setting with which the base fits. If there is none: a larger card, or a smaller base."""
     if card.taken and _fitting("", shape, replace(card, taken=0), work, wanted) is not None:
         return f"the whole of {card.name}: end the other programs on it"
-    for setting, other, layout in _changes(shape, work, wanted):
-        if _fitting("", shape, card, other, layout) is not None:
+    if wanted != "auto" and _fitting("", shape, card, work, "auto") is not None:
+        return "--memory-layout auto"
+    for setting, other in _settings(work):
+        if _fitting("", shape, card, other, "auto") is not None:
             return setting
     for text in CARDS:
         larger = parse_card(text)
@@ -323,25 +321,14 @@ def plan_cards(
 
 def cards_remedy(shape: BaseShape, card: Card, count: int, work: Workload, *, trains: bool = True) -> str:
     """The cheapest change with which the base fits: a setting, more cards, larger ones, or a smaller base."""
-    for setting, other, cards, number in _cards_changes(card, count, work):
-        if not isinstance(_divided("", shape, cards, number, other, trains=trains), str):
-            return setting
+    others = [(f"{number}x{card.name}", card, number) for number in (2, 4, 8) if number > count]
+    larger = [parse_card(text) for text in CARDS]
+    others += [(f"{count}x{one.name}", one, count) for one in larger if one.memory > card.memory]
+    for cards, one, number in (("", card, count), *others):
+        for setting, changed in (("", work), *_settings(work)):
+            if not isinstance(_divided("", shape, one, number, changed, trains=trains), str):
+                return f"{cards} {setting}".strip()
     return "a smaller --model"
-
-
-def _cards_changes(card: Card, count: int, work: Workload) -> Iterator[tuple[str, Workload, Card, int]]:
-    settings = [("", work)]
-    if work.max_batch is None:
-        settings.append(("--max-batch 32", replace(work, max_batch=32)))
-    if not work.four_bit:
-        settings += [(f"--load-in-4bit {words}".strip(), replace(other, four_bit=True)) for words, other in settings]
-    yield from ((words, other, card, count) for words, other in settings[1:])
-    for number in (2, 4, 8):
-        if number > count:
-            yield from ((f"{number}x{card.name} {words}".strip(), other, card, number) for words, other in settings)
-    for text in CARDS:
-        if (larger := parse_card(text)).memory > card.memory:
-            yield from ((f"{count}x{text} {words}".strip(), other, larger, count) for words, other in settings)
 
 
 def _divided(base: str, shape: BaseShape, card: Card, count: int, work: Workload, *, trains: bool) -> CardsPlan | str:

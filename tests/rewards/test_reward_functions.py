@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 import offbook
 from offbook.base.errors import ConfigError, RolloutError
 from offbook.rewards import (
-    clipped,
     exact_match,
-    fuzzy_match,
     gated,
     json_valid,
-    length_penalty,
     numeric_match,
-    tool_call_penalty,
-    tool_calls,
     weighted,
 )
 
@@ -48,11 +41,6 @@ def test_numeric_matches_within_a_tolerance() -> None:
     assert numeric_match("about 98", 100, tolerance=0.05) == 1 and numeric_match("about 90", 100, tolerance=0.05) == 0
     with pytest.raises(ConfigError, match="expected=nan"):
         numeric_match("1", float("nan"))
-
-
-def test_fuzzy_matches_are_difflibs_ratio() -> None:
-    assert fuzzy_match("abcd", "bcde") == 0.75  # the example of difflib's documentation
-    assert fuzzy_match("Same ", "same") == 1 and fuzzy_match("abc", "xyz") == 0
 
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
@@ -86,37 +74,9 @@ def test_gates_let_a_reward_pass_or_close_it() -> None:
     assert gated({"valid": True, "safe": 0}, inside, closed=-1).reward == -1
 
 
-def test_clipped_rewards_keep_their_parts() -> None:
-    assert clipped(weighted({"a": 3, "b": 4}), 0, 5) == offbook.RewardResult(5, {"part/a": 3, "part/b": 4})
-    assert clipped(-1, 0, 5).reward == 0 and clipped(2, 0, 5).reward == 2
-    with pytest.raises(ConfigError, match="low must be below high"):
-        clipped(1, 1, 1)
-
-
-@pytest.mark.parametrize(("length", "penalty"), [(0, 0), (10, 0), (15, -0.5), (20, -1), (99, -1)])
-def test_the_penalty_of_length_falls_in_a_line(length: int, penalty: float) -> None:
-    assert length_penalty("x" * length, 10, 20) == penalty
-
-
-def test_the_penalty_of_tool_calls_counts_those_of_the_assistant() -> None:
-    call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": "{}"}}
-    messages: list[Any] = [
-        {"role": "user", "content": "?"},
-        {"role": "assistant", "content": None, "tool_calls": [call, call]},
-        {"role": "tool", "tool_call_id": "a", "content": "x"},
-        {"role": "assistant", "content": "done", "tool_calls": None},
-        {"role": "assistant", "tool_calls": [call]},
-    ]
-    trajectory = offbook.Trajectory(messages_and_choices=messages)
-    assert tool_calls(trajectory) == 3
-    assert tool_call_penalty(trajectory, 2, 4) == -0.5 and tool_call_penalty(trajectory, 3, 4) == 0
-    with pytest.raises(ConfigError, match="0 <= free < full"):
-        tool_call_penalty(trajectory, 3, 3)
-
-
 async def test_a_trainer_logs_the_parts_of_a_reward(monkeypatch: pytest.MonkeyPatch) -> None:
     def reward(scenario: object, trajectory: offbook.Trajectory) -> offbook.RewardResult:
-        return gated({"valid": True}, weighted({"right": 1.0, "short": length_penalty("xxxx", 2, 6)}))
+        return gated({"valid": True}, weighted({"right": 1.0, "short": -0.5}))
 
     async def rollout(model: offbook.TrainableModel, scenario: object) -> offbook.Trajectory:
         return offbook.Trajectory()

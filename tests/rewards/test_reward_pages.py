@@ -27,7 +27,7 @@ def run(page: str, folder: Path, **variables: str) -> str:
 
 def test_the_page_on_rewards_runs(tmp_path: Path) -> None:
     assert run("rewards.md", tmp_path, OPENAI_API_KEY="k", ANTHROPIC_API_KEY="k").splitlines() == [
-        "RewardResult(reward=1.0, metrics={'part/right': 1.0, 'part/brief': 0.0, 'part/direct': 0.0, 'part/valid': 1.0})",
+        "RewardResult(reward=1.1, metrics={'part/right': 1.0, 'part/brief': 1.0, 'part/valid': 1.0})",
         "1.0",
     ]
 

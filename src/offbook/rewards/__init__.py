@@ -5,48 +5,28 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .judge_chains import GateJudge, TieJudge
     from .judge_prompt import DEFAULT_RUBRIC
-    from .reward_parts import (
-        clipped,
-        exact_match,
-        fuzzy_match,
-        gated,
-        json_valid,
-        length_penalty,
-        numeric_match,
-        tool_call_penalty,
-        tool_calls,
-        weighted,
-    )
+    from .reward_parts import exact_match, gated, json_valid, numeric_match, weighted
     from .reward_result import RewardResult
     from .rubric import write_rubric
     from .ruler_judge import Ruler, TrajectoryScore, ruler, ruler_score_group
 
 __all__ = [
     "DEFAULT_RUBRIC",
-    "GateJudge",
     "RewardResult",
     "Ruler",
-    "TieJudge",
     "TrajectoryScore",
-    "clipped",
     "exact_match",
-    "fuzzy_match",
     "gated",
     "json_valid",
-    "length_penalty",
     "numeric_match",
     "ruler",
     "ruler_score_group",
-    "tool_call_penalty",
-    "tool_calls",
     "weighted",
     "write_rubric",
 ]
 
 _MODULE_OF = {
-    **dict.fromkeys(("GateJudge", "TieJudge"), "judge_chains"),
     **dict.fromkeys(("Ruler", "TrajectoryScore", "ruler", "ruler_score_group"), "ruler_judge"),
     "DEFAULT_RUBRIC": "judge_prompt",
     "RewardResult": "reward_result",

@@ -7,11 +7,9 @@ import math
 import re
 import unicodedata
 from collections.abc import Mapping
-from difflib import SequenceMatcher
-from typing import Any, cast
+from typing import Any
 
 from offbook.base.errors import ConfigError
-from offbook.base.types import History, Json
 
 from .json_schemas import answer_fault, schema_validator
 from .reward_result import RewardResult, as_reward
@@ -45,37 +43,6 @@ def gated(gates: Mapping[str, bool | float], reward: Part, *, closed: float = 0.
     return RewardResult(inside.reward if opened else closed, {**inside.metrics, **_logged(results)})
 
 
-def clipped(reward: Part, low: float, high: float) -> RewardResult:
-    """The reward limited to the range from `low` to `high`. Raises ConfigError unless low < high."""
-    if not low < high:
-        raise ConfigError(f"clipped: low must be below high, got low={low!r}, high={high!r}")
-    inside = as_reward(reward, "clipped: reward")
-    return RewardResult(min(max(inside.reward, low), high), inside.metrics)
-
-
-def length_penalty(text: str, free: int, full: int) -> float:
-    """0 up to `free` characters, -1 from `full` on, and linear in between (the form of DAPO 2503.14476, equation 13).
-    Raises ConfigError unless 0 <= free < full."""
-    return _ramp(len(text), free, full, "length_penalty")
-
-
-def tool_call_penalty(history: History, free: int, full: int) -> float:
-    """The same for the number of tool calls of a conversation: 0 up to `free`, -1 from `full` on, linear in between."""
-    return _ramp(tool_calls(history), free, full, "tool_call_penalty")
-
-
-def tool_calls(history: History) -> int:
-    """The number of tool calls in the assistant messages of a conversation."""
-    messages = [cast(Mapping[str, Json], message) for message in history.messages()]
-    return sum(len(message.get("tool_calls") or ()) for message in messages if message.get("role") == "assistant")
-
-
-def _ramp(count: int, free: int, full: int, source: str) -> float:
-    if not 0 <= free < full:
-        raise ConfigError(f"{source}: 0 <= free < full is needed, got free={free!r}, full={full!r}")
-    return 0.0 - min(max(count - free, 0) / (full - free), 1.0)
-
-
 def _logged(results: Mapping[str, RewardResult]) -> dict[str, float]:
     metrics: dict[str, float] = {}
     for name, result in results.items():
@@ -106,13 +73,6 @@ def numeric_match(answer: str | float, expected: float, *, tolerance: float = 1e
         return 0.0
     value = float(str(numbers[-1]).replace(",", ""))
     return float(math.isclose(value, expected, rel_tol=tolerance, abs_tol=tolerance))
-
-
-def fuzzy_match(answer: str, expected: str, *, ignore_case: bool = True) -> float:
-    """The similarity of both texts: `difflib`'s ratio 2M / T (Ratcliff and Obershelp), with M matching characters and T
-    characters in total."""
-    pair = _plain(answer, ignore_case), _plain(expected, ignore_case)
-    return SequenceMatcher(None, *pair, autojunk=False).ratio()
 
 
 def json_valid(answer: str, schema: Mapping[str, Any] | None = None) -> float:

@@ -9,7 +9,6 @@ prefix the metrics of steps with `train/`, and those of evaluations with `val/` 
 | failed | rollouts without a reward because they raised or timed out |
 | seconds/rollouts, seconds/training | wall time of the rollouts with their rewards; of the train request |
 | judge/dropped, tie, cut | share of groups that the judge did not score; whose rewards are all equal; whose texts were shortened |
-| judge/gate | share of rollouts that passed the gate |
 | costs/{purpose} | USD for other LLMs, by what they were asked for; logged before the rollouts are trained |
 | tokens/{purpose}/prompt, completion | tokens of the same |
 | staleness/mean, max | with overlap: steps made since each rollout began |

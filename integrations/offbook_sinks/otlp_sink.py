@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from typing import Final, Literal, TypeAlias, cast
+from typing import Final, TypeAlias, cast
 from urllib.parse import unquote
 
 import offbook
@@ -57,7 +57,7 @@ try:
     )
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import ReadableSpan
-    from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+    from opentelemetry.sdk.trace.export import SpanExportResult
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
     from opentelemetry.trace import SpanContext, Status, StatusCode
     from opentelemetry.trace import SpanKind as OtelKind
@@ -65,23 +65,22 @@ except ModuleNotFoundError as error:
     raise MissingExtraError("opentelemetry-exporter-otlp-proto-http", "otlp") from error
 
 OtlpSpan: TypeAlias = ReadableSpan
-OtlpProtocol: TypeAlias = Literal["http/protobuf", "grpc"]
+SDK_LOGGER: Final = logging.getLogger("opentelemetry.exporter.otlp.proto.http.trace_exporter")
 HEADERS: Final = ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS")
 BATCH: Final = 400
 """The most spans per request."""
-_REJECTED: Final = {"UNAUTHENTICATED": 401, "PERMISSION_DENIED": 403}
-"""HTTP's status for gRPC's codes of rejected credentials."""
 LARGE: Final = 9_000_000
 """The most characters of attributes per request; servers reject much larger bodies."""
 ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+HTTP: Final = "http/protobuf"
 CHECK_SECONDS: Final = 4.0
 OPERATIONS: Final = {SpanKind.AGENT: "invoke_agent", SpanKind.GENERATION: "chat", SpanKind.TOOL: "execute_tool"}
 NAMES: Final = {SpanKind.AGENT: "invoke_agent {}", SpanKind.TOOL: "execute_tool {}"}
 
 
 class OtlpSink(TraceSink):
-    """Sends spans over OTLP, by HTTP or gRPC. Without arguments it reads OpenTelemetry's environment variables.
+    """Sends spans over OTLP by HTTP. Without arguments it reads OpenTelemetry's environment variables.
 
     content: False sends no messages, arguments and results. sample_rate: the share of rollouts to send, from 0 to 1.
     timeout: seconds. Raises ConfigError without an endpoint, or for an invalid option.
@@ -94,7 +93,6 @@ class OtlpSink(TraceSink):
         endpoint: str | None = None,
         headers: Mapping[str, str] | None = None,
         *,
-        protocol: str | None = None,
         mask: Mask | None = None,
         sample_rate: float = 1.0,
         content: bool = True,
@@ -102,19 +100,17 @@ class OtlpSink(TraceSink):
     ) -> None:
         if endpoint is None and not any(os.environ.get(name) for name in ENDPOINTS):
             raise ConfigError(f"sink otlp: set {ENDPOINTS[1]} to the collector's URL, such as http://localhost:4318")
-        chosen = protocol or next((os.environ[name] for name in PROTOCOLS if os.environ.get(name)), "http/protobuf")
-        if chosen not in ("http/protobuf", "grpc"):
-            raise ConfigError(f"sink otlp: {PROTOCOLS[1]} must be http/protobuf or grpc, got {chosen!r}")
-        self._protocol: OtlpProtocol = chosen
+        if other := next((os.environ[name] for name in PROTOCOLS if os.environ.get(name, HTTP) != HTTP), None):
+            raise ConfigError(f"sink otlp: {PROTOCOLS[1]} must be {HTTP} or unset, got {other!r}")
         self._target = (endpoint, headers)
-        self._sender = OtlpSender(endpoint, headers, protocol=self._protocol, timeout=timeout)
+        self._sender = OtlpSender(endpoint, headers, timeout=timeout)
         self._mask = mask or unmasked
         self._rate = checked_rate(sample_rate, "sink otlp: sample_rate")
         self._content = content
 
     def check(self) -> None:
         """Send an empty request. Raises ConfigError for rejected credentials, ConnectionError without a response."""
-        status = OtlpSender(*self._target, protocol=self._protocol, timeout=CHECK_SECONDS).probe()
+        status = OtlpSender(*self._target, timeout=CHECK_SECONDS).probe()
         if status in (401, 403):
             raise ConfigError(f"sink otlp: the collector answered {status}: check OTEL_EXPORTER_OTLP_HEADERS")
 
@@ -153,14 +149,13 @@ class OtlpSink(TraceSink):
 
     def _spans(self, rollout: RolloutTrace, event: GroupsFinished) -> list[OtlpSpan]:
         remote = remote_parent(rollout.record.metadata)
-        trace = remote.trace_id if remote is not None else trace_id(rollout)
+        trace, outer = remote or (trace_id(rollout), None)
         common: dict[str, Attribute] = {
             "offbook.run": event.run,
             "offbook.split": event.split,
             "offbook.step": event.step,
         }
         spans = rollout_spans(rollout)
-        outer = remote.span_id if remote is not None else None
         return [
             self._sender.span(
                 trace,
@@ -302,20 +297,16 @@ class OtlpSender:
         timeout: float | None = None,
         scope: Mapping[str, str] | None = None,
         scope_name: str = "offbook",
-        protocol: OtlpProtocol = "http/protobuf",
     ) -> None:
         self._resource = Resource.create({"service.name": "offbook"})
         self._scope = InstrumentationScope(scope_name, offbook.__version__, attributes=scope)
         self._response: requests.Response | None = None
-        self._refusal: tuple[str, str] | None = None
         own = dict(headers) if headers is not None else None
         self._sent_values = _header_values(headers)
         session = _Direct()
         session.hooks["response"].append(self._keep)
-        self._exporter = (
-            _grpc_exporter(endpoint, own, timeout)
-            if protocol == "grpc"
-            else OTLPSpanExporter(endpoint, headers=own, timeout=timeout, compression=Compression.Gzip, session=session)
+        self._exporter = OTLPSpanExporter(
+            endpoint, headers=own, timeout=timeout, compression=Compression.Gzip, session=session
         )
 
     def span(
@@ -365,15 +356,12 @@ class OtlpSender:
             more = f", and {len(rejected) - 1} more" if len(rejected) > 1 else ""
             raise RejectedError(f"the server refused {rejected[0]}{more}")
 
-    def probe(self) -> int | None:
-        """Send an empty request; returns the HTTP status, for gRPC that of its code: 401, 403, None for others. Raises
-        ConnectionError without a response."""
-        if not self._sent(()) and self._response is None:
-            code = self._refusal[0] if self._refusal is not None else ""
-            if code not in _REJECTED:
-                raise ConnectionError(self._answer())
-            return _REJECTED[code]
-        return self._response.status_code if self._response is not None else None
+    def probe(self) -> int:
+        """Send an empty request; returns the HTTP status. Raises ConnectionError without a response."""
+        self._sent(())
+        if self._response is None:
+            raise ConnectionError(self._answer())
+        return self._response.status_code
 
     def _accepted(self, spans: Sequence[OtlpSpan], rejected: list[str]) -> bool:
         """Send one request and note the spans that it rejects. Returns False for 400, raises DeliveryError for other failures."""
@@ -389,30 +377,29 @@ class OtlpSender:
     def _sent(self, spans: Sequence[OtlpSpan]) -> bool:
         """Send one request; whether the server accepted it, perhaps without some spans. A redirect is no acceptance."""
         self._response = None
-        with _Quiet() as quiet:
+        SDK_LOGGER.filters.insert(0, _drop)  # before the SDK's own filter; failures are reported here, once per kind
+        try:
             done = self._exporter.export(spans) is SpanExportResult.SUCCESS
-        self._refusal = quiet.refusal
+        finally:
+            SDK_LOGGER.removeFilter(_drop)
         return done and (self._response is None or self._response.status_code < 300)
+
+    def _answer(self) -> str:
+        """The last response as text, without the headers that it was sent and other secrets."""
+        if self._response is None:
+            return "no answer within the timeout"
+        text = self._response.headers.get("location") or self._response.text
+        for value in self._sent_values:
+            text = text.replace(value, MARK)
+        return f"HTTP {self._response.status_code}: {redact(text)[:300]!r}"
 
     def _keep(self, response: requests.Response, *_: object, **__: object) -> None:
         """Keep a response, which the SDK only logs."""
         self._response = response
 
-    def _answer(self) -> str:
-        """The last response as text, without secrets that the server repeats."""
-        if self._refusal is not None:
-            code, details = self._refusal
-            return f"gRPC {code}: {self._shown(details)}"
-        if self._response is None:
-            return "no answer within the timeout"
-        text = self._response.headers.get("location") or self._response.text
-        return f"HTTP {self._response.status_code}: {self._shown(text)}"
 
-    def _shown(self, text: str) -> str:
-        """What a server said, without the headers that it was sent and other secrets."""
-        for value in self._sent_values:
-            text = text.replace(value, MARK)
-        return repr(redact(text)[:300])
+def _drop(record: logging.LogRecord) -> bool:
+    return False
 
 
 def _header_values(headers: Mapping[str, str] | None) -> list[str]:
@@ -423,14 +410,6 @@ def _header_values(headers: Mapping[str, str] | None) -> list[str]:
         pairs = ",".join(os.environ.get(name, "") for name in HEADERS).split(",")
         values = [unquote(pair.partition("=")[2].strip()) for pair in pairs]
     return [value for value in values if len(value) >= SHORTEST]
-
-
-def _grpc_exporter(endpoint: str | None, headers: dict[str, str] | None, timeout: float | None) -> SpanExporter:
-    try:
-        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
-    except ImportError as error:
-        raise MissingExtraError("opentelemetry-exporter-otlp-proto-grpc", "otlp") from error
-    return GrpcExporter(endpoint, headers=headers, timeout=timeout)
 
 
 def _partial_success(response: requests.Response) -> ExportTracePartialSuccess:
@@ -448,36 +427,6 @@ def _partial_success(response: requests.Response) -> ExportTracePartialSuccess:
     except (DecodeError, json_format.ParseError, UnicodeDecodeError):
         return ExportTracePartialSuccess()
     return answer.partial_success
-
-
-class _Quiet(logging.Filter):
-    """Suppresses the SDK's log of failures, which we report once per kind. `refusal`: code and details of the last
-    failure over gRPC, which the SDK tells nowhere else."""
-
-    LOGGERS = tuple(
-        logging.getLogger(f"opentelemetry.exporter.otlp.proto.{name}")
-        for name in ("http.trace_exporter", "grpc.exporter")
-    )
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.refusal: tuple[str, str] | None = None
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        values = list(record.args) if isinstance(record.args, tuple) else []
-        code = next((value for value in values if type(value).__name__ == "StatusCode"), None)
-        if code is not None:
-            self.refusal = str(code).removeprefix("StatusCode."), str(values[-1])
-        return False
-
-    def __enter__(self) -> _Quiet:
-        for logger in self.LOGGERS:
-            logger.filters.insert(0, self)  # before the SDK's own, which drops what it has seen
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for logger in self.LOGGERS:
-            logger.removeFilter(self)
 
 
 def _batches(rollouts: Sequence[Sequence[OtlpSpan]]) -> list[list[Sequence[OtlpSpan]]]:

@@ -8,11 +8,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, Final, TypeAlias, cast
+from typing import Final, TypeAlias, cast
 
 from pydantic_core import PydanticSerializationError, to_json
 
@@ -24,7 +23,6 @@ from offbook.base.types import (
     Json,
     Message,
     ToolRun,
-    Trajectory,
 )
 from offbook.base.wire import RolloutTrace
 from offbook.tracing.rollout_reader import question_and_answer
@@ -37,9 +35,8 @@ SHIFTED: Final = "recorded: how long the tool ran; moved by {:.3f} s, as the clo
 GAP: Final = "gap: from the end of the model call that asked for it to the start of the one that saw its result"
 NO_RESULT: Final = "gap: no recorded model call saw its result"
 
-TRACEPARENT: Final = "traceparent"
-"""Metadata key of a trajectory for the W3C Trace Context of the span in which the rollout ran."""
-_SHAPE = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
+_TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
+"""The W3C Trace Context of the span in which a rollout ran."""
 
 Attribute: TypeAlias = str | bool | int | float | Sequence[str]
 """A value of an OpenTelemetry attribute."""
@@ -314,35 +311,9 @@ def unmasked(value: Json) -> Json:
     return value
 
 
-@dataclass(frozen=True)
-class RemoteParent:
-    """A span of the app, by OpenTelemetry's ids."""
-
-    trace_id: int
-    span_id: int
-
-
-def keep_trace_context(trajectory: Trajectory) -> None:
-    """Store the current span in the trajectory's metadata, unless the rollout has already stored one."""
-    current = current_traceparent()
-    if current is not None and TRACEPARENT not in trajectory.metadata:
-        trajectory.metadata[TRACEPARENT] = current
-
-
-def current_traceparent() -> str | None:
-    """The current span's `traceparent`; None if the app does not use OpenTelemetry or no span is active."""
-    api: Any = sys.modules.get("opentelemetry.trace")
-    if api is None:
-        return None
-    context = api.get_current_span().get_span_context()
-    if not context.is_valid:
-        return None
-    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
-
-
-def remote_parent(metadata: dict[str, Json]) -> RemoteParent | None:
-    """The app's span that a rollout continues; None without a valid one in the metadata."""
-    match = _SHAPE.fullmatch(str(metadata.get(TRACEPARENT, "")))
+def remote_parent(metadata: Mapping[str, Json]) -> tuple[int, int] | None:
+    """Trace id and span id of the app's span that a rollout continues; None without a valid `traceparent` in the metadata."""
+    match = _TRACEPARENT.fullmatch(str(metadata.get("traceparent", "")))
     if match is None or not int(match[1], 16) or not int(match[2], 16):
         return None
-    return RemoteParent(int(match[1], 16), int(match[2], 16))
+    return int(match[1], 16), int(match[2], 16)

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
-from collections.abc import Generator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -18,9 +14,8 @@ from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, SpanFlags, Status
 
 from offbook import __version__
-from offbook.base.errors import ConfigError
 from offbook.contracts import DeliveryError
-from offbook_sinks.otlp_sink import BATCH, OtlpSender, OtlpSink
+from offbook_sinks.otlp_sink import BATCH, OtlpSender
 from offbook_sinks.spans import json_text
 from tests.fakes.scripted_api import Reply, scripted_api
 from tests.fakes.trace_server import trace_server
@@ -89,57 +84,6 @@ def test_no_span_or_key_goes_where_a_collector_redirects_to(status: int, monkeyp
         with pytest.raises(DeliveryError, match=f"HTTP {status}: .*{other.url}/taken"):
             sender.send([[sender.span(7, 1, None, "s", (1, 2), {})]])
     assert other.asked == []
-
-
-@contextmanager
-def grpc_collector(code: str = "OK", details: str = "") -> Generator[str]:
-    """A collector that answers every call with this code; its URL."""
-    grpc: Any = pytest.importorskip("grpc", reason="pip install -r requirements/test.txt")
-
-    def export(_: bytes, context: Any) -> bytes:
-        if code != "OK":
-            context.abort(grpc.StatusCode[code], details)
-        return b""
-
-    name = "opentelemetry.proto.collector.trace.v1.TraceService"
-    handlers = {"Export": grpc.unary_unary_rpc_method_handler(export)}
-    server = grpc.server(ThreadPoolExecutor(1))
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    yield f"http://127.0.0.1:{port}"
-    server.stop(0)
-
-
-@pytest.mark.parametrize("given", [True, False], ids=["headers", "variable"])
-def test_a_grpc_collectors_refusal_is_told_without_the_key_that_it_repeats(
-    given: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "" if given else "x-api-key=my%20planted%20word")
-    headers = {"x-api-key": "my planted word"} if given else None
-    with grpc_collector("UNAUTHENTICATED", "no such key: my planted word, sk-proj-planted0123456789") as url:
-        sender = OtlpSender(url, headers, timeout=5.0, protocol="grpc")
-        with pytest.raises(DeliveryError, match=r"gRPC UNAUTHENTICATED: 'no such key: .*redacted key") as told:
-            sender.send([[sender.span(7, 1, None, "s", (1, 2), {})]])
-        assert "planted" not in f"{told.value}{caplog.text}"
-        with pytest.raises(ConfigError, match="the collector answered 401"):
-            OtlpSink(url, headers, protocol="grpc").check()
-    with grpc_collector() as url:
-        OtlpSink(url, headers, protocol="grpc").check()
-
-
-def test_grpc_goes_to_no_other_host_and_ends_at_its_timeout(caplog: pytest.LogCaptureFixture) -> None:
-    pytest.importorskip("grpc", reason="pip install -r requirements/test.txt")
-    with scripted_api() as other, scripted_api(lambda asked: Reply(307, location=f"{other.url}/taken")) as api:
-        sender = OtlpSender(api.url, {"x-api-key": "secret"}, timeout=1.0, protocol="grpc")
-        with pytest.raises(DeliveryError, match="gRPC "):
-            sender.send([[sender.span(7, 1, None, "s", (1, 2), {})]])
-    assert other.asked == []
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        sender = OtlpSender(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout=0.5, protocol="grpc")
-        with pytest.raises(ConnectionError, match=r"gRPC (DEADLINE_EXCEEDED|UNAVAILABLE)"):
-            sender.probe()
-    assert caplog.text == ""
 
 
 def test_an_http_collectors_refusal_is_told_without_the_key_that_it_repeats() -> None:

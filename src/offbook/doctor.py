@@ -44,7 +44,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "langgraph": ("langgraph", "langchain", "langchain-core", "langchain-openai"),
     "mcp": ("mcp",),
     "langfuse": ("langfuse",),
-    "judge": ("litellm", "json-repair"),
+    "judge": ("litellm",),
     "hf": ("datasets",),
     "plot": ("matplotlib", "plotext"),
     "wandb": ("wandb",),

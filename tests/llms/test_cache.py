@@ -186,7 +186,6 @@ async def test_whatever_may_change_the_answer_is_another_question(tmp_path: Path
             llm_at(endpoint, "openai/other", **cache).ask(HELLO, Verdict),
             llm_at(endpoint, temperature=0.5, **cache).ask(HELLO, Verdict),
             llm_at(endpoint, extra_body={"top_k": 3}, **cache).ask(HELLO, Verdict),
-            llm_at(endpoint, structured="prompt", **cache).ask(HELLO, Verdict),
             llm_at(endpoint, **cache).ask(HELLO, Longer),
             llm_at(endpoint, **cache).ask([*HELLO, *HELLO], Verdict),
             llm_at(endpoint, **cache).ask(HELLO, Verdict, sample=1),

@@ -27,7 +27,7 @@ def test_importing_it_loads_nothing_and_writes_no_variable() -> None:
     )
     assert [name for name in loaded if name.startswith("offbook")] == ["offbook", "offbook.llms"]
     assert not {"pydantic", "sqlite3", "httpx"} & set(loaded)
-    assert not {"litellm", "json_repair", "openai"} & {name.split(".")[0] for name in llm_loaded}
+    assert not {"litellm", "openai"} & {name.split(".")[0] for name in llm_loaded}
     assert variables == []
 
 
@@ -70,7 +70,6 @@ def test_its_names_are_exact_and_each_can_be_loaded() -> None:
     ("options", "message"),
     [
         ({"timeout": 0}, r"LlmOptions\.timeout: .*greater than 0 \(got 0\)"),
-        ({"structured": "json"}, r"LlmOptions\.structured: .*'auto', 'schema' or 'prompt'"),
         ({"prices": {"prompt": 1}}, r"LlmOptions\.prices\.completion: Field required"),
         ({"time_out": 3}, "no option 'time_out': did you mean 'timeout'"),
         ({"concurency": 3}, "did you mean 'concurrency'"),

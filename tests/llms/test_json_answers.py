@@ -47,12 +47,11 @@ def test_an_answer_that_was_cut_is_never_completed(value: object, missing: int) 
     [
         ("", "no JSON object"),
         ("[2] > [1] > [3]", "no JSON object"),
-        ('{"scores": {"a": 1, "b": 2}', "not complete"),
-        ('{"scores": {"a": Infinity}}', "Infinity"),
+        ('{"scores": {"a": 1, "b": 2}', "no valid JSON"),
+        ('{"scores": {"a": Infinity}}', "not finite"),
         ('{"scores": {"a": 1e999}}', "not finite"),
-        ('{"scores": {"a": 1, "a": 0}}', "'a' comes twice"),
-        ('{"scores": {"a": 1}} {"scores": {"a": 0}}', "several JSON values"),
-        ('{"scores": {"a": 1}} and {broken', "several JSON values"),
+        ('{"scores": {"a": 1}} {"scores": {"a": 0}}', "not one object"),
+        ('{"scores": {"a": 1}} and {broken}', "not one object"),
         ('{"scores": {"a": "high"}}', r"answer\.scores\.a: .*got 'high'"),
         ('Well: {"points": 1}', "answer.scores: Field required"),
     ],
@@ -60,10 +59,3 @@ def test_an_answer_that_was_cut_is_never_completed(value: object, missing: int) 
 def test_what_is_ambiguous_or_does_not_fit_is_refused_with_the_reason(text: str, fault: str) -> None:
     with pytest.raises(ValueError, match=fault):
         read(text, Scores)
-
-
-@pytest.mark.parametrize(
-    "text", ['{"scores": {"a": 1, "b": 0.5,},}', "{'scores': {'a': 1, 'b': 0.5}}", '{scores: {"a": 1, "b": 0.5}}']
-)
-def test_small_faults_are_mended(text: str) -> None:
-    assert read(text, Scores) == (Scores(scores={"a": 1, "b": 0.5}), 1)

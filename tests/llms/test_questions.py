@@ -40,10 +40,9 @@ ROUTES = pytest.mark.parametrize("model", ["openai/judge", "hosted_vllm/judge"])
         (says(f"<think>2 > 1</think>{GOOD}"), 0),
         (says(f"```json\n{GOOD}\n```"), 1),
         (says(f"Here is my verdict: {GOOD}\nI hope that it helps."), 1),
-        (says("{'score': 0.5,}"), 1),
     ],
 )
-async def test_json_in_prose_in_fences_and_with_small_faults_is_read(reply: LlmReply, repairs: int, model: str) -> None:
+async def test_json_in_prose_and_in_fences_is_read(reply: LlmReply, repairs: int, model: str) -> None:
     with scripted_llm([reply]) as endpoint:
         answer = await llm_at(endpoint, model).ask(HELLO, Verdict)
     assert (answer.value.score, answer.repairs, answer.cached, len(endpoint.requests)) == (0.5, repairs, False, 1)
@@ -62,10 +61,10 @@ async def test_json_in_prose_in_fences_and_with_small_faults_is_read(reply: LlmR
         (says(""), "empty", 2, "no text"),
         (chooses_nothing(), "empty", 2, "no choices"),
         (says("I cannot say."), "invalid", 2, "no JSON object"),
-        (says('{"score": NaN}'), "invalid", 2, "NaN"),
-        (says('{"score": 1, "score": 0}'), "invalid", 2, "'score' comes twice"),
-        (says(f"{GOOD} or rather {GOOD}"), "invalid", 2, "several JSON values"),
-        (says('{"score": 0.'), "invalid", 2, "no JSON object|not complete"),
+        (says('{"score": NaN}'), "invalid", 2, "not finite"),
+        (says('{"score": 1, "score": 0}'), "invalid", 2, "a key comes twice"),
+        (says(f"{GOOD} or rather {GOOD}"), "invalid", 2, "not one object"),
+        (says('{"score": 0.'), "invalid", 2, "no JSON object"),
         (says('{"grade": 1}'), "invalid", 2, "score: Field required"),
         (fails(401, "who are you?"), "authentication", 1, "api_key="),
         (fails(403, "not you"), "authentication", 1, "api_key="),
@@ -206,14 +205,6 @@ async def test_where_a_schema_is_rejected_it_is_written_into_the_messages_from_t
         system = endpoint.requests[-1].messages[0]
         assert system["role"] == "system" and '"score"' in system["content"]
         assert ("Be fair." in system["content"], len(endpoint.requests[-1].messages)) == (first is not HELLO, 2)
-        with pytest.raises(LlmError, match=r"is not supported.*structured="):
-            await llm_at(endpoint, structured="schema").ask(first, Verdict)
-
-
-async def test_structured_prompt_sends_no_schema() -> None:
-    with scripted_llm([says(GOOD)]) as endpoint:
-        await llm_at(endpoint, structured="prompt").ask(HELLO, Verdict)
-    assert "response_format" not in endpoint.requests[0].body
 
 
 @ROUTES

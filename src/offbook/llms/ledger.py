@@ -14,6 +14,7 @@ from math import inf, isfinite
 from pathlib import Path
 
 from offbook.base.errors import BudgetExceeded, ConfigError, StoreError
+from offbook.base.text import counted
 
 logger = logging.getLogger("offbook")
 
@@ -66,16 +67,12 @@ class SpendingTotals:
         """A line such as `judge: 12 questions (3 from the cache), 9 requests, 8,123 + 456 tokens, 0.0214 USD`."""
         cached = f" ({self.cached} from the cache)" if self.cached else ""
         failed = f", {self.failed} without a usable answer" if self.failed else ""
-        unpriced = f"{_counted(self.unpriced, 'request')} of unknown price" if self.unpriced else ""
+        unpriced = f"{counted(self.unpriced, 'request')} of unknown price" if self.unpriced else ""
         known = f"{self.cost:.4f} USD" if self.cost or not self.unpriced else ""
         return (
-            f"{purpose}: {_counted(self.questions, 'question')}{cached}, {_counted(self.requests, 'request')}{failed}, "
+            f"{purpose}: {counted(self.questions, 'question')}{cached}, {counted(self.requests, 'request')}{failed}, "
             f"{self.prompt_tokens:,} + {self.completion_tokens:,} tokens, {' and '.join(filter(None, (known, unpriced)))}"
         )
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 class SpendingFile:

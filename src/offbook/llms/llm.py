@@ -53,7 +53,7 @@ FIRST_WAIT, MAX_WAIT = 1.0, 60.0
 """Seconds: upper bound of the first random wait, which doubles with every retry, and its maximum."""
 
 _without_schema: set[tuple[str, str]] = set()
-"""(endpoint, model) pairs that rejected a schema. With `structured="auto"` the schema is then written into the prompt."""
+"""(endpoint, model) pairs that rejected a schema. The schema is then written into the prompt."""
 _slots: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, int], asyncio.Semaphore]] = WeakKeyDictionary()
 """Event loop -> (endpoint, limit) -> the requests in flight."""
 KEY_VERSION = 1
@@ -160,7 +160,6 @@ class Llm:
                 "messages": plain,
                 "parameters": options.litellm_parameters,
                 "schema": schema.model_json_schema() if schema is not None else None,
-                "structured": options.structured if schema is not None else None,
                 "sample": sample,
             }
         )
@@ -357,14 +356,11 @@ class Question:
         if schema is None:
             return await self._request(messages, None)
         options, place = self._options, (self._options.endpoint, self._options.model)
-        if options.structured == "prompt" or (options.structured == "auto" and place in _without_schema):
+        if place in _without_schema:
             return await self._request(with_schema(messages, schema), None)
         outcome = await self._request(messages, response_format(schema))
         if not outcome.rejects_schema:
             return outcome
-        if options.structured == "schema":
-            hint = 'structured="schema" was asked for; "auto" and "prompt" write the schema into the messages'
-            return replace(outcome, message=f"{outcome.message}. {hint}")
         if place not in _without_schema:
             logger.info("%s takes no JSON schema: it is written into the messages (%s)", options.model, outcome.message)
         _without_schema.add(place)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, cast
 
 from pydantic import Field, SecretStr
 
@@ -16,9 +16,6 @@ from offbook.base.errors import ConfigError
 from offbook.base.numbers import MOST_USD
 from offbook.base.option_names import FOREIGN, unknown_option
 from offbook.base.server_options import default_dir
-
-Structured = Literal["auto", "schema", "prompt"]
-
 
 Usd = Annotated[float, Field(ge=0, le=MOST_USD)]
 
@@ -52,11 +49,6 @@ class LlmOptions(Options):
     concurrency: int = Field(default=8, ge=1, description="requests in flight to one endpoint")
     retries: int = Field(
         default=8, ge=0, description="how often a request that failed for a passing reason is repeated"
-    )
-    structured: Structured = Field(
-        default="auto",
-        description="how JSON is asked for: schema sends it as response_format, prompt writes it into the messages, auto "
-        "begins with schema and goes on with prompt where the provider rejects it",
     )
     cache: Path | None = Field(
         default_factory=lambda: default_dir() / "llms.sqlite", description="file of the answers; None: none is kept"

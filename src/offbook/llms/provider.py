@@ -209,32 +209,18 @@ def _is_empty(text: str, wait: float | None) -> bool:
 
 
 def retry_after(headers: Any) -> float | None:
-    """Seconds to wait, from `retry-after-ms` or `Retry-After` (seconds or an HTTP date); None without a valid header."""
+    """Seconds to wait, from `Retry-After` (seconds or an HTTP date); None without a valid header."""
     fields = {str(name).lower(): str(value) for name, value in headers.items()} if hasattr(headers, "items") else {}
-    for name, unit in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
-        value = fields.get(name)
-        if value is None:
-            continue
-        seconds = _seconds(value, unit)
-        if seconds is not None:
-            return max(0.0, seconds)
-    return None
-
-
-def _seconds(value: str, unit: float) -> float | None:
+    value = fields.get("retry-after", "")
     try:
-        number = float(value) / unit
-        return number if math.isfinite(number) else None
+        seconds = float(value)
     except ValueError:
-        return _until(value)
-
-
-def _until(date: str) -> float | None:
-    try:
-        moment = parsedate_to_datetime(date)
-        return ((moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - datetime.now(UTC)).total_seconds()
-    except (ValueError, OverflowError):  # a zone that no date can have
-        return None
+        try:
+            moment = parsedate_to_datetime(value)
+            seconds = ((moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - datetime.now(UTC)).total_seconds()
+        except (ValueError, OverflowError):  # a zone that no date can have
+            return None
+    return max(0.0, seconds) if math.isfinite(seconds) else None
 
 
 def _shown(text: object) -> str:

@@ -38,7 +38,7 @@ mcp-servers:
 	@npm install --prefix tests/mcp_adapter --ignore-scripts --no-package-lock --no-audit --no-fund --silent
 
 page-tools:
-	@npm install --prefix tests/server/pages --ignore-scripts --no-package-lock --no-audit --no-fund --silent
+	@npm install --prefix tests/dashboard --ignore-scripts --no-package-lock --no-audit --no-fund --silent
 
 node-clients:
 	@npm ci --prefix tests/client/node --ignore-scripts --no-audit --no-fund --silent

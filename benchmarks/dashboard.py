@@ -27,10 +27,10 @@ from offbook.base.config import TrainConfig
 from offbook.base.types import Call, CallOutput, CallStatus, RolloutException, RolloutPlace, Sampling, TrainResult
 from offbook.base.wire import GroupRecord, LogRequest, TrainRequest, TrainStatus, TrajectoryRecord
 from offbook.server.http.auth import Guard
-from offbook.server.http.viewer import build_viewer
 from offbook.server.records.database import open_records
 from offbook.server.records.store import Store
-from offbook.server.views.dashboard_source import DashboardSource
+from offbook_dashboard.source import DashboardSource
+from offbook_dashboard.viewer import build_viewer
 
 RESULTS = Path(__file__).parent / "results" / "dashboard.md"
 SIZES = (10_000, 100_000)

@@ -13,7 +13,7 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 from urllib.parse import urljoin
 
 from playwright.sync_api import Browser, sync_playwright
@@ -21,9 +21,9 @@ from playwright.sync_api import Browser, sync_playwright
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.server.pages.browsing import SIZES  # noqa: E402  # found by the line above
-from tests.server.pages.recorded_run import record_run  # noqa: E402
-from tests.server.pages.viewing import viewing  # noqa: E402
+from tests.dashboard.browsing import SIZES  # noqa: E402  # found by the line above
+from tests.dashboard.recorded_run import record_run  # noqa: E402
+from tests.dashboard.viewing import viewing  # noqa: E402
 
 IMAGES = ROOT / "docs" / "images"
 STEPS = 12
@@ -52,7 +52,9 @@ def shots(browser: Browser, url: str) -> list[Shot]:
     rollout = urljoin(url, page.locator(".side h3 a").first.get_attribute("href"))
     page.goto(rollout)
     surprising = page.locator(".tokens .s3, .tokens .s2, .tokens .s1, .tokens .p1, .tokens .n1")
-    token = ".tokens " + ("." + surprising.first.get_attribute("class").split()[1] if surprising.count() else "span")
+    token = ".tokens " + (
+        "." + surprising.first.evaluate("token => token.classList[1]") if surprising.count() else "span"
+    )
     page.close()
     return [
         Shot("runs", url),
@@ -63,7 +65,7 @@ def shots(browser: Browser, url: str) -> list[Shot]:
     ]
 
 
-def shoot(browser: Browser, shot: Shot, scheme: str, size: str) -> None:
+def shoot(browser: Browser, shot: Shot, scheme: Literal["light", "dark"], size: str) -> None:
     width, height = SIZES[size]
     context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
     page = context.new_page()
@@ -91,8 +93,8 @@ def main() -> None:
         with viewing(folder.absolute()) as url, sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=arguments)
             for shot in shots(browser, url):
-                for size, scheme in (("desktop", "light"), ("phone", "dark")):
-                    shoot(browser, shot, scheme, size)
+                shoot(browser, shot, "light", "desktop")
+                shoot(browser, shot, "dark", "phone")
             browser.close()
 
 

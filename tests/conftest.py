@@ -21,7 +21,7 @@ import offbook
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the models are tiny, and tests share the cores
 gc.disable()  # while tests are collected: their imports leave nothing to collect, and cost a fifth more with it
-AXE = Path(__file__).parent / "server/pages/node_modules/axe-core/axe.min.js"
+AXE = Path(__file__).parent / "dashboard/node_modules/axe-core/axe.min.js"
 SLOW = pytest.StashKey[Counter[str]]()
 """How many slow tests were left out, by their reason."""
 

@@ -33,7 +33,7 @@ from offbook.rewards.judge_prompt import judge_prompt
 from offbook.rewards.reward_parts import exact_match, numeric_match
 from offbook.rewards.transcripts import Transcript
 from offbook.server.records.claims import _answer
-from offbook.server.views.conversation import indented
+from offbook_dashboard.conversation import indented
 from offbook_mcp.rollouts.agent_loop import parsed
 from offbook_mcp.rollouts.argument_score import argument_score
 from offbook_mcp.rollouts.rewards import answer_score

@@ -126,6 +126,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "offbook_langgraph": ADAPTERS,
     "offbook_mcp": ADAPTERS | COMMAND_OPTIONS,
     "offbook_compare": ADAPTERS | COMMAND_OPTIONS,
+    "offbook_dashboard": SERVER_WING | {"engine.token_file", "engine.token_tree", "tiny"},
     "offbook_auto": ADAPTERS
     | COMMAND_OPTIONS
     | {"offbook_compare", "offbook_mcp", "offbook_production", "scenarios.file_rows"},
@@ -133,7 +134,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "offbook_sinks": ADAPTERS | {"offbook_langfuse"},
     "offbook_production": SERVER_WING
     | COMMAND_OPTIONS
-    | {"engine.token_file", "offbook_langfuse", "offbook_langgraph"},
+    | {"engine.token_file", "offbook_dashboard", "offbook_langfuse", "offbook_langgraph"},
     "offbook_ray": ADAPTERS,
 }
 """The public names (`offbook.__init__`) may name any part: they are loaded lazily."""

@@ -18,13 +18,14 @@ from tests.paths import ROOT
 @dataclass(frozen=True)
 class Wing:
     """What comes off together. `folders`: in integrations/, the wing first, then those that are built on it. `words`: what
-    src/offbook must not say, as a regular expression."""
+    src/offbook must not say, as a regular expression. `files`: those of other wings that only it loads."""
 
     folders: tuple[str, ...]
     commands: tuple[str, ...]
     words: str
     tests: tuple[str, ...] = ()
     docs: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
 
 
 WINGS = {
@@ -43,6 +44,14 @@ WINGS = {
         ("auto.md", "improve.md"),
     ),
     "cloud": Wing(("offbook_cloud",), ("push", "pull"), r"\bmirror", ("cloud",)),
+    "dashboard": Wing(
+        ("offbook_dashboard",),
+        ("ui",),
+        r"(?i)dashboard|offbook ui\b|offbook\.pages|sign_in_page",
+        ("dashboard",),
+        ("dashboard.md",),
+        ("offbook_production/pages.py",),
+    ),
     "dialects": Wing(
         ("offbook_dialects",),
         (),
@@ -108,6 +117,8 @@ def tree(wing: Wing, tmp_path: Path) -> Path:
     ]
     for folder in gone:
         shutil.rmtree(folder)
+    for name in wing.files:
+        (tmp_path / "integrations" / name).unlink()
     for page in wing.docs:
         (tmp_path / "docs" / page).unlink()
     text = (ROOT / "pyproject.toml").read_text("utf-8")

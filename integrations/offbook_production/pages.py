@@ -10,13 +10,13 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 from sqlalchemy import Connection
 
-from offbook.server.pages.rendering import Crumb, SourceDep, UnknownPage, page
 from offbook.server.records.notes import notes_under, read_note
-from offbook.server.views.dashboard_source import DashboardSource
 from offbook.server.views.numbers import number
-from offbook.server.views.page_urls import name_of, segment
 from offbook.server.views.run_summary import Fact
-from offbook.server.wing import PageLink, WingPages
+from offbook_dashboard.page_urls import name_of, segment
+from offbook_dashboard.rendering import Crumb, SourceDep, UnknownPage, page
+from offbook_dashboard.source import DashboardSource
+from offbook_dashboard.wing_pages import PageLink, WingPages
 
 from .gateway.counts import RouteCounts, stored_counts
 from .gateway.traffic import ROUTE_NOTE

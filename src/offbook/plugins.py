@@ -8,42 +8,31 @@ from functools import cache
 from importlib.metadata import EntryPoints, entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, TypeVar, get_args
+from typing import TypeVar
 
 from .base.errors import ConfigError, MissingExtraError
 
-PluginGroup = Literal[
-    "offbook.sinks",
-    "offbook.commands",
-    "offbook.runners",
-    "offbook.server",
-    "offbook.dialects",
-    "offbook.serve_options",
-    "offbook.pages",
-]
-"""Entry point groups: trace sinks, commands of the command line, runners of rollouts; and wings of the server, their options,
-their pages, and the APIs that it speaks."""
 Base = TypeVar("Base")
 
 
 @cache
-def _installed(places: tuple[str, ...]) -> dict[PluginGroup, EntryPoints]:
+def _installed(places: tuple[str, ...]) -> dict[str, EntryPoints]:
     """The entry points by group. Reading them takes tens of milliseconds; `places`, `sys.path`, is where they come from."""
     del places
     installed = entry_points()
-    return {group: installed.select(group=group) for group in get_args(PluginGroup)}
+    return {group: installed.select(group=group) for group in installed.groups}
 
 
-def _points(group: PluginGroup) -> EntryPoints:
-    return _installed(tuple(sys.path))[group]
+def _points(group: str) -> EntryPoints:
+    return _installed(tuple(sys.path)).get(group, EntryPoints())
 
 
-def names(group: PluginGroup) -> list[str]:
+def names(group: str) -> list[str]:
     """The names of the installed plugins, sorted. Nothing is loaded."""
     return sorted({point.name for point in _points(group)})
 
 
-def summary(group: PluginGroup, name: str) -> str | None:
+def summary(group: str, name: str) -> str | None:
     """The first line of the docstring of an entry point, as `docstring_line`."""
     point = next(point for point in _points(group) if point.name == name)
     return docstring_line(point.module, point.attr)
@@ -68,7 +57,7 @@ def docstring_line(module: str, attribute: str) -> str | None:
     return None
 
 
-def load(group: PluginGroup, name: str) -> object:
+def load(group: str, name: str) -> object:
     """The object behind one entry point. Raises ConfigError for a name that is unknown, ambiguous, or cannot be
     loaded, MissingExtraError with the command that installs what it needs."""
     points = [point for point in _points(group) if point.name == name]
@@ -88,7 +77,7 @@ def load(group: PluginGroup, name: str) -> object:
         ) from error
 
 
-def load_class(group: PluginGroup, name: str, base: type[Base]) -> type[Base]:
+def load_class(group: str, name: str, base: type[Base]) -> type[Base]:
     """The class behind one entry point. Raises ConfigError also for anything but a subclass of `base`."""
     loaded = load(group, name)
     if not (isinstance(loaded, type) and issubclass(loaded, base)):

@@ -29,7 +29,6 @@ FINISHED = [
     "rewards",
     "server/*.py",
     "server/models",
-    "server/pages",
     "server/records",
     "server/sampler",
     "server/training",

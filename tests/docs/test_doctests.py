@@ -34,13 +34,13 @@ CONVERSIONS = [
     "offbook.commands.serve",  # values of options -> ServerOptions
     "offbook.server.errors",  # an error -> an HTTP status
     "offbook.server.base_model",  # a base's name -> what an adapter names as its base
-    "offbook.server.views.conversation",  # messages -> text
-    "offbook.server.views.page_urls",  # names -> addresses
+    "offbook_dashboard.conversation",  # messages -> text
+    "offbook_dashboard.page_urls",  # names -> addresses
     "offbook.server.views.numbers",  # numbers -> text
     "offbook.server.views.run_summary",  # values -> points of a line
-    "offbook.server.views.step_groups",  # deviations -> CSS classes
-    "offbook.server.views.token_pieces",  # bytes -> text
-    "offbook.server.views.token_view",  # advantages -> text
+    "offbook_dashboard.step_groups",  # deviations -> CSS classes
+    "offbook_dashboard.token_pieces",  # bytes -> text
+    "offbook_dashboard.token_view",  # advantages -> text
     "offbook.server.records.call_rows",  # tokens -> blobs
     "offbook.server.records.claims",  # ids -> statements
     "offbook.server.sampler.transport",  # a request -> the largest answer

@@ -16,8 +16,8 @@ import pytest
 from markdown_it import MarkdownIt
 
 from offbook.commands.main import OWN
+from tests.dashboard.browsing import LOOKS, faults, opened, overflow
 from tests.paths import ROOT, script
-from tests.server.pages.browsing import LOOKS, faults, opened, overflow
 
 SITE = ROOT / "website"
 CONFIGURATION = (SITE / "mkdocs.yml").read_text("utf-8")

@@ -19,11 +19,11 @@ from offbook.http_listener import access_checks, config
 from offbook.http_listener.config import ConnectionLimits
 from offbook.server.http import app
 from offbook.server.http.auth import Guard
-from offbook.server.http.viewer import build_viewer
 from offbook.server.records.database import open_records
 from offbook.server.records.store import Store
-from offbook.server.views.dashboard_source import DashboardSource
 from offbook.testing import scripted_sampler
+from offbook_dashboard.source import DashboardSource
+from offbook_dashboard.viewer import build_viewer
 from offbook_mcp.commands.serve import ToolEndpoint
 from offbook_mcp.rollouts.agent_loop import LoopOptions
 from tests.fakes.gateway import gateway_over
@@ -33,7 +33,7 @@ UNUSED: Any = None
 """Stands for what no rejected request reaches."""
 LISTENERS = {
     "src/offbook/server/serving.py": ("server", "server with a key"),
-    "src/offbook/commands/ui.py": ("ui", "ui with a key"),
+    "integrations/offbook_dashboard/viewer.py": ("ui", "ui with a key"),
     "integrations/offbook_mcp/commands/serve.py": ("mcp serve", "mcp serve with a key"),
 }
 """Files that start a listener, and the listeners below that each one starts."""

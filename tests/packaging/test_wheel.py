@@ -55,11 +55,11 @@ def test_the_wheel_holds_the_weights_and_stays_small(wheel: Path) -> None:
     assert "offbook/py.typed" in sizes
     assert [name for name in sizes if name.startswith("policies/")] == []
     licences = f"offbook-{offbook.__version__}.dist-info/licenses"
-    vendored = "src/offbook/server/pages/static/vendor"
+    vendored = "integrations/offbook_dashboard/static/vendor"
     texts = ("LICENSE", "THIRD_PARTY_NOTICES.md", f"{vendored}/uPlot.LICENSE")
     assert {f"{licences}/{text}" for text in texts} <= set(sizes)
     assert {name for name in sizes if "/vendor/" in name and "licenses" not in name} == {
-        f"offbook/server/pages/static/vendor/{name}" for name in ("uPlot.LICENSE", "uPlot.iife.min.js", "uPlot.min.css")
+        f"offbook_dashboard/static/vendor/{name}" for name in ("uPlot.LICENSE", "uPlot.iife.min.js", "uPlot.min.css")
     }, "THIRD_PARTY_NOTICES.md names what others wrote: change it too"
     for package in ("offbook_langgraph", "offbook_mcp"):
         assert {f"{package}/__init__.py", f"{package}/py.typed"} <= set(sizes)

@@ -7,8 +7,8 @@ import re
 from offbook_production.production import Production
 from offbook_production.takeover.takeover import Takeover, Takeovers
 from offbook_production.wire import TakeoverRule
+from tests.dashboard.conftest import PLANTED
 from tests.fakes.gateway import Gateway
-from tests.server.pages.conftest import PLANTED
 
 PAGE = "/takeovers/order-desk"
 

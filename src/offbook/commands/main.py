@@ -30,7 +30,6 @@ OWN: Final = {
     "serve": "serve:serve",
     "train": "training:train",
     "eval": "training:evaluate",
-    "ui": "ui:ui",
     "sft": "sft:sft",
     "wrap": "wrap:wrap",
     "judge-check": "judge_check:judge_check",
@@ -46,15 +45,12 @@ OWN: Final = {
 }
 """Command -> its module in this room, and the function or `typer.Typer` there, in the order of the help."""
 HEADINGS: Final = {
-    "First steps": ("quickstart", "doctor", "serve", "train", "eval", "ui"),
+    "First steps": ("quickstart", "doctor", "serve", "train", "eval"),
     "Train": ("sft", "wrap", "judge-check"),
     "Look": ("runs", "show", "usage", "traces"),
     "Keep": ("checkpoints", "export", "import", "verify", "backup"),
 }
 """Heading -> commands in `offbook --help`. Commands of integrations stand under the name of their package."""
-
-MEANT_AS_FOLDERS: Final = ("ui", "runs", "show")
-"""Commands that are often given their directory as an argument: they take any, to say how it is given."""
 
 
 class LazyCommand(TyperCommand):
@@ -147,7 +143,7 @@ def loaded(name: str) -> typer.Typer:
             f"plugin {name!r} in {PLUGGED!r} is a {type(command).__name__}, not a function or typer.Typer: fix its entry point"
         )
     single = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-    single.command(name, cls=HeadedCommand, context_settings={"allow_extra_args": name in MEANT_AS_FOLDERS})(command)
+    single.command(name, cls=HeadedCommand)(command)
     return single
 
 

@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from offbook.base.config import SFTConfig
-from offbook.base.errors import ConfigError
 from offbook.base.options import Headline, RunOptions, option
 
 from .help_pages import more_option
@@ -75,10 +74,3 @@ class ImitationOptions(RunOptions):
             batch_size=self.sft_batch_size,
             skip_bad=True,
         )
-
-
-def refuse_words(context: typer.Context) -> None:
-    """Raise ConfigError for words that are no option of the command: most are meant as its directory."""
-    if context.args:
-        word = context.args[0]
-        raise ConfigError(f"unexpected argument {word!r}: to choose the server's directory, write --dir {word}")

@@ -28,8 +28,8 @@ from offbook.base.wire import TrajectoryWithCalls
 from offbook.server.records.database import open_records
 from offbook.server.records.overview import RolloutRow
 from offbook.server.records.tables import trajectories
-from offbook.server.views.dashboard_source import DashboardSource, RunOverview
 from offbook.server.views.numbers import DASH, ago, fixed, moment, number, percent, seconds
+from offbook.server.views.run_source import RunOverview, RunSource
 from offbook.server.views.run_summary import (
     EvaluationLine,
     RunLine,
@@ -41,7 +41,7 @@ from offbook.server.views.run_summary import (
     warnings_of,
 )
 
-from .options import Dir, refuse_words
+from .options import Dir
 
 _RUNS = 30
 """Runs that `runs` lists at most."""
@@ -62,39 +62,35 @@ _SUGGESTED = 2_000
 
 
 def runs(
-    context: typer.Context,
     json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
     dir: Dir = None,
 ) -> None:
     """List recorded runs, without a running server."""
-    refuse_words(context)
     with opened(dir) as source:
         asyncio.run(_runs(source, Terminal(highlight=False), as_json=json))
 
 
 def show_records(
-    context: typer.Context,
     name: Annotated[str, typer.Argument(help="name of a run, or id of a trajectory")],
     dir: Dir = None,
 ) -> None:
     """Show the steps of a run, or the conversation of a trajectory."""
-    refuse_words(context)
     with opened(dir) as source:
         asyncio.run(_show(source, Terminal(highlight=False), name))
 
 
 @contextmanager
-def opened(folder: Path | None) -> Generator[DashboardSource]:
+def opened(folder: Path | None) -> Generator[RunSource]:
     """The records of a directory. Raises ConfigError for a folder without any, StoreError."""
     place = server_folder(folder)
     records = open_records(place, briefly=True)
     try:
-        yield DashboardSource(records, place)
+        yield RunSource(records, place)
     finally:
         records.close()
 
 
-async def _runs(source: DashboardSource, console: Console, *, as_json: bool) -> None:
+async def _runs(source: RunSource, console: Console, *, as_json: bool) -> None:
     listed = await source.listed()
     lines = await lines_of(listed[:_RUNS], source)
     if as_json:
@@ -108,7 +104,7 @@ async def _runs(source: DashboardSource, console: Console, *, as_json: bool) -> 
     console.print(table)
     if len(listed) > _RUNS:
         older = counted(len(listed) - _RUNS, "older run")
-        console.print(f"and {older}: `offbook ui` shows all of them", style="dim")
+        console.print(f"and {older}", style="dim")
 
 
 def _runs_table(lines: Sequence[RunLine], console: Console) -> tuple[Table, int]:
@@ -153,7 +149,7 @@ def _add_rows(table: Table, line: RunLine, columns: Sequence[str], indent: str =
         table.add_row(*(older.get(name, "") for name in columns))
 
 
-async def _show(source: DashboardSource, console: Console, name: str) -> None:
+async def _show(source: RunSource, console: Console, name: str) -> None:
     run = await source.run(name)
     if run is not None:
         console.print(_run(run, await evaluation_lines(run, await source.listed_at(run.run), source), console))
@@ -165,7 +161,7 @@ async def _show(source: DashboardSource, console: Console, name: str) -> None:
     console.print(_trajectory(name, trajectory))
 
 
-async def _unknown(source: DashboardSource, name: str) -> str:
+async def _unknown(source: RunSource, name: str) -> str:
     """The error message for an unknown name, with the most similar names."""
     runs = [row.run for row in await source.runs() if row.run is not None]
 

@@ -240,9 +240,7 @@ async def _serve(
     echo(f"Loading {base.name} from {base.path}; log: {options.dir / 'logs' / log}")
     failure: list[OffbookError] = []
     tasks = [
-        asyncio.create_task(
-            _start(services, server, shutdown, lock, (url, local_url(url, listener)), key, guard, failure)
-        ),
+        asyncio.create_task(_start(services, server, shutdown, lock, (url, local_url(url, listener)), key, failure)),
         asyncio.create_task(_expire_calls(services)),
     ]
     if options.parent_pid is not None:
@@ -266,7 +264,6 @@ async def _start(
     lock: DirectoryLock,
     urls: tuple[str, str],
     key: Key | None,
-    guard: Guard,
     failure: list[OffbookError],
 ) -> None:
     """Start the children, and announce the server when it listens and when it is ready.
@@ -301,8 +298,7 @@ async def _start(
         learner.start()
     gc.collect()
     gc.freeze()  # what is loaded stays: a full collection looks through the objects of calls alone
-    link = guard.sessions.one_time_link() if guard.sessions is not None else "/"
-    echo(ready_message(services, urls[0], key, urls[0] + link))
+    echo(ready_message(services, urls[0], key))
     try:
         await check_logprobs(services)
     except EngineError as error:
@@ -362,11 +358,8 @@ def _allow_open_files() -> None:
         )
 
 
-def ready_message(services: Services, url: str, key: Key | None, dashboard: str) -> str:
-    """The message of a ready server: its model, engine, files and addresses, and a line of client code.
-
-    `dashboard` is the dashboard's address. On a server with a key it is a link that signs one browser in.
-    """
+def ready_message(services: Services, url: str, key: Key | None) -> str:
+    """The message of a ready server: its model, engine, files and addresses, and a line of client code."""
     options = services.options
     rows = [
         ("base model", f"{services.base.name} ({services.base.path})"),
@@ -376,15 +369,13 @@ def ready_message(services: Services, url: str, key: Key | None, dashboard: str)
         ("logs", str(options.dir / "logs")),
         ("training", "off (--inference-only)" if services.learner is None else "on"),
     ]
-    for wing in services.wings.values():
-        rows += wing.ready_rows(url)
     if key is not None and key.kept is not None:
         shown = f"{key.text} (shown once; stored in {key.kept})" if key.is_new else f"stored in {key.kept}"
         rows.append(("key", shown))
     elif key is not None:
         rows.append(("key", "the configured one"))
-    once = " (signs one browser in, within 15 minutes)" if key is not None else ""
-    rows.append(("dashboard", dashboard + once))
+    for wing in services.wings.values():
+        rows += wing.ready_rows(url)
     lines = [f"Offbook is ready at {url}", *(f"  {name:<11}{value}" for name, value in rows)]
     return "\n".join([*lines, *_client_line(url, key)])
 

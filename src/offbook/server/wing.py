@@ -1,8 +1,7 @@
 """The door of the server: what a package beside the core adds to it, and what it may use there.
 
 A wing names a subclass of `ServerWing` as an entry point of the group `offbook.server`, a class of options under the same name
-in `offbook.serve_options`, and a `WingPages` in `offbook.pages`. The core knows none of them by name. docs/architecture.md has
-an example.
+in `offbook.serve_options`. The core knows none of them by name. docs/architecture.md has an example.
 """
 
 from __future__ import annotations
@@ -11,14 +10,11 @@ import asyncio
 import logging
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, FastAPI, Request
 from sqlalchemy import MetaData
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Scope
 
 from offbook import plugins
 from offbook.base.server_options import ServerOptions
@@ -26,12 +22,13 @@ from offbook.base.server_options import ServerOptions
 if TYPE_CHECKING:
     from .base_model import BaseModelPath
     from .calls.recorder import Recorder
+    from .http.auth import Guard
     from .models.checkpoint_swaps import ModelServices
     from .models.registry import ServedModel
     from .records.store import Store
+    from .sampler.engine_choice import EngineChoice
     from .sampler.pool import Sampler
-    from .views.dashboard_source import DashboardSource
-    from .views.run_summary import RunStatus
+    from .training.learner_client import LearnerClient
 
 
 logger = logging.getLogger(__name__)
@@ -77,6 +74,16 @@ class ServerDoor(Protocol):
     @property
     def sampler(self) -> Sampler:
         """The inference engine: its state."""
+        ...
+
+    @property
+    def engine(self) -> EngineChoice:
+        """The options of the inference engine and the loader."""
+        ...
+
+    @property
+    def learner(self) -> LearnerClient | None:
+        """The learner; None with --inference-only."""
         ...
 
     @property
@@ -129,6 +136,15 @@ class ServerWing:
         """The application with what this wing does before its routing; by default `app` itself."""
         return app
 
+    def add_to(self, app: FastAPI, guard: Guard) -> None:
+        """Called when the application is built, for what is no route: handlers of errors, mounted files."""
+        del app, guard
+
+    def sign_in(self, scope: Scope, headers: Mapping[str, str]) -> ASGIApp | None:
+        """What answers a request that needs a key and has none, if not the error 401."""
+        del scope, headers
+        return None
+
     def ready_rows(self, url: str) -> Sequence[tuple[str, str]]:
         """Lines for the message of a ready server: a word and its value."""
         del url
@@ -155,33 +171,6 @@ class ServerWing:
         """Called when the server ends, after the running step and calls, before the records are closed; and if `open` failed.
         Has `deadline` seconds."""
         del deadline
-
-
-@dataclass(frozen=True)
-class PageLink:
-    """A line on the first page of the dashboard that leads to a page of a wing: what kind of thing it is, its name and address,
-    its badge, and a few words."""
-
-    kind: str
-    text: str
-    url: str
-    status: RunStatus | None = None
-    note: str = ""
-
-
-class WingPages:
-    """Pages of a wing: of a running server, and of `offbook ui`, which has the records alone."""
-
-    router: ClassVar[APIRouter]
-    """Its routes. A handler gets the records as `SourceDep`, and renders with `pages.rendering.page`."""
-    templates: ClassVar[Path]
-    """The folder of its Jinja2 templates. Their names must not occur in the core's."""
-
-    @classmethod
-    async def links(cls, source: DashboardSource) -> Sequence[PageLink]:
-        """What the first page of the dashboard says about it."""
-        del source
-        return ()
 
 
 def wing_classes(options: ServerOptions) -> list[type[ServerWing]]:
@@ -222,9 +211,3 @@ def _contained(wing: ServerWing) -> Generator[None]:
         yield
     except Exception:  # whatever a wing raises, the core's own work goes on
         logger.exception("The wing %r failed", wing.name)
-
-
-@cache
-def pages_of_wings() -> list[type[WingPages]]:
-    """The pages of all installed wings. Raises ConfigError."""
-    return [plugins.load_class("offbook.pages", name, WingPages) for name in plugins.names("offbook.pages")]

@@ -11,7 +11,7 @@ from offbook.engine.checkpoint_files import CheckpointNote
 from offbook.memory_plan.parts import find_shape
 from offbook.server.base_model import find, reference
 from offbook.server.models.checkpoints import base_name
-from offbook.server.views.token_pieces import folder_of_base
+from offbook_dashboard.token_pieces import folder_of_base
 
 
 @pytest.mark.parametrize("name", tiny.FOLDERS)

@@ -22,7 +22,7 @@ from offbook.base.types import (
 from offbook.base.wire import GroupRecord, TrainRequest, TrajectoryRecord
 from offbook.server.errors import ApiError
 from offbook.server.training.jobs import build_job, job_folder
-from offbook.server.views.token_view import not_trained
+from offbook_dashboard.token_view import not_trained
 
 TOOL = {"type": "function", "function": {"name": "find", "parameters": {}}}
 

@@ -1,4 +1,4 @@
-"""What a step was measured by: its token file, which the dashboard reads (`engine/token_file.py` has the format), and its
+"""What a step was measured by: its token file, which pages read (`engine/token_file.py` has the format), and its
 metrics, all floats. A mean over nothing is left out. The table lists them; docs/reading_steps.md explains how to read them.
 
 | name | meaning |

@@ -6,7 +6,7 @@ import errno
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -21,17 +21,14 @@ from offbook.base.errors import OffbookError
 from offbook.base.http_access import Refusal
 from offbook.base.wire import Health
 from offbook.http_listener.access_checks import AccessChecks
-from offbook.server.views.dashboard_source import DashboardSource, EngineState
 
 from ..dialects import installed_dialects
 from ..errors import ApiError, internal_error, refusal_of, shortened
-from ..pages.site import add_pages
 from ..services import Services, ServicesDep
 from . import openai_api, training_api, trajectory_api
-from .auth import Guard
+from .auth import SIGN_IN, SIGN_OUT, Guard
 from .model_paths import refusal_body
 from .openapi import add_openapi
-from .sign_in import FORMS, add_sign_in, to_sign_in
 
 logger = logging.getLogger(__name__)
 
@@ -48,32 +45,42 @@ def build(services: Services, guard: Guard) -> FastAPI:
         app.router.routes.extend(router.routes)  # include_router would make each route anew, 0.1 s for all
     for part in (*installed_dialects(), *services.wings.values()):
         app.router.routes.extend(part.router.routes if part.router is not None else ())
-    add_pages(app, DashboardSource(services.store, services.options.dir, lambda: engine_state(services)))
+    for wing in services.wings.values():
+        wing.add_to(app, guard)
     app.add_api_route("/health", health, methods=["GET"])
-    add_sign_in(app, guard)
     add_openapi(app)
     add_error_answers(app)
     app.add_middleware(openai_api.ModelCalls, services=services)
     for wing in services.wings.values():
         app.add_middleware(wing.middleware)
     origins = services.options.allow_origin
-    add_access_checks(app, guard, services.options.max_body, frozenset(origins))
+
+    def sign_in(scope: Scope, headers: Mapping[str, str]) -> ASGIApp | None:
+        return next(filter(None, (wing.sign_in(scope, headers) for wing in services.wings.values())), None)
+
+    add_access_checks(app, guard, services.options.max_body, sign_in, frozenset(origins))
     if origins:
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
     app.add_middleware(UnexpectedErrors)
     return app
 
 
-def add_access_checks(app: FastAPI, guard: Guard, max_body: int, origins: frozenset[str] = frozenset()) -> None:
-    """Check every request before the routes that are added so far. Pages without a session lead to the sign-in page."""
+def add_access_checks(
+    app: FastAPI,
+    guard: Guard,
+    max_body: int,
+    sign_in: Callable[[Scope, Mapping[str, str]], ASGIApp | None],
+    origins: frozenset[str] = frozenset(),
+) -> None:
+    """Check every request before the routes that are added so far. `sign_in`: see `ServerWing.sign_in`."""
     app.add_middleware(
         AccessChecks,
         decide=guard.decide,
         max_body=max_body,
         size_option="--max-body",
         origins=origins,
-        forms=FORMS,
-        sign_in=to_sign_in,
+        forms=frozenset({SIGN_IN, SIGN_OUT}),
+        sign_in=sign_in,
         written=_written,
     )
 
@@ -107,20 +114,6 @@ async def health(services: ServicesDep) -> Health:
         restarts=services.sampler.restarts,
         wrong_answers=services.recorder.wrong_answers,
         learner=services.learner.facts if services.learner is not None else {},
-    )
-
-
-def engine_state(services: Services) -> EngineState:
-    """The state of the running engine, for the dashboard."""
-    learner = services.learner
-    facts = [learner.state, *(f"{name} {value}" for name, value in learner.facts.items())] if learner else ["off"]
-    return EngineState(
-        version=offbook.__version__,
-        base_model=services.base.name,
-        engine=services.engine.described(),
-        sampler=services.sampler.state,
-        learner=", ".join(facts),
-        training=services.training.running,
     )
 
 

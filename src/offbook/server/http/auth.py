@@ -254,7 +254,7 @@ SIGN_IN = "/sign-in"
 SIGN_OUT = "/sign-out"
 STATIC = "/pages/static/"
 PAGE_ACTIONS = "/pages/"
-"""Prefix of requests by the dashboard's pages. Below it, every request that changes something needs the CSRF token."""
+"""Prefix of requests by pages. Below it, every request that changes something needs the CSRF token."""
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,7 @@ async def list_logs(services: ServicesDep, name: Name) -> list[LogRequest]:
 
 @router.post("/runs/ended")
 async def end_run(services: ServicesDep, body: RunEnd) -> dict[str, str]:
-    """Note that a run is over, which the dashboard shows."""
+    """Note that a run is over, which `offbook runs` shows."""
     await services.store.write(save_notes, (end_note(body.run), repr(clock.now())))
     return {}
 

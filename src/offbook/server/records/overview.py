@@ -1,4 +1,4 @@
-"""Reads runs, steps, rollouts, train requests and logged metrics for the dashboard, from indexes where possible.
+"""Reads runs, steps, rollouts, train requests and logged metrics, from indexes where possible.
 
 A run, step or group of None stands for the rollouts without one.
 """

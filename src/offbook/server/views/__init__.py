@@ -1,1 +1,1 @@
-"""What the dashboard's pages, the terminal and exported files show, computed from the records and the model folders."""
+"""Runs in short, computed from the records: for `offbook runs` and `show`, and for pages."""

@@ -139,6 +139,37 @@ class LoggedEvaluation:
         return self.metrics.get(f"{self.split}/{name}")
 
 
+def saved_by_tree(update: TrainUpdate) -> float | None:
+    """The share of tokens that the token tree did not have to compute, compared with one row per call."""
+    computed, plain = (update.metrics.get(f"tokens/{name}") for name in ("computed", "plain_rows"))
+    return None if computed is None or not plain else 1 - computed / plain
+
+
+def held_out_losses(entries: Iterable[LoggedEvaluation]) -> list[LoggedEvaluation]:
+    """The evaluations that measured the cross-entropy of held-out examples."""
+    return [entry for entry in entries if measure(entry) == CROSS_ENTROPY]
+
+
+def evaluations_by_split(entries: Iterable[LoggedEvaluation]) -> dict[str, list[LoggedEvaluation]]:
+    """The evaluations with a step and a score, by split, sorted by step. Of a model's evaluations of one step, the newest
+    counts: a run that continues after a kill evaluates its first step again."""
+    by_split: dict[str, dict[tuple[str, int], LoggedEvaluation]] = {}
+    for entry in entries:
+        if entry.step is not None and score(entry) is not None:
+            by_split.setdefault(entry.split, {})[entry.model, entry.step] = entry
+    return {split: sorted(kept.values(), key=lambda entry: entry.step or 0) for split, kept in by_split.items()}
+
+
+def score(entry: LoggedEvaluation) -> float | None:
+    """The success rate of an evaluation if it has one, otherwise its mean reward, or the cross-entropy that it measured."""
+    return entry.value(measure(entry))
+
+
+def measure(entry: LoggedEvaluation) -> str:
+    """What `score` is of: `success`, `reward` or `cross_entropy`."""
+    return next((name for name in ("success", "reward", CROSS_ENTROPY) if entry.value(name) is not None), "reward")
+
+
 class UpdateIndex:
     """All train requests of the records, by run. Can be used from several threads."""
 
@@ -238,7 +269,7 @@ def _status(row: Row[Json]) -> TrainStatus:
     try:
         return TrainStatus.model_validate_json(row.status)
     except ValidationError:
-        logger.warning("The stored status of train request %s is invalid; the dashboard shows it as failed", row.id)
+        logger.warning("The stored status of train request %s is invalid; it counts as failed", row.id)
         return TrainStatus(id=row.id, model=row.model, state="failed", error="its stored status is invalid")
 
 

@@ -12,11 +12,18 @@ from offbook.base import clock
 from offbook.base.alerts import AlertLimits, signs, taught_share
 from offbook.base.text import counted
 
-from .dashboard_source import DashboardSource, RunOverview
 from .numbers import DASH, fixed, number, percent, seconds, signed
-from .page_urls import step_url
-from .run_charts import evaluations_by_split, held_out_losses, measure, saved_by_tree, score
-from .run_index import CROSS_ENTROPY, ListedRun, TrainUpdate
+from .run_index import (
+    CROSS_ENTROPY,
+    ListedRun,
+    TrainUpdate,
+    evaluations_by_split,
+    held_out_losses,
+    measure,
+    saved_by_tree,
+    score,
+)
+from .run_source import RunOverview, RunSource
 
 ACTIVE_SECONDS = 180.0
 """A run that nobody ended, without a new rollout or update for this long, is shown as stopped."""
@@ -31,15 +38,14 @@ class RunStatus:
     text: str
 
 
-def status_of(overview: RunOverview, source: DashboardSource) -> RunStatus:
+def status_of(overview: RunOverview, source: RunSource) -> RunStatus:
     """The status of a run. Where no server runs on the directory, no run is active.
 
     A loop of the user's own does not say when it ends: it is stopped, as a killed trainer is.
     """
     last = overview.updates[-1] if overview.updates else None
     if source.served:
-        training = source.engine.training if source.engine is not None else None
-        if any(update.state == "running" or update.id == training for update in overview.updates):
+        if any(update.state == "running" or update.id == source.training for update in overview.updates):
             return RunStatus("active", "●", "training")
         if last is not None and last.state == "queued":
             return RunStatus("active", "○", "queued")
@@ -56,8 +62,6 @@ def status_of(overview: RunOverview, source: DashboardSource) -> RunStatus:
 
 _COMPARED = 5
 """Most rewards on either side of the change."""
-_LEAST_DRAWN = 3
-"""Fewer rewards are no line worth drawing."""
 
 
 @dataclass(frozen=True)
@@ -87,26 +91,6 @@ def trend(rewards: Sequence[float]) -> Trend | None:
     if not steps:
         return None
     return Trend(sum(rewards[-steps:]) / steps - sum(rewards[-2 * steps : -steps]) / steps, steps)
-
-
-def points(values: Sequence[float], width: float, height: float, margin: float = 2.0) -> str:
-    """The points of a line through the values, scaled to a box; "" for fewer than three values.
-
-    Equal values lie in the middle of the box.
-
-    >>> points([0.0, 0.5, 1.0], width=24, height=14)
-    '2.0,12.0 12.0,7.0 22.0,2.0'
-    """
-    if len(values) < _LEAST_DRAWN:
-        return ""
-    low, high = min(values), max(values)
-    inner = height - 2 * margin
-    across = (width - 2 * margin) / (len(values) - 1)
-
-    def y(value: float) -> float:
-        return margin + inner * (0.5 if high == low else 1 - (value - low) / (high - low))
-
-    return " ".join(f"{margin + across * index:.1f},{y(value):.1f}" for index, value in enumerate(values))
 
 
 _LOOKED_BACK = 10
@@ -227,7 +211,6 @@ _OF_ALL: dict[str, Callable[[TrainUpdate], str]] = {
 STEPS_SHOWN = 50
 """Steps on one page of the table."""
 _EVALUATIONS_SHOWN = 5  # under one training; its page has all of them
-_DRAWN = 60  # rewards in a sparkline
 
 
 @dataclass(frozen=True)
@@ -235,7 +218,7 @@ class RunLine:
     """A row of the table of runs.
 
     `reward`: the mean of the last step, or of an evaluation. `loss`: instead of it the cross-entropy per token, if the last
-    update is supervised. `change`: its trend as text. `drawn`: the points of an SVG polyline of the last values. `evaluations`: those that belong to it, newest first; `left_out` counts older ones."""
+    update is supervised. `change`: its trend as text. `evaluations`: those that belong to it, newest first; `left_out` counts older ones."""
 
     run: str | None
     status: RunStatus
@@ -245,7 +228,6 @@ class RunLine:
     reward: float | None
     loss: float | None
     change: str
-    drawn: str
     evaluation: float | None
     measure: str
     evaluated_at: int | None
@@ -256,10 +238,10 @@ class RunLine:
 
 @dataclass(frozen=True)
 class StepLine:
-    """A row of the table of steps: an update with its numbers as text. `url` is the page of the step that it learned from."""
+    """A row of the table of steps: an update with its numbers as text. `from_step` is the step whose rollouts it learned from."""
 
     step: str
-    url: str
+    from_step: int | None
     cells: tuple[str, ...]
     state: str
 
@@ -286,7 +268,7 @@ def run_name(run: str | None) -> str:
     return "Rollouts without a run" if run is None else run
 
 
-async def lines_of(listed: Sequence[ListedRun], source: DashboardSource) -> list[RunLine]:
+async def lines_of(listed: Sequence[ListedRun], source: RunSource) -> list[RunLine]:
     """The rows of runs, each with the newest evaluations that belong to it."""
     shown = [row for item in listed for row in (item.row, *item.evaluations[:_EVALUATIONS_SHOWN])]
     lines = {overview.run: line_of(overview, source) for overview in await source.overviews(shown)}
@@ -300,7 +282,7 @@ async def lines_of(listed: Sequence[ListedRun], source: DashboardSource) -> list
     ]
 
 
-def line_of(overview: RunOverview, source: DashboardSource) -> RunLine:
+def line_of(overview: RunOverview, source: RunSource) -> RunLine:
     """The row of a run, without those that belong to it."""
     values = overview.rewards if overview.loss is None else overview.losses
     last = next((evaluation for evaluation in reversed(overview.evaluations) if score(evaluation) is not None), None)
@@ -315,7 +297,6 @@ def line_of(overview: RunOverview, source: DashboardSource) -> RunLine:
         reward=overview.reward if overview.loss is None else None,
         loss=overview.loss,
         change="" if change is None else str(change),
-        drawn=points(values[-_DRAWN:], 96, 24),
         evaluation=score(last) if last is not None else None,
         measure=measured(measure(last)) if last is not None else "",
         evaluated_at=last.step if last is not None else None,
@@ -323,7 +304,7 @@ def line_of(overview: RunOverview, source: DashboardSource) -> RunLine:
     )
 
 
-async def evaluation_lines(overview: RunOverview, listed: ListedRun, source: DashboardSource) -> list[EvaluationLine]:
+async def evaluation_lines(overview: RunOverview, listed: ListedRun, source: RunSource) -> list[EvaluationLine]:
     """The evaluations inside a run, and those that belong to it, newest step first."""
     others = listed.evaluations if listed.row.run == overview.run else ()
     lines: list[EvaluationLine] = []
@@ -354,10 +335,10 @@ def step_table(overview: RunOverview) -> tuple[tuple[str, ...], list[StepLine]]:
     """The headings of a run's table of steps, and one row per update, newest first."""
     supervised = {update.supervised for update in overview.updates}
     columns = (_OF_EXAMPLES if True in supervised else {}) | (_OF_REWARDS if False in supervised else {}) | _OF_ALL
-    return tuple(columns), [_line(overview.run, update, columns) for update in reversed(overview.updates)]
+    return tuple(columns), [_line(update, columns) for update in reversed(overview.updates)]
 
 
-def _line(run: str | None, update: TrainUpdate, columns: dict[str, Callable[[TrainUpdate], str]]) -> StepLine:
+def _line(update: TrainUpdate, columns: dict[str, Callable[[TrainUpdate], str]]) -> StepLine:
     step = number(update.result_step) if update.result_step is not None else f"from {number(update.step)}"
     state = "" if update.applied else "nothing learned" if update.state == "done" else update.state
-    return StepLine(step, step_url(run, update.step), tuple(cell(update) for cell in columns.values()), state)
+    return StepLine(step, update.step, tuple(cell(update) for cell in columns.values()), state)

@@ -1,0 +1,3 @@
+"""A server for the commands that read its records."""
+
+from tests.server.conftest import gateway as gateway

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
 from google.genai import types
 
 from offbook.server.errors import ApiError
@@ -30,8 +29,8 @@ def parts(response: types.GenerateContentResponse, index: int = 0) -> list[types
     return [part for item in candidates if item.content is not None for part in item.content.parts or ()]
 
 
-def streamed(*, events: bool) -> list[types.GenerateContentResponse]:
-    rendering = GeminiAnswer("m", events=events)
+def streamed() -> list[types.GenerateContentResponse]:
+    rendering = GeminiAnswer("m")
     sent = rendering.start("call-a")
     for delta in (
         {"role": "assistant", "content": ""},
@@ -55,8 +54,6 @@ def streamed(*, events: bool) -> list[types.GenerateContentResponse]:
     sent += rendering.feed({"choices": ends})
     sent += rendering.feed({"choices": [], "usage": USAGE})
     raw = sent + rendering.end()
-    if not events:
-        return [known(body) for body in json.loads(raw)]
     return [known(json.loads(event.removeprefix(b"data: "))) for event in raw.split(b"\n\n") if event]
 
 
@@ -72,9 +69,8 @@ def test_a_whole_answer_has_thoughts_text_and_calls() -> None:
     assert answer.usage_metadata is not None and answer.usage_metadata.total_token_count == 12
 
 
-@pytest.mark.parametrize("events", [True, False])
-def test_a_stream_adds_up_to_the_whole_answer(events: bool) -> None:
-    answers = streamed(events=events)
+def test_a_stream_adds_up_to_the_whole_answer() -> None:
+    answers = streamed()
     for index in (0, 1):
         said = [part for answer in answers for part in parts(answer, index)]
         assert "".join(part.text or "" for part in said if part.thought) == "hm"
@@ -92,14 +88,9 @@ def test_a_stream_adds_up_to_the_whole_answer(events: bool) -> None:
     assert last.usage_metadata is not None and last.usage_metadata.prompt_token_count == 5
 
 
-@pytest.mark.parametrize("events", [True, False])
-def test_a_stream_that_fails_ends_with_the_error(events: bool) -> None:
-    rendering = GeminiAnswer("m", events=events)
+def test_a_stream_that_fails_ends_with_the_error() -> None:
+    rendering = GeminiAnswer("m")
     sent = rendering.feed({"choices": [{"index": 0, "delta": {"content": "the "}}]})
     raw = sent + rendering.error(ApiError(502, "out of order"))
-    bodies = (
-        [json.loads(event.removeprefix(b"data: ")) for event in raw.split(b"\n\n") if event]
-        if events
-        else json.loads(raw)
-    )
+    bodies = [json.loads(event.removeprefix(b"data: ")) for event in raw.split(b"\n\n") if event]
     assert bodies[-1] == {"error": {"code": 502, "message": "out of order", "status": "INTERNAL"}}

@@ -377,14 +377,6 @@ def test_a_repeated_request_gets_the_recorded_answer(server: ScriptedServer, str
     assert len(server.calls(name)) == 1
 
 
-def test_the_tokens_of_a_prompt_are_counted_and_not_recorded(server: ScriptedServer) -> None:
-    api = client(server, "counted")
-    count = api.responses.input_tokens.count(model="default", input=TASK, tools=TOOLS)
-    assert not server.calls("counted")
-    said(api, TASK)
-    assert count.input_tokens == len(server.calls("counted")[0].prompt_ids)
-
-
 def test_other_methods_and_paths_of_the_api_are_refused(server: ScriptedServer) -> None:
     for method, path, status, words in (
         ("GET", "/v1/responses", 405, "GET"),

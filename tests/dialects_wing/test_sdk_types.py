@@ -41,7 +41,6 @@ SDK_TYPES: dict[str, Any] = {
     "/v1/messages": MessageCreateParamsNonStreaming,
     "/v1/messages/count_tokens": MessageCountTokensParams,
     "/v1beta/models/default:generateContent": GeminiBody,
-    "/v1beta/models/default:streamGenerateContent": GeminiBody,
 }
 
 

@@ -75,7 +75,6 @@ APIS: dict[str, dict[str, Any]] = {
     "/v1/messages": CHAT | {"system": "a", "tools": [{"name": "look", "input_schema": {"type": "object"}}]},
     "/v1/messages/count_tokens": CHAT,
     "/v1/responses": {"model": "default", "input": HI, "max_output_tokens": 16},
-    "/v1/responses/input_tokens": {"model": "default", "input": "hi"},
     "/v1beta/models/default:generateContent": {"contents": PARTS, "generationConfig": {"maxOutputTokens": 4}},
     "/v1beta/models/default:streamGenerateContent": {"contents": PARTS},
     "/v1beta/models/default:countTokens": {"contents": PARTS},

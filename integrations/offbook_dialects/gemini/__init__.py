@@ -42,8 +42,12 @@ class Gemini(Dialect):
         if count:
             return Translation(chat | {"max_tokens": 1, "n": 1}, GeminiCount(model), recorded=False)
         if request.path.get("action") == "streamGenerateContent":
+            if request.query.get("alt") != "sse":
+                raise ApiError(
+                    400, "streams are server-sent events here: add ?alt=sse to the URL", "alt", "invalid_value"
+                )
             chat |= {"stream": True, "stream_options": {"include_usage": True}}
-        return Translation(chat, GeminiAnswer(model, events=request.query.get("alt") == "sse"))
+        return Translation(chat, GeminiAnswer(model))
 
     def refusal(self, error: ApiError) -> Answer:
         """An error in Google's format."""

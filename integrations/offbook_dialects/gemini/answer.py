@@ -7,7 +7,7 @@ from typing import cast
 
 import orjson
 
-from offbook.base.server_sent_events import EVENT_STREAM, event
+from offbook.base.server_sent_events import event
 from offbook.base.types import Json
 from offbook.openai_dialect.chat_answer import Answer
 from offbook.openai_dialect.tool_arguments import arguments_object
@@ -48,11 +48,10 @@ def error_body(error: ApiError) -> Answer:
 
 
 class _Candidate:
-    """One choice of a stream so far: its calls, which are sent whole at the end, and its logprobs."""
+    """One choice of a stream so far: its calls, which are sent whole at the end."""
 
     def __init__(self) -> None:
         self.calls: list[Answer] = []
-        self.logprobs: list[Answer] = []
         self.finish: str | None = None
 
     def add_call(self, part: Answer) -> None:
@@ -67,16 +66,13 @@ class _Candidate:
 
 
 class GeminiAnswer(Rendering):
-    """The answers to one request. `events`: a stream of server-sent events (`?alt=sse`), else of one JSON array."""
+    """The answers to one request."""
 
-    def __init__(self, model: str, *, events: bool = True) -> None:
+    def __init__(self, model: str) -> None:
         self._model = model
-        self._events = events
-        self.media_type = f"{EVENT_STREAM}; charset=utf-8" if events else "application/json"
         self._id = ""
         self._usage: Answer | None = None
         self._candidates: dict[int, _Candidate] = {}
-        self._begun = False
 
     def whole(self, completion: Answer, call_id: str) -> Answer:
         """A complete answer."""
@@ -98,23 +94,22 @@ class GeminiAnswer(Rendering):
             state = self._candidates.setdefault(index, _Candidate())
             for part in cast(list[Answer], delta.get("tool_calls") or []):
                 state.add_call(part)
-            state.logprobs += _logprobs(choice)
             state.finish = choice.get("finish_reason") or state.finish
             if parts := _parts(delta, calls=False):
                 candidates.append({"content": {"role": "model", "parts": parts}, "index": index})
-        return self._written(self._frame(candidates)) if candidates else b""
+        return event(orjson.dumps(self._frame(candidates))) if candidates else b""
 
     def end(self) -> bytes:
         """The end of a stream: one answer with every choice's calls, finish reason and the usage."""
         candidates: list[Answer] = []
         for index, state in sorted(self._candidates.items()):
-            choice = {"index": index, "message": {"tool_calls": state.calls}, "finish_reason": state.finish}
-            candidates.append(_candidate(choice | {"logprobs": {"content": state.logprobs}}))
-        return self._last(self._frame(candidates) | {"usageMetadata": _usage(self._usage)})
+            message = {"tool_calls": state.calls}
+            candidates.append(_candidate({"index": index, "message": message, "finish_reason": state.finish}))
+        return event(orjson.dumps(self._frame(candidates) | {"usageMetadata": _usage(self._usage)}))
 
     def error(self, error: ApiError) -> bytes:
         """The end of a stream that failed."""
-        return self._last(error_body(error))
+        return event(orjson.dumps(error_body(error)))
 
     def refusal(self, error: ApiError) -> Answer:
         """The body of an error."""
@@ -122,16 +117,6 @@ class GeminiAnswer(Rendering):
 
     def _frame(self, candidates: list[Answer]) -> Answer:
         return {"candidates": candidates, "modelVersion": self._model, "responseId": self._id}
-
-    def _last(self, body: Answer) -> bytes:
-        return self._written(body) + (b"" if self._events else b"]")
-
-    def _written(self, body: Answer) -> bytes:
-        raw = orjson.dumps(body)
-        if self._events:
-            return event(raw)
-        opening, self._begun = b"," if self._begun else b"[", True
-        return opening + raw
 
 
 def signature(call_id: str) -> str:
@@ -156,18 +141,11 @@ def _candidate(choice: Answer) -> Answer:
     message = cast(Answer, choice["message"])
     parts = _parts(message, calls=True)
     finish = choice.get("finish_reason") or "stop"
-    candidate: Answer = {
+    return {
         "content": {"role": "model", "parts": parts or [{"text": ""}]},
         "finishReason": _FINISH.get(finish, "OTHER"),
         "index": choice["index"],
     }
-    if logprobs := _logprobs(choice):
-        candidate["avgLogprobs"] = sum(item["logprob"] for item in logprobs) / len(logprobs)
-        candidate["logprobsResult"] = {
-            "topCandidates": [{"candidates": [_token(top) for top in item["top_logprobs"]]} for item in logprobs],
-            "chosenCandidates": [_token(item) for item in logprobs],
-        }
-    return candidate
 
 
 def _parts(message: Answer, *, calls: bool) -> list[Answer]:
@@ -181,15 +159,6 @@ def _parts(message: Answer, *, calls: bool) -> list[Answer]:
         shown = {"id": call["id"], "name": name, "args": arguments_object(raw)}
         parts.append({"functionCall": shown, "thoughtSignature": signature(str(call["id"]))})
     return parts
-
-
-def _logprobs(choice: Answer) -> list[Answer]:
-    logprobs = cast(Answer, choice.get("logprobs") or {})
-    return cast(list[Answer], logprobs.get("content") or [])
-
-
-def _token(item: Answer) -> Answer:
-    return {"token": item["token"], "logProbability": item["logprob"]}
 
 
 def _usage(usage: Answer | None) -> Answer:

@@ -137,8 +137,6 @@ class GeminiConfig(_Google):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     candidate_count: int | None = None
-    response_logprobs: bool | None = None
-    logprobs: int | None = None
     response_mime_type: Literal["text/plain", "application/json", "text/x.enum"] | None = None
     response_schema: Object | None = None
     response_json_schema: Json = None

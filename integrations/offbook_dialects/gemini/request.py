@@ -37,6 +37,7 @@ _SCHEMAS, _SCHEMA_LISTS, _NAMED_SCHEMAS = (
     ("properties", "defs"),
 )
 _GONE = {
+    "responseLogprobs": "ask for them with chat completions",
     "cachedContent": "nothing is cached here, send the whole conversation",
     "cached_content": "nothing is cached here, send the whole conversation",
 }
@@ -236,8 +237,6 @@ def _settings(config: GeminiConfig) -> dict[str, Json]:
         "presence_penalty": config.presence_penalty,
         "frequency_penalty": config.frequency_penalty,
         "n": config.candidate_count,
-        "logprobs": config.response_logprobs or None,
-        "top_logprobs": config.logprobs if config.response_logprobs else None,
         "response_format": _format(config),
     }
     return {name: value for name, value in settings.items() if value is not None} | _thinking(config.thinking_config)

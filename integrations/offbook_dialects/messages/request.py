@@ -29,8 +29,6 @@ from .fields import (
     ToolResultBlock,
     ToolUseBlock,
     Turn,
-    client_tool,
-    refused,
 )
 
 BILLING = "x-anthropic-billing-header"
@@ -99,17 +97,16 @@ def _tools(asked: MessagesRequest) -> dict[str, Json]:
 
 
 def _tool(tool: Tool) -> Answer:
-    description, schema = tool.description, tool.input_schema
-    if schema is None:
-        if (own := client_tool(tool.type or "", tool.model_extra or {})) is None:
-            raise ApiError(400, f"tools: {refused(tool.type or tool.name)}", "tools", "unsupported_tool")
-        description, schema = own
+    if tool.input_schema is None:
+        kind = tool.type or tool.name
+        message = f"tools: {kind!r} is a tool of Anthropic's own: offer a tool with an input_schema instead"
+        raise ApiError(400, message, "tools", "unsupported_tool")
     if not tool.name:
         raise ApiError(400, "tools.name: field required", "tools", "invalid_value")
     function: Answer = {"name": tool.name}  # templates write the fields in this order
-    if description:
-        function["description"] = description
-    function["parameters"] = schema
+    if tool.description:
+        function["description"] = tool.description
+    function["parameters"] = tool.input_schema
     if tool.strict:
         function["strict"] = True
     return {"type": "function", "function": function}

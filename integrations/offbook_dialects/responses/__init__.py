@@ -9,7 +9,7 @@ from offbook.openai_dialect.chat_answer import Answer
 from offbook.server.dialects import Dialect, DialectRequest, Translation
 from offbook.server.errors import ApiError
 
-from .answer import InputTokens, ResponseAnswer, error_body
+from .answer import ResponseAnswer, error_body
 from .items import Offered, a_list, a_text
 from .request import chat_body
 
@@ -19,7 +19,7 @@ SEALED = "reasoning.encrypted_content"
 class Responses(Dialect):
     """The dialect."""
 
-    paths: ClassVar[tuple[str, ...]] = ("/v1/responses(?P<count>/input_tokens)?/?",)
+    paths: ClassVar[tuple[str, ...]] = ("/v1/responses/?",)
 
     async def translate(self, request: DialectRequest) -> Translation:
         """The chat completion of a request. Raises ApiError, also where an earlier response or item is not recorded."""
@@ -27,9 +27,6 @@ class Responses(Dialect):
         model = request.path.get("model") or a_text(body.get("model"), "model")
         chat = await chat_body(request, model, offered)
         sealed = SEALED in a_list(body.get("include") or [], "include")
-        if request.path.get("count"):
-            counted = InputTokens(body, model, offered, sealed=sealed)
-            return Translation(chat | {"max_completion_tokens": 1, "stream": False}, counted, recorded=False)
         if chat.get("stream"):
             chat["stream_options"] = {"include_usage": True}
         return Translation(chat, ResponseAnswer(body, model, offered, sealed=sealed))

@@ -217,14 +217,6 @@ class ResponseAnswer(Rendering):
         return event(orjson.dumps({"type": kind, "sequence_number": self._number, **data}), kind)
 
 
-class InputTokens(ResponseAnswer):
-    """The number of a prompt's tokens, by a call that samples a single token."""
-
-    def whole(self, completion: Answer, call_id: str) -> Answer:
-        """The number."""
-        return {"object": "response.input_tokens", "input_tokens": completion["usage"]["prompt_tokens"]}
-
-
 def error_body(error: ApiError) -> Answer:
     """The body of an error. A chat's messages are the `input`."""
     fault = error.body()

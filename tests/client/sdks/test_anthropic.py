@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import typing
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import anthropic
 import httpx
 import pytest
-from anthropic.tools import BetaLocalFilesystemMemoryTool
 from anthropic.types import MessageParam, ToolParam
-from anthropic.types.beta import BetaToolUnionParam
 from langchain.agents import create_agent
 from langchain_anthropic import ChatAnthropic
 from langchain_core.messages import HumanMessage
@@ -88,60 +84,20 @@ def test_a_loop_of_anthropics_sdk_calls_tools(
     shown(served, "anthropic", "Messages", calls)
 
 
-def kinds_of_tools() -> list[tuple[str, str]]:
-    """The types of Anthropic's own tools that the SDK knows, each with the name that it prescribes; without one, a set."""
-    kinds: list[tuple[str, str]] = []
-    for tool in typing.get_args(BetaToolUnionParam):
-        fields = typing.get_type_hints(tool)
-        if "input_schema" not in fields:
-            kind, *_ = typing.get_args(fields["type"])
-            kinds.append((kind, next(iter(typing.get_args(fields["name"])), "") if "name" in fields else ""))
-    return kinds
-
-
-@pytest.mark.parametrize("streamed", [False, True])
-@pytest.mark.parametrize(("kind", "name"), kinds_of_tools())
-def test_a_tool_that_anthropic_defines_is_called_by_its_name_or_refused_with_the_reason(
-    client: anthropic.Anthropic, kind: str, name: str, streamed: bool
+def test_anthropics_tool_runner_goes_on_without_its_thread(
+    served: ScriptedServer, client: anthropic.Anthropic, rollout: str
 ) -> None:
-    asked: Any = {
-        "model": "default",
-        "max_tokens": 64,
-        "messages": [{"role": "user", "content": "go on"}],
-        "tools": [{"type": kind} | ({"name": name} if name else {})],
-        "tool_choice": {"type": "tool", "name": name},
-    }
-    if not kind.startswith(("bash", "text_editor", "memory", "computer_2")):
-        reason = "has no input_schema" if "toolset_2" in kind else "runs on Anthropic's servers"
-        with pytest.raises(anthropic.BadRequestError, match=reason):
-            client.messages.create(**asked)
-        return
-    asked["tools"][0] |= {"display_width_px": 640, "display_height_px": 480} if kind.startswith("computer") else {}
-    if streamed:
-        with client.messages.stream(**asked) as events:
-            answer = events.get_final_message()
-    else:
-        answer = client.messages.create(**asked)
-    (use,) = answer.content
-    assert use.type == "tool_use" and use.name == name and answer.stop_reason == "tool_use"
-    assert {"bash": "command", "computer": "action"}.get(name, "command") in use.input
+    @anthropic.beta_tool
+    def add(a: int, b: int) -> str:
+        """Add two numbers."""
+        return str(a + b)
 
-
-def test_anthropics_own_memory_tool_keeps_its_files(
-    served: ScriptedServer, client: anthropic.Anthropic, rollout: str, tmp_path: Path
-) -> None:
-    made = 'memory(command="create", path="/memories/a.md", file_text="teal")'
-    order = f'{made} then memory(command="view", path="/memories/a.md")'
-    runner = client.beta.messages.tool_runner(
-        model="claude-sonnet-4-5",
-        max_tokens=64,
-        messages=[{"role": "user", "content": order}],
-        tools=[BetaLocalFilesystemMemoryTool(str(tmp_path))],
-    )
     client.base_url = f"{served.url}/m/default/t/{rollout}"
+    runner = client.beta.messages.tool_runner(
+        model="claude-sonnet-4-5", max_tokens=64, messages=[{"role": "user", "content": ORDER}], tools=[add]
+    )
     (text,) = runner.until_done().content
-    assert text.type == "text" and "teal" in text.text
-    assert (tmp_path / "memories" / "a.md").read_text() == "teal"
+    assert text.type == "text" and text.text == ANSWER
     assert one_branch(recorded(served, rollout, 3))
 
 
@@ -186,7 +142,7 @@ def test_errors_have_anthropics_form(served: ScriptedServer, client: anthropic.A
     with pytest.raises(anthropic.NotFoundError) as missing:
         client.messages.create(model="nobody", max_tokens=8, messages=hi)
     assert missing.value.type == "not_found_error"
-    with pytest.raises(anthropic.BadRequestError, match="runs on Anthropic's servers"):
+    with pytest.raises(anthropic.BadRequestError, match="is a tool of Anthropic's own"):
         client.messages.create(
             model="default", max_tokens=8, messages=hi, tools=[{"type": "web_search_20250305", "name": "web_search"}]
         )

@@ -63,7 +63,7 @@ def test_a_chat_of_googles_sdk_calls_functions(
 
 
 def test_an_answer_has_all_that_googles_types_know(served: ScriptedServer, client: genai.Client, rollout: str) -> None:
-    config = types.GenerateContentConfig(candidate_count=2, response_logprobs=True)
+    config = types.GenerateContentConfig(candidate_count=2)
     answer = client.models.generate_content(model="default", contents="hello there", config=config)
     (call,) = served.calls(rollout)
     assert [candidate.index for candidate in answer.candidates or ()] == [0, 1]
@@ -71,10 +71,7 @@ def test_an_answer_has_all_that_googles_types_know(served: ScriptedServer, clien
     assert answer.usage_metadata is not None and answer.candidates is not None
     assert answer.usage_metadata.prompt_token_count == len(call.prompt_ids)
     first = answer.candidates[0]
-    assert first.finish_reason == types.FinishReason.STOP and first.avg_logprobs is not None
-    assert first.logprobs_result is not None and first.logprobs_result.chosen_candidates is not None
-    chosen = [token.log_probability for token in first.logprobs_result.chosen_candidates]
-    assert chosen == pytest.approx(call.outputs[0].logprobs)
+    assert first.finish_reason == types.FinishReason.STOP
 
 
 def test_an_answer_follows_a_schema(client: genai.Client) -> None:

@@ -138,7 +138,7 @@ def test_records_keep_their_order_when_the_clock_was_set_while_the_server_was_do
 
 @pytest.mark.parametrize("seconds", [-DAY, DAY])
 def test_sessions_and_the_throttle_survive_a_jump(jump: Jump, seconds: float, tmp_path: Path) -> None:
-    sessions = Sessions(lambda: [b"key"], signed_out=tmp_path / "signed_out")
+    sessions = Sessions("key", signed_out=tmp_path / "signed_out")
     cookie, link = sessions.open_by_key("key"), sessions.one_time_link()
     for _ in range(WRONG_KEYS):
         sessions.wrong_keys.add("peer")
@@ -146,7 +146,7 @@ def test_sessions_and_the_throttle_survive_a_jump(jump: Jump, seconds: float, tm
     assert sessions.access(f"{COOKIE}={cookie}") is not None
     assert 0 < sessions.wrong_keys.wait("peer") <= WRONG_SECONDS
     assert sessions.open_by_link(link.partition("=")[2]) is not None
-    restarted = Sessions(lambda: [b"key"], signed_out=tmp_path / "signed_out")
+    restarted = Sessions("key", signed_out=tmp_path / "signed_out")
     assert restarted.access(f"{COOKIE}={cookie}") is not None
 
 

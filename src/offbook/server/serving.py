@@ -31,7 +31,7 @@ from .calls.recorder import Recorder
 from .calls.sampled_answer import CALL_MARKS
 from .directory_lock import DirectoryLock, make_private, sweep
 from .http import app
-from .http.auth import Guard, Key, KeyFile, key_for
+from .http.auth import Guard, Key, key_for
 from .listening import listen, local_url, url_of
 from .logprob_check import check_logprobs, write_adapter
 from .models.checkpoint_swaps import open_models
@@ -229,8 +229,7 @@ async def _serve(
     """Open the services, serve, and close them. Raises EngineError if the sampler cannot be started."""
     url = url_of(options.host, listener)
     services = await open_services(options, engine, base)
-    kept = KeyFile(key.kept, key.text) if key is not None and key.kept is not None else None
-    guard = Guard(key.text if key is not None else None, options.viewer_keys, kept, options.dir / "signed_out")
+    guard = Guard(key.text if key is not None else None, options.viewer_keys, options.dir / "signed_out")
     config = listener_config(app.build(services, guard))
     server = Server(config)
     shutdown = Shutdown(services, server, lock)

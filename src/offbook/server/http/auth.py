@@ -1,17 +1,15 @@
 """Access control of the server: a key, or a browser's session opened with one; on loopback without a key, the Host header.
 
-Sessions are signed cookies. The server remembers only which of them were signed out, and wrong keys. Keys may come from a file that is read again when it changes: to
-rotate keys, add a new one, move clients, remove the old."""
+Sessions are signed cookies. The server remembers only which of them were signed out, and wrong keys."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
@@ -34,53 +32,6 @@ from offbook.base.http_access import (
 )
 
 from .model_paths import trajectory_of
-
-logger = logging.getLogger(__name__)
-
-LOOK_SECONDS = 1.0
-
-
-class KeyFile:
-    """A file with one key per line. Empty lines and lines that begin with # are ignored.
-
-    The file is checked for changes at most once per LOOK_SECONDS.
-    """
-
-    def __init__(self, path: Path, first: str) -> None:
-        """`first` is the valid key until the file can be read."""
-        self._path = path
-        self._keys = frozenset({first.encode()})
-        self._seen: tuple[int, int] | None = None
-        self._next = 0.0
-
-    def keys(self) -> frozenset[bytes]:
-        """The valid keys. While the file is missing or empty, the previous keys stay valid and an error is logged."""
-        now = time.monotonic()
-        if now >= self._next:
-            self._next = now + LOOK_SECONDS
-            self._look()
-        return self._keys
-
-    def _look(self) -> None:
-        try:
-            facts = os.stat(self._path)
-            seen = (facts.st_mtime_ns, facts.st_ino)
-            if seen == self._seen:
-                return
-            lines = [line.strip() for line in self._path.read_text("ascii").split("\n")]
-        except (OSError, ValueError) as error:
-            if self._seen != (0, 0):
-                logger.error("The keys of %s stay as they were, the file cannot be read: %s", self._path, error)
-            self._seen = (0, 0)
-            return
-        keys = frozenset(line.encode() for line in lines if line and not line.startswith("#"))
-        if not keys:
-            logger.error("The keys of %s stay as they were: no key is in the file", self._path)
-        elif keys != self._keys:
-            logger.info("%d keys of %s are in force", len(keys), self._path)
-            self._keys = keys
-        self._seen = seen
-
 
 Role = Literal["owner", "viewer", "program"]
 """A viewer may read pages and GET routes, a program may make the model calls of one trajectory; the owner may do everything."""
@@ -165,33 +116,25 @@ class Access:
 class Sessions:
     """Sessions opened with keys. A cookie is signed with its key, so it survives a restart and ends with the key."""
 
-    def __init__(
-        self,
-        owner_keys: Callable[[], Collection[bytes]],
-        viewer_keys: Sequence[str] = (),
-        signed_out: Path | None = None,
-    ) -> None:
-        """`owner_keys` returns the valid keys, at least one; they may change. `signed_out` is the file of `SignedOut`."""
+    def __init__(self, key: str, viewer_keys: Sequence[str] = (), signed_out: Path | None = None) -> None:
+        """`key` is the owner's. `signed_out` is the file of `SignedOut`."""
         self.wrong_keys = WrongKeys()
         self._signed_out = SignedOut(signed_out)
-        self._owner_keys = owner_keys
-        self._viewer_keys = [key.encode() for key in viewer_keys]
+        self._key = key
+        self._keys: list[tuple[bytes, Role]] = [
+            (key.encode(), "owner"),
+            *((it.encode(), "viewer") for it in viewer_keys),
+        ]
         self._links: dict[str, float] = {}
-
-    def _keys(self) -> list[tuple[bytes, Role]]:
-        keys: list[tuple[bytes, Role]] = [(key, "owner") for key in sorted(self._owner_keys())]
-        viewers: list[tuple[bytes, Role]] = [(key, "viewer") for key in self._viewer_keys]
-        return keys + viewers
 
     def role_of_key(self, sent: bytes) -> Role | None:
         """The role of a key; None for a wrong one. All keys are compared, so that the time reveals nothing."""
-        matches: list[Role] = [role for key, role in self._keys() if hmac.compare_digest(sent, key)]
+        matches: list[Role] = [role for key, role in self._keys if hmac.compare_digest(sent, key)]
         return matches[0] if matches else None
 
     def opens_trajectory(self, sent: bytes, trajectory_id: str) -> bool:
-        """Whether a key is that of the trajectory, derived from any of the owner's keys."""
-        known = [trajectory_key(key.decode(), trajectory_id).encode() for key in self._owner_keys()]
-        return any([hmac.compare_digest(sent, key) for key in known])
+        """Whether a key is that of the trajectory, derived from the owner's key."""
+        return hmac.compare_digest(sent, trajectory_key(self._key, trajectory_id).encode())
 
     def one_time_link(self) -> str:
         """Create a link that signs one browser in as the owner; returns its path."""
@@ -202,18 +145,18 @@ class Sessions:
     def open_by_link(self, token: str) -> str | None:
         """A new session's cookie for a one-time link; None if the link is unknown, used or expired."""
         valid_until = self._links.pop(token, 0.0)
-        return _new_session(self._keys()[0][0]) if valid_until > time.monotonic() else None
+        return _new_session(self._keys[0][0]) if valid_until > time.monotonic() else None
 
     def open_by_key(self, sent: str) -> str | None:
         """A new session's cookie for a key; None for a wrong one."""
         encoded = sent.strip().encode()
-        matches = [key for key, _ in self._keys() if hmac.compare_digest(encoded, key)]
+        matches = [key for key, _ in self._keys if hmac.compare_digest(encoded, key)]
         return _new_session(matches[0]) if matches else None
 
     def access(self, cookie_header: str) -> Access | None:
         """The access of the session in a Cookie header; None without a valid session."""
         value = cookie_of(cookie_header, COOKIE)
-        for key, role in self._keys():
+        for key, role in self._keys:
             signer = _session_signer(key)
             try:
                 opened = signer.unsign(value, return_timestamp=True)[1]
@@ -305,20 +248,9 @@ class Guard:
     Holders of `viewer_keys` may only read.
     """
 
-    def __init__(
-        self,
-        key: str | None,
-        viewer_keys: Sequence[str] = (),
-        file: KeyFile | None = None,
-        signed_out: Path | None = None,
-    ) -> None:
-        """`file` holds keys that can change while the server runs; without it, `key` is the only one.
-
-        `signed_out` is the file of sessions that were signed out; without it, they are forgotten at the end of the process.
-        """
-        only = frozenset({key.encode()} if key is not None else ())
-        owners = file.keys if file is not None else lambda: only
-        self.sessions = Sessions(owners, viewer_keys, signed_out) if key is not None else None
+    def __init__(self, key: str | None, viewer_keys: Sequence[str] = (), signed_out: Path | None = None) -> None:
+        """`signed_out` is the file of sessions that were signed out; without it, they are forgotten at the end of the process."""
+        self.sessions = Sessions(key, viewer_keys, signed_out) if key is not None else None
         self._local = Access("owner", secrets.token_urlsafe(24))
 
     def refusal(self, path: str, headers: Mapping[str, str], method: str = "GET") -> Refusal | None:

@@ -40,7 +40,6 @@ _SHARED = (SampledFields.model_fields.keys() - OF_CHATS) | {
     "add_special_tokens",
     "user",
     "offbook",
-    "art",
 }
 """Fields that mean the same for a prompt and for messages."""
 

@@ -309,19 +309,18 @@ async def test_a_client_with_only_a_url_submits_what_its_completions_remember(
                 await client.submit_trajectories([group], model=several)
 
 
-@pytest.mark.parametrize("field", ["offbook", "art"])
 async def test_a_trajectory_that_the_caller_names_keeps_its_id_and_all_its_turns(
-    local_backend: offbook.LocalBackend, field: str
+    local_backend: offbook.LocalBackend,
 ) -> None:
     await model_of(local_backend, "named").register()
     api = await local_backend.connect()
     group = offbook.TrajectoryGroup()
     async with offbook.AsyncClient(api.url, api.key) as client:
         for reward in (0.0, 1.0):
-            name, messages = f"{field}-{reward}", ask(reward)
+            name, messages = f"named-{reward}", ask(reward)
             for _ in range(2):
                 completion = await client.chat.completions.create(
-                    model="named", messages=messages, max_tokens=4, extra_body={field: {"trajectory_id": name}}
+                    model="named", messages=messages, max_tokens=4, extra_body={"offbook": {"trajectory_id": name}}
                 )
                 trajectory = completion.trajectory  # type: ignore[attr-defined]
                 assert trajectory.id == name
@@ -329,7 +328,7 @@ async def test_a_trajectory_that_the_caller_names_keeps_its_id_and_all_its_turns
             trajectory.reward = reward
             group.trajectories.append(trajectory)
         await client.submit_trajectories([group], model="named", config={"learning_rate": 1e-4})
-    found = await api.trajectory(f"{field}-1.0")
+    found = await api.trajectory("named-1.0")
     assert found.trajectory is not None and (found.trajectory.reward, len(found.calls)) == (1.0, 2)
 
 

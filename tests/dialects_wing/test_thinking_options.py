@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from offbook.server.calls import thinking
+from offbook.server.calls import chat_request
 from offbook.server.calls.chat_request import ChatRequest
 from offbook.server.sampler.transport import Quirks
 from tests.fakes.gateway import Gateway
@@ -57,7 +57,7 @@ async def sent(gateway: Gateway, template: set[str] | None, path: str, fields: d
 async def test_every_api_can_turn_thoughts_off(gateway: Gateway, path: str, fields: dict[str, Any]) -> None:
     got = await sent(gateway, {"enable_thinking", "messages"}, path, fields)
     assert got["chat_template_kwargs"] == {"enable_thinking": False}
-    assert not got.keys() & set(thinking.SPELLINGS)
+    assert not got.keys() & set(chat_request.SPELLINGS)
     named = await sent(gateway, {"thinking"}, path, fields)
     assert named["chat_template_kwargs"]["thinking"] is False
 
@@ -75,7 +75,7 @@ async def test_an_effort_is_a_variable_of_the_template(gateway: Gateway, path: s
 async def test_a_base_that_does_not_think_is_asked_without_the_options(
     gateway: Gateway, path: str, fields: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    thinking._tell.cache_clear()  # pyright: ignore[reportPrivateUsage]
+    chat_request._note_dropped.cache_clear()  # pyright: ignore[reportPrivateUsage]
     caplog.set_level(logging.WARNING)
     plain = await sent(gateway, {"messages"}, path, {})
     for _ in range(2):

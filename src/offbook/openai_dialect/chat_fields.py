@@ -114,7 +114,7 @@ class StreamOptions(BaseModel):
 
 
 class Named(BaseModel):
-    """The body field `offbook` (or `art`), which names the call's trajectory."""
+    """The body field `offbook`, which names the call's trajectory."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -187,7 +187,6 @@ class ChatFields(SampledFields, _Conversation):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     offbook: Named | None = None
-    art: Named | None = None
 
     length_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
@@ -238,8 +237,8 @@ class ChatFields(SampledFields, _Conversation):
     modalities: list[Literal["text"]] | None = None
 
 
-OURS = frozenset({"offbook", "art"})
-"""Fields that the gateway reads and does not send to the sampler."""
+OURS = "offbook"
+"""The field that the gateway reads and does not send to the sampler."""
 
 GUIDED = {
     "guided_json": "json",

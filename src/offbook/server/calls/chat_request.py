@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Self, cast
 
 import orjson
@@ -39,13 +40,13 @@ from offbook.openai_dialect.chat_fields import (
     WITHOUT_EFFECT,
     AllowedToolChoice,
     ChatFields,
-    Named,
 )
 
 from ...engine.protocol import FLAT_LOGPROBS
 from ..errors import ApiError, bad_request, shortened
 from ..sampler.transport import AnswerLimits, Quirks
-from .thinking import in_template
+
+logger = logging.getLogger(__name__)
 
 LENGTHS = frozenset({"max_tokens", "max_completion_tokens"})
 _MAX_KEY = 300
@@ -61,6 +62,17 @@ _SHAPES = (
     "guided_regex",
     "guided_choice",
 )
+
+EFFORTS = frozenset({"none", "minimal", "low", "medium", "high", "xhigh", "max"})
+"""The values of `reasoning_effort` that vLLM takes."""
+SPELLINGS = ("reasoning_effort", "reasoning", "thinking", "enable_thinking", "thinking_budget")
+"""Fields of a request: OpenAI's, OpenRouter's, Anthropic's and DeepSeek's, and two of DashScope's."""
+_SWITCHES = ("enable_thinking", "thinking")
+"""The template's variables for thinking or not, by family."""
+_EFFORT = "reasoning_effort"
+"""The template's variable for how much, and vLLM's field."""
+_BUDGET = "thinking_token_budget"
+_VARIABLES = "chat_template_kwargs"
 
 
 @dataclass(frozen=True)
@@ -228,13 +240,13 @@ class ChatRequest:
         With `block`, a stream without tools gets so many tokens in a chunk, if the engine can do so. With tools it does not:
         vLLM's tool parsers do not all find the same calls then.
         """
-        sent = {name: value for name, value in self.body.items() if name not in OURS and name not in WITHOUT_EFFECT}
+        sent = {name: value for name, value in self.body.items() if name != OURS and name not in WITHOUT_EFFECT}
         sent |= {"model": adapter, "repetition_penalty": self.fields.repetition_penalty or 1.0}
         sent |= dict(self.sampling)
         guided = {name: sent.pop(old) for old, name in GUIDED.items() if sent.get(old) is not None}
         if guided:
             sent["structured_outputs"] = {**(sent.get("structured_outputs") or {}), **guided}
-        sent = in_template(sent, self.quirks.template, budgets=self.quirks.thinking_budgets)
+        sent = thinking_in_template(sent, self.quirks.template, budgets=self.quirks.thinking_budgets)
         if self.quirks.no_seed:
             sent.pop("seed", None)
         if self.fields.stream_options is not None:
@@ -312,14 +324,9 @@ def _trajectory(
     fields: ChatFields, headers: Mapping[str, str], url_trajectory: str | None, key: str | None
 ) -> str | None:
     """The trajectory that header, body or base URL names; else a new one if recording was requested; else None."""
-
-    def of(named: Named | None) -> str | None:
-        return named.trajectory_id if named is not None else None
-
     named = {
         f"header {TRAJECTORY_HEADER}": headers.get(TRAJECTORY_HEADER) or None,
-        "field offbook.trajectory_id": of(fields.offbook),
-        "field art.trajectory_id": of(fields.art),
+        "field offbook.trajectory_id": fields.offbook.trajectory_id if fields.offbook is not None else None,
         "base URL": url_trajectory,
     }
     by_place = {place: trajectory for place, trajectory in named.items() if trajectory is not None}
@@ -355,3 +362,62 @@ def _fit(headers: Mapping[str, str]) -> bool:
     if value not in (None, "fit"):
         raise ApiError(400, f"{LENGTH_HEADER} must be fit, got {shortened(value)}", LENGTH_HEADER, "invalid_value")
     return value is not None
+
+
+def thinking_in_template(
+    payload: dict[str, Json], template: frozenset[str] | None, *, budgets: bool
+) -> dict[str, Json]:
+    """The payload with its thinking options as far as the template has variables for them. Others are dropped and logged once: a
+    program that was written for a model that thinks must not end on them.
+
+    `template`: the words of the base's chat templates; None if they are not known, so that all variables are sent.
+    `budgets`: whether the engine ends a thought after `thinking_token_budget` tokens.
+    """
+    own = cast(dict[str, Json], payload.get(_VARIABLES) or {})
+    options = {name: payload[name] for name in SPELLINGS if payload.get(name) is not None}
+    dropped = [_BUDGET] if payload.get(_BUDGET) is not None and not budgets else []
+    switched = [name for name in _SWITCHES if name in own]
+    if not (options or dropped or switched):
+        return payload
+    sent = {name: value for name, value in payload.items() if name not in SPELLINGS and name not in dropped}
+    known = {
+        name: value for name, value in _thinking_variables(options, own).items() if template is None or name in template
+    }
+    if not known:
+        dropped += [*options, *switched]
+    for name in dropped:
+        _note_dropped(name)
+    if known | own:
+        sent[_VARIABLES] = known | own
+    if known.get(_EFFORT) is not None:
+        sent[_EFFORT] = known[_EFFORT]
+    if _fields(options, "reasoning").get("exclude") is True:
+        sent.setdefault("include_reasoning", False)
+    return sent
+
+
+def _thinking_variables(options: Mapping[str, Json], own: Mapping[str, Json]) -> dict[str, Json]:
+    """The template's variables that the options mean. The client's own variables go first."""
+    effort = options.get("reasoning_effort") or _fields(options, "reasoning").get("effort")
+    effort = effort if isinstance(effort, str) and effort in EFFORTS else None
+    kind, budget = _fields(options, "thinking").get("type"), options.get("thinking_budget")
+    spoken: list[Json] = [
+        *(own.get(name) for name in _SWITCHES),
+        options.get("enable_thinking"),
+        options.get("thinking") if kind is None else kind != "disabled",
+        None if budget is None else budget != 0,
+        _fields(options, "reasoning").get("enabled"),
+        None if effort is None else effort != "none",
+    ]
+    on = next((value for value in spoken if isinstance(value, bool)), None)
+    return (dict.fromkeys(_SWITCHES, on) if on is not None else {}) | ({_EFFORT: effort} if effort else {})
+
+
+def _fields(options: Mapping[str, Json], name: str) -> dict[str, Json]:
+    value = options.get(name)
+    return cast(dict[str, Json], value) if isinstance(value, dict) else {}
+
+
+@cache
+def _note_dropped(name: str) -> None:
+    logger.warning("%s has no effect: neither the base's chat template nor its engine has such an option", name)

@@ -1,7 +1,8 @@
-"""Datasets in Langfuse, whose items have the ids of scenarios."""
+"""What is stored in Langfuse: datasets, whose items have the ids of scenarios, and managed prompts, noted on the rollouts that use them."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, cast
@@ -9,9 +10,9 @@ from urllib.parse import quote
 
 from pydantic import ValidationError
 
-from offbook import Scenario
+from offbook import Scenario, current_trajectory
 from offbook.base.errors import ConfigError
-from offbook.base.types import Json
+from offbook.base.types import Json, Message
 from offbook.base.user_values import json_value
 from offbook.scenarios.identity import scenario_fields, scenario_id
 
@@ -115,3 +116,53 @@ def _fields(value: Json) -> Iterator[tuple[str, Json]]:
         yield from cast(Mapping[str, Json], value).items()
     else:
         yield "prompt", value if isinstance(value, str) or value is None else str(value)
+
+
+_VARIABLE = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_]*)\s*\}\}")
+
+
+@dataclass(frozen=True)
+class ManagedPrompt:
+    """A version of a prompt: a text, or chat messages."""
+
+    name: str
+    version: int
+    prompt: str | tuple[Message, ...]
+    config: Mapping[str, Json]
+
+    def compile(self, **variables: object) -> str | list[Message]:
+        """The prompt with its `{{variables}}` filled in, noted on the rollout that runs here. Raises ConfigError for one
+        that is missing."""
+        trajectory = current_trajectory()
+        if trajectory is not None:
+            trajectory.metadata["prompt"] = f"{self.name}@{self.version}"
+        if isinstance(self.prompt, str):
+            return self._filled(self.prompt, variables)
+        return [
+            {**message, "content": self._filled(str(message.get("content", "")), variables)} for message in self.prompt
+        ]
+
+    def _filled(self, text: str, variables: Mapping[str, object]) -> str:
+        missing = sorted(set(_VARIABLE.findall(text)) - set(variables))
+        if missing:
+            raise ConfigError(f"prompt {self.name!r} version {self.version}: no value for {', '.join(missing)}")
+        return _VARIABLE.sub(lambda match: str(variables[match[1]]), text)
+
+
+def managed_prompt(
+    name: str, *, version: int | None = None, label: str | None = None, connection: LangfuseConnection | None = None
+) -> ManagedPrompt:
+    """A prompt by version, by label, or the one labelled `production`. Raises ConfigError for one that does not exist."""
+    if version is not None and label is not None:
+        raise ConfigError(f"prompt {name!r}: give a version or a label, not both")
+    with LangfuseRest(connection or LangfuseConnection.from_environment()) as rest:
+        answer = rest.get(f"/api/public/v2/prompts/{quote(name, safe='')}", {"version": version, "label": label})
+    text: Json = answer.get("prompt")
+    number: Json = answer.get("version")
+    config: Json = answer.get("config") or {}
+    messages = cast(Sequence[Json], text if isinstance(text, list) else ())
+    whole = isinstance(text, str) or (isinstance(text, list) and all(isinstance(message, dict) for message in messages))
+    if not whole or not isinstance(number, int) or not isinstance(config, dict):
+        raise ConfigError(f"Langfuse answered the prompt {name!r} with no prompt: {dict(answer)!r:.300}")
+    prompt = text if isinstance(text, str) else tuple(cast(Sequence[Message], messages))
+    return ManagedPrompt(str(answer.get("name", name)), number, prompt, cast(Mapping[str, Json], config))

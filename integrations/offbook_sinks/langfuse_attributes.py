@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
@@ -12,7 +13,7 @@ from offbook.base.wire import RolloutTrace
 from offbook.contracts import GroupsFinished, RunStarted
 from offbook_langfuse.connection import OWN_TAG
 
-from .spans import Attribute, SpanKind, TraceSpan, as_text, json_text
+from .spans import Attribute, SpanKind, TraceSpan, as_text, json_text, span_id
 
 USER: Final = "user_id"
 PROMPT: Final = "prompt"
@@ -21,8 +22,17 @@ LONGEST_SESSION: Final = 200
 """Langfuse drops longer session ids."""
 
 
+@dataclass(frozen=True)
+class Experiment:
+    """The dataset item that an evaluated rollout belongs to."""
+
+    dataset_id: str
+    item_id: str
+    expected: Json
+
+
 def trace_attributes(
-    rollout: RolloutTrace, root: TraceSpan, event: GroupsFinished, environment: str
+    rollout: RolloutTrace, root: TraceSpan, event: GroupsFinished, environment: str, experiment: Experiment | None
 ) -> dict[str, Attribute]:
     """What all spans of a rollout say."""
     record, place = rollout.record, rollout.record.place
@@ -47,7 +57,29 @@ def trace_attributes(
     }
     known |= {f"rollout.{name}": value for name, value in record.metadata.items() if name not in (USER, PROMPT)}
     found |= {f"langfuse.trace.metadata.{name}": as_text(value) for name, value in known.items() if value is not None}
+    if experiment is not None:
+        found |= _experiment(rollout, root, event, experiment)
     return found
+
+
+def _experiment(
+    rollout: RolloutTrace, root: TraceSpan, event: GroupsFinished, item: Experiment
+) -> dict[str, Attribute]:
+    """One experiment for each run, split and step. Its name begins with what tells rows apart, and has no comma: Langfuse's
+    API takes comma-separated lists of names."""
+    model, step = rollout.record.model, rollout.record.place.step
+    policy = model if step is None else f"{model} step {step}"
+    facts: dict[str, Json] = {"model": model, "step": step, "split": event.split, "run": event.run}
+    return {
+        "langfuse.experiment.id": f"{event.run}/{event.split}@step-{event.step}",
+        "langfuse.experiment.name": f"{policy} {event.split} ({event.run})",
+        "langfuse.experiment.description": f"Offbook evaluated {policy} on the split {event.split} of run {event.run}.",
+        "langfuse.experiment.metadata": json_text({name: fact for name, fact in facts.items() if fact is not None}),
+        "langfuse.experiment.dataset.id": item.dataset_id,
+        "langfuse.experiment.item.id": item.item_id,
+        "langfuse.experiment.item.root_observation_id": f"{span_id(rollout, root.key):016x}",
+        "langfuse.experiment.item.expected_output": json_text(item.expected),
+    }
 
 
 def span_attributes(

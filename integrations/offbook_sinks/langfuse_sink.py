@@ -27,8 +27,10 @@ from offbook.contracts import (
     digest,
 )
 from offbook_langfuse.connection import REQUEST_SECONDS, LangfuseConnection
+from offbook_langfuse.stored import dataset_items
 
 from .langfuse_attributes import (
+    Experiment,
     environment_name,
     run_attributes,
     session_id,
@@ -205,6 +207,8 @@ STEP_SCORES: Final = ("reward", "success", "entropy", "kl/base")
 
 EVALUATION_DETAILS: Final = ("reward_spread", "reward_error", "scenarios")
 """Metrics of an evaluation that are no scores."""
+EVALUATED: Final = ("val", "compare")
+"""How the splits of evaluations and comparisons begin."""
 
 
 class LangfuseSink(TraceSink):
@@ -212,7 +216,8 @@ class LangfuseSink(TraceSink):
 
     Without `connection` it reads LANGFUSE_BASE_URL (or LANGFUSE_HOST), LANGFUSE_PUBLIC_KEY and LANGFUSE_SECRET_KEY. `mask`
     changes every input and output before it leaves the process. `sample_rate`: the share of rollouts that is shown, by
-    default LANGFUSE_SAMPLE_RATE or 1. `environment`: by default LANGFUSE_TRACING_ENVIRONMENT or the split. `release`: of the
+    default LANGFUSE_SAMPLE_RATE or 1. `environment`: by default LANGFUSE_TRACING_ENVIRONMENT or the split. `dataset`: the
+    name of a Langfuse dataset whose item ids are the scenarios' ids: evaluations become experiments on it. `release`: of the
     app, by default LANGFUSE_RELEASE.
     """
 
@@ -225,6 +230,7 @@ class LangfuseSink(TraceSink):
         mask: Mask | None = None,
         sample_rate: float | None = None,
         environment: str | None = None,
+        dataset: str | None = None,
         release: str | None = None,
         timeout: float = REQUEST_SECONDS,
     ) -> None:
@@ -232,8 +238,10 @@ class LangfuseSink(TraceSink):
         self._mask = mask or unmasked
         self._rate = _sample_rate(sample_rate)
         self._environment = environment or os.environ.get(ENVIRONMENT)
+        self._dataset = dataset
         release = release or os.environ.get(RELEASE)
         self._release: dict[str, Attribute] = {"langfuse.release": release} if release else {}
+        self._experiments: dict[str, Experiment] | None = None
         headers = {"authorization": self._connection.authorization, "x-langfuse-ingestion-version": "4"}
         self._sender = OtlpSender(
             f"{self._connection.base_url}{OTLP_PATH}",
@@ -255,10 +263,11 @@ class LangfuseSink(TraceSink):
 
     def groups_finished(self, event: GroupsFinished) -> None:
         shown = [rollout for rollout in event.rollouts if is_sampled(rollout, self._rate)]
+        experiments = self._items() if event.split.startswith(EVALUATED) else {}
         environment = self._environment_of(event.split)
         scores = [score for rollout in shown for score in rollout_scores(rollout, environment, self._mask)]
         try:
-            self._sender.send([self._spans(rollout, event) for rollout in shown])
+            self._sender.send([self._spans(rollout, event, experiments) for rollout in shown])
         except RejectedError:  # the other rollouts were accepted
             self._scores.send(scores)
             raise
@@ -302,9 +311,12 @@ class LangfuseSink(TraceSink):
         ]
         self._scores.send(scores)
 
-    def _spans(self, rollout: RolloutTrace, event: GroupsFinished) -> Sequence[OtlpSpan]:
+    def _spans(
+        self, rollout: RolloutTrace, event: GroupsFinished, experiments: Mapping[str, Experiment]
+    ) -> Sequence[OtlpSpan]:
+        scenario = rollout.record.place.scenario or ""
         spans, environment, trace = rollout_spans(rollout), self._environment_of(event.split), trace_id(rollout)
-        shared = trace_attributes(rollout, spans[0], event, environment) | self._release
+        shared = trace_attributes(rollout, spans[0], event, environment, experiments.get(scenario)) | self._release
         return [
             self._sender.span(
                 trace,
@@ -317,6 +329,19 @@ class LangfuseSink(TraceSink):
             )
             for span in spans
         ]
+
+    def _items(self) -> dict[str, Experiment]:
+        """The dataset's items by id, read once."""
+        if self._dataset is None:
+            return {}
+        if self._experiments is None:
+            items = dataset_items(self._connection, self._dataset)
+            self._experiments = {item.id: Experiment(item.dataset_id, item.id, item.expected) for item in items}
+            if not self._experiments:
+                raise DeliveryError(
+                    f"the Langfuse dataset {self._dataset!r} has no items: call save_dataset(...) first"
+                )
+        return self._experiments
 
     def _environment_of(self, split: str) -> str:
         return environment_name(self._environment or split)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -9,10 +10,13 @@ from pathlib import Path
 
 import pytest
 
+import offbook
+import offbook_compare
 from offbook.client.connection.http import Api
 from offbook.commands.main import run as command_line
 from offbook.testing import LlmReply, LlmRequest, ScriptedServer, says, scripted_llm, scripted_server
 from offbook.tracing.export import export_run
+from offbook_langfuse import LangfuseConnection, save_dataset
 from offbook_sinks.langfuse_sink import LangfuseSink
 from tests.fakes.obedient_policy import obey
 from tests.fakes.trace_server import PUBLIC, SECRET, TraceServer, trace_server
@@ -120,3 +124,25 @@ def test_one_line_shows_every_candidate_in_langfuse_the_dashboard_and_an_export_
     now = {id: score["value"] for id, score in langfuse.scores.items()}
     assert (set(langfuse.spans), now) == before
     assert langfuse.faults_found() == []
+
+
+def test_a_comparison_is_an_experiment_on_a_langfuse_dataset_for_each_candidate(
+    folder: Path, langfuse: TraceServer
+) -> None:
+    import shown_app  # type: ignore[import-not-found]  # written by the fixture
+
+    connection = LangfuseConnection(langfuse.url, PUBLIC, SECRET)
+    save_dataset("words", SCENARIOS, expected="question", connection=connection)
+    with scripted_llm(blue_only) as api:
+        given = ["step:0", offbook.Model("big", inference_base_url=api.url, inference_api_key="k")]
+        sinks = [LangfuseSink(connection, dataset="words")]
+        found = asyncio.run(
+            offbook_compare.acompare(shown_app.agent, SCENARIOS, given, output=folder / "out", sinks=sinks)
+        )
+    items = Counter(
+        (span.attributes["langfuse.experiment.name"], span.attributes["langfuse.experiment.item.id"])
+        for span in langfuse.spans.values()
+        if span.type == "agent"
+    )
+    names = [f"shown step 0 compare (step-0-{found.run})", f"big compare (big-{found.run})"]
+    assert items == {(name, each["id"]): 1 for name in names for each in SCENARIOS}

@@ -1,4 +1,4 @@
-"""The reading half of the Langfuse stand-in: observations, scores and datasets, with the limits that
+"""The reading half of the Langfuse stand-in: observations, scores, experiments, datasets and prompts, with the limits that
 the API's reference names."""
 
 from __future__ import annotations
@@ -24,10 +24,14 @@ def rest(server: TraceServer, method: str, path: str, query: Query, body: Any) -
     word = unquote(path.rsplit("/", 1)[-1])
     if path.startswith(("/api/public/v2/datasets", "/api/public/dataset-items")):
         return _datasets(server, method, path, query, body, word)
+    if path.startswith("/api/public/v2/prompts"):
+        return _prompts(server, method, query, body, word)
     if path == "/api/public/v2/observations":
         return _observations(server, query)
     if path == "/api/public/v3/scores":
         return _scores(server, query)
+    if path in ("/api/public/experiments", "/api/public/experiment-items"):
+        return _experiments(server, query, items=word == "experiment-items")
     return 404, {"message": f"no {method} {path}"}
 
 
@@ -54,6 +58,22 @@ def _datasets(server: TraceServer, method: str, path: str, query: Query, body: A
 def _dataset(name: str) -> dict[str, Any]:
     times = {"createdAt": NOW, "updatedAt": NOW}
     return {"id": f"dataset-{name}", "name": name, "metadata": {}, "projectId": "project", **times}
+
+
+def _prompts(server: TraceServer, method: str, query: Query, body: Any, word: str) -> Answer:
+    """A prompt is kept under its name, and each version of it under `name@version`."""
+    if method == "POST":
+        version = server.prompts.get(body["name"], {}).get("version", 0) + 1
+        known = {"config": {}, "labels": [], "tags": [], "type": "text"} | body | {"version": version}
+        server.prompts[body["name"]] = server.prompts[f"{body['name']}@{version}"] = known
+        return 200, known
+    if method == "DELETE":
+        for key in [key for key in server.prompts if key.split("@")[0] == word]:
+            del server.prompts[key]
+        return 204, None
+    name = f"{word}@{query['version'][0]}" if "version" in query else word
+    found = server.prompts.get(name)
+    return (200, found) if found is not None else (404, {"message": "Prompt not found"})
 
 
 def _observations(server: TraceServer, query: Query) -> Answer:
@@ -176,6 +196,36 @@ def _score(body: Mapping[str, Any]) -> dict[str, Any]:
         "updatedAt": body["updatedAt"], "comment": body.get("comment"), "metadata": body.get("metadata"),
         "subject": {"kind": kind, "id": body[f"{kind}Id"], **inner},
     }  # fmt: skip
+
+
+def _experiments(server: TraceServer, query: Query, *, items: bool) -> Answer:
+    """What the spans' attributes make: an experiment has an item for each root."""
+    if "fromStartTime" not in query:
+        return 400, {"message": "fromStartTime is required"}
+    prefix, parameter = "langfuse.experiment.", "experimentName" if items else "name"
+    found: list[dict[str, Any]] = []
+    for span in server.spans.values():
+        own = span.attributes
+        if span.parent or prefix + "name" not in own or own[prefix + "name"] not in query.get(parameter, []):
+            continue
+        found.append({
+            "id": span.id, "traceId": span.trace, "startTime": _time(span.start), "endTime": _time(span.end),
+            "level": "DEFAULT", "environment": own["langfuse.environment"], "experimentId": own[prefix + "id"],
+            "experimentName": own[prefix + "name"], "experimentItemId": own[prefix + "item.id"],
+            "experimentDatasetId": own[prefix + "dataset.id"],
+            "expectedOutput": own[prefix + "item.expected_output"], "description": own[prefix + "description"],
+            "metadata": json.loads(own[prefix + "metadata"]),
+        })  # fmt: skip
+    if items:
+        return _page(found, query)
+    whole = [
+        {"id": each["experimentId"], "name": each["experimentName"], "startTime": each["startTime"],
+         "endTime": each["endTime"], "itemCount": len(found), "datasetId": each["experimentDatasetId"],
+         "description": each["description"],
+         **({"metadata": each["metadata"]} if "metadata" in query.get("fields", [""])[0] else {})}
+        for each in found[:1]
+    ]  # fmt: skip
+    return _page(whole, query)
 
 
 def _page(items: Iterable[dict[str, Any]], query: Query) -> Answer:

@@ -45,6 +45,9 @@ READ = (
         "input", "output", "level", "status_message", "model.name", "model.parameters", "usage_details", "cost_details",
         "completion_start_time", "prompt.name", "prompt.version",
     )),
+    *(f"langfuse.experiment.{name}" for name in (
+        "id", "name", "description", "metadata", "dataset.id", "item.id", "item.root_observation_id", "item.expected_output",
+    )),
 )  # fmt: skip
 """Attributes of packages/shared/src/server/otel/attributes.ts that the processor reads; others say nothing, or the same twice."""
 PREFIXES = ("langfuse.trace.metadata.", "langfuse.observation.metadata.")
@@ -112,6 +115,7 @@ class TraceServer:
     datasets: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
     observations: list[dict[str, Any]] = field(default_factory=list)
     kept_scores: list[dict[str, Any]] = field(default_factory=list)
+    prompts: dict[str, dict[str, Any]] = field(default_factory=dict)
     over: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
 

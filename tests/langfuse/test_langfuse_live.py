@@ -14,15 +14,17 @@ from typing import Any, TypeVar
 import httpx
 import pytest
 from langfuse.api import LangfuseAPI
+from langfuse.api.prompts import CreateTextPromptRequest
 
 from offbook import Scenario
 from offbook.base.types import ToolRun, new_id
 from offbook.base.wire import RolloutTrace
-from offbook.contracts import GroupsFinished, StepFinished
+from offbook.contracts import EvaluationFinished, GroupsFinished, StepFinished
 from offbook.testing.sinks import START, sample_rollout
 from offbook_langfuse import (
     LangfuseConnection,
     dataset_scenarios,
+    managed_prompt,
     save_dataset,
     scenarios_from_traces,
 )
@@ -39,7 +41,7 @@ BEGAN = datetime.fromtimestamp(START - 60, UTC)
 
 @dataclass
 class Project:
-    """A Langfuse project. `seconds`: how long what was written may take until it is read; scores of a real
+    """A Langfuse project. `seconds`: how long what was written may take until it is read; scores and experiments of a real
     server may take ten minutes."""
 
     connection: LangfuseConnection
@@ -182,7 +184,7 @@ def test_low_scored_traces_come_back_as_scenarios(project: Project) -> None:
     assert all(each["answer"]["content"] == "On shelf 7." for each in found)
 
 
-def test_a_dataset_comes_back(project: Project) -> None:
+def test_a_dataset_comes_back_and_an_evaluation_is_an_experiment_on_it(project: Project) -> None:
     name = f"offbook-{project.run}"
     given = [
         Scenario.model_validate({"id": f"{project.run}-box-0", "prompt": "Where is box 0?", "answer": "7"}),
@@ -194,3 +196,35 @@ def test_a_dataset_comes_back(project: Project) -> None:
     back = {each.id: each for each in dataset_scenarios(name, connection=project.connection)}
     assert len(back) == 3
     assert back[f"{project.run}-box-0"]["answer"] == "7" and back[f"{project.run}-box-1"]["expected"] == {"shelf": 4}
+    dataset = project.api.datasets.get(name)
+    first = sample_rollout(0, run=project.run, split="val", step=2)
+    place = first.record.place.model_copy(update={"scenario": f"{project.run}-box-0"})
+    rollout = first.model_copy(update={"record": first.record.model_copy(update={"place": place})})
+    evaluated = EvaluationFinished(project.run, "agent", "val", 2, START + 20, {"reward": 0.5}, ("v",))
+    with project.sink(dataset=name) as sink:
+        sink.groups_finished(GroupsFinished(project.run, "val", 2, ("v",), (rollout,)))
+        sink.evaluation_finished(evaluated)
+    experiment = f"agent step 2 val ({project.run})"
+    read = project.api.experiments.list
+    [found] = project.awaited(
+        lambda: project.all(read, from_start_time=BEGAN, name=experiment, fields="core,metadata"), 1
+    )
+    assert (found.name, found.dataset_id, found.item_count) == (experiment, dataset.id, 1)
+    assert found.description.startswith("Offbook evaluated agent step 2 on the split val")
+    assert found.metadata["model"] == "agent" and found.metadata["split"] == "val"
+    items = project.api.experiments.list_items
+    [item] = project.awaited(lambda: project.all(items, from_start_time=BEGAN, experiment_name=experiment), 1)
+    assert (item.trace_id, item.experiment_item_id) == (f"{trace_id(rollout):032x}", f"{project.run}-box-0")
+
+
+def test_a_prompt_is_read_by_its_version(project: Project) -> None:
+    name = f"offbook-{project.run}"
+    for text in ("Hello {{name}}", "Good day {{name}}"):
+        project.api.prompts.create(request=CreateTextPromptRequest(name=name, prompt=text))
+    try:
+        first = managed_prompt(name, version=1, connection=project.connection)
+        second = managed_prompt(name, version=2, connection=project.connection)
+    finally:
+        project.api.prompts.delete(name)
+    assert (first.version, first.compile(name="Ann")) == (1, "Hello Ann")
+    assert (second.version, second.compile(name="Ann")) == (2, "Good day Ann")

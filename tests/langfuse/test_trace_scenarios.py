@@ -1,7 +1,8 @@
-"""Back in from Langfuse: real users' inputs as scenarios, datasets in both directions."""
+"""Back in from Langfuse: real users' inputs as scenarios, datasets in both directions, experiments and prompts."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from collections.abc import Iterator
@@ -10,14 +11,16 @@ from typing import Any
 
 import pytest
 
-from offbook import Scenario
+from offbook import Scenario, Trajectory
 from offbook.base.errors import ConfigError
+from offbook.client.rollouts.capture import capturing
 from offbook.contracts import DeliveryError, GroupsFinished
 from offbook.scenarios.identity import scenario_text
 from offbook.testing.sinks import sample_rollout
 from offbook_langfuse import (
     LangfuseConnection,
     dataset_scenarios,
+    managed_prompt,
     save_dataset,
     scenarios_from_traces,
 )
@@ -131,6 +134,49 @@ def test_scenarios_come_back_from_a_dataset_as_they_went(server: TraceServer) ->
         dataset_scenarios("none", connection=connection(server))
 
 
+def test_an_evaluation_is_an_experiment_on_the_dataset(server: TraceServer) -> None:
+    save_dataset("boxes", [{"id": "box-0", "prompt": "?", "answer": "7"}], connection=connection(server))
+    sink = LangfuseSink(connection(server), dataset="boxes")
+    rollout = sample_rollout(0, split="val", step=2)
+    sink.groups_finished(GroupsFinished("run", "val", 2, ("g",), (rollout,)))
+    assert server.faults_found() == []
+    [root] = [span.id for span in server.spans.values() if not span.parent]
+    for span in server.spans.values():
+        own = {name.removeprefix("langfuse.experiment."): value for name, value in span.attributes.items()
+               if name.startswith("langfuse.experiment.")}  # fmt: skip
+        assert json.loads(own.pop("metadata")) == {"model": "agent", "step": 2, "split": "val", "run": "run"}
+        assert own == {
+            "id": "run/val@step-2", "name": "agent step 2 val (run)", "dataset.id": "dataset-boxes", "item.id": "box-0",
+            "item.expected_output": '"7"', "item.root_observation_id": root,
+            "description": "Offbook evaluated agent step 2 on the split val of run run.",
+        }  # fmt: skip
+
+
+def test_a_managed_prompt_is_noted_on_the_rollout_that_uses_it(server: TraceServer) -> None:
+    server.prompts = {
+        "greet": {"name": "greet", "version": 3, "prompt": "Hello {{ name }}", "config": {"temperature": 0.2}},
+        "chat": {"name": "chat", "version": 1, "prompt": [{"role": "system", "content": "Serve {{shop}}."}]},
+    }
+    prompt = managed_prompt("greet", connection=connection(server))
+    assert (prompt.version, prompt.config) == (3, {"temperature": 0.2})
+
+    async def rollout() -> Trajectory:
+        trajectory = Trajectory()
+        with capturing(trajectory):
+            assert prompt.compile(name="Ann") == "Hello Ann"
+        return trajectory
+
+    assert asyncio.run(rollout()).metadata == {"prompt": "greet@3"}
+    chat = managed_prompt("chat", label="production", connection=connection(server))
+    assert chat.compile(shop="us") == [{"role": "system", "content": "Serve us."}]
+    with pytest.raises(ConfigError, match="prompt 'greet' version 3: no value for name"):
+        prompt.compile()
+    with pytest.raises(ConfigError, match="a version or a label, not both"):
+        managed_prompt("greet", version=1, label="x", connection=connection(server))
+    with pytest.raises(ConfigError, match="404"):
+        managed_prompt("gone", connection=connection(server))
+
+
 HOSTILE: dict[str, Any] = {
     "a list": [1],
     "data that is no list": {"data": {"a": 1}},
@@ -147,6 +193,7 @@ HOSTILE: dict[str, Any] = {
     },
     "an input that is no JSON": {"data": [{"id": "a", "traceId": "a", "input": "NaN", "output": '"\\ud800"'}]},
     "an item that is no scenario": {"data": [{"id": "a", "input": {"prompt": 3}, "expectedOutput": {"value": 1}}]},
+    "a prompt that is none": {"prompt": 7, "version": "x", "name": "n"},
 }
 
 
@@ -158,6 +205,7 @@ def test_whatever_langfuse_answers_is_read_or_an_error_that_names_it(body: objec
             lambda: scenarios_from_traces(connection=there),
             lambda: scenarios_from_traces(low_score="a<1", connection=there),
             lambda: dataset_scenarios("d", connection=there),
+            lambda: managed_prompt("p", connection=there),
         ):
             with contextlib.suppress(ConfigError):
                 read()

@@ -77,34 +77,21 @@ def plans(
     if model is None:
         option = "--card" if cards is None else "--cards"
         raise ConfigError(f"{option} needs --model, the base to run, as in --model Qwen/Qwen2.5-7B-Instruct")
-    several = _of_cards(model, cards, options, row_tokens, layout) if cards is not None else None
-    if isinstance(several, Planned):
-        return [several]
+    count, one = parse_cards(cards) if cards is not None else (1, None if card is None else parse_card(card))
+    if count > 1 and layout != "auto":
+        raise ConfigError(f"--memory-layout {layout}: with several cards, sampler and learner share none; leave it out")
+    here = [one] if one is not None else [Card(gpu.name, gpu.total) for gpu in gpus()[:1]]
     shape, work = find_shape(model), Workload.of(options, row_tokens)
-    one = several or (parse_card(card) if card is not None else None)
     planned: list[Planned] = []
-    for gpu in (
-        [one] if one is not None else [Card(gpu.name, gpu.total) for gpu in gpus()[:1]] or map(parse_card, COMMON)
-    ):
+    for gpu in here or map(parse_card, COMMON):
         try:
-            planned.append(Planned(gpu, make_plan(model, shape, gpu, work, known[layout])))
+            if count > 1:
+                planned.append(Planned(gpu, plan_cards(model, shape, gpu, count, work)))
+            else:
+                planned.append(Planned(gpu, make_plan(model, shape, gpu, work, known[layout])))
         except ConfigError as error:
             planned.append(Planned(gpu, None, str(error)))
     return planned
-
-
-def _of_cards(model: str, cards: str, options: EngineOptions, row_tokens: int | None, layout: str) -> Planned | Card:
-    """The plan for several equal cards; the card itself where there is one. Raises ConfigError."""
-    count, card = parse_cards(cards)
-    if count == 1:
-        return card
-    if layout != "auto":
-        raise ConfigError(f"--memory-layout {layout}: with several cards, sampler and learner share none; leave it out")
-    shape = find_shape(model)
-    try:
-        return Planned(card, plan_cards(model, shape, card, count, Workload.of(options, row_tokens)))
-    except ConfigError as error:
-        return Planned(card, None, str(error))
 
 
 def plan_checks(planned: list[Planned]) -> list[Check]:

@@ -70,7 +70,7 @@ def test_a_merged_base_with_a_vision_tower_loads_with_its_processor_and_reads_an
 ) -> None:
     adapter = write_adapter(with_images, tmp_path / "adapter", 0.1)
     merged = merge(with_images, adapter, tmp_path / "merged", torch.float32)
-    assert "tokenizer, processor and the logits after one token" in merged.note
+    assert "tokenizer and the logits after one token" in merged.note
     for name in ("preprocessor_config.json", "processor_config.json", "tokenizer_config.json", "chat_template.jinja"):
         assert (merged.path / name).read_bytes() == (with_images / name).read_bytes()
     picture = Image.fromarray(np.full((28, 28, 3), 90, np.uint8))

@@ -169,11 +169,11 @@ class Learner:
             config = config.model_copy(update={"row_tokens": self._row_limit})
         if job.evaluate:
             return self._evaluate(command, config, selection, selection.batch)
-        teacher = self._taught(command, config, selection.batch, newest)
+        teacher = self._teacher_scores(command, config, selection.batch, newest)
         totals = self._compute(selection.batch, config, command.request_id, teacher)
         return self._record(command, job, selection, selection.batch, totals, started, teacher)
 
-    def _taught(
+    def _teacher_scores(
         self, command: TrainCommand, config: TrainConfig, batch: TrainBatch, newest: Checkpoint | None
     ) -> TeacherScores | None:
         """The scores of the job's teacher, None without one. Leaves adapter, optimizer and generators as they are."""

@@ -284,42 +284,30 @@ class NoSignal:
 
 def no_selection(selection: Selection, min_reward: float | None) -> NoSignal:
     """Why a job's selection has no batch. `min_reward`: of a job that imitates rollouts from this reward on."""
-    if selection.uncalled:
-        return no_calls(selection.uncalled)
     classes = selection.classes
+    if selection.uncalled:  # as happens where an agent has several models
+        return NoSignal(
+            "no_advantage", f"none of the {selection.uncalled} rollouts with an advantage called this model"
+        )
     if truncated := classes.count(GroupClass.TRUNCATED):
         return NoSignal(
             "truncated",
             f"all rollouts with an advantage in {truncated} of {len(classes)} groups ended at a limit of tokens, and "
             "mask_truncated_completions leaves them out; the other groups have none",
         )
-    if min_reward is None:
-        return equal_rewards(selection.advantages)
-    if GroupClass.ALL_GOOD in classes:
+    if min_reward is not None and GroupClass.ALL_GOOD in classes:
         return NoSignal(
             "all_or_none_good", f"in each group all rollouts have a reward of at least {min_reward:g}, or none has"
         )
-    return none_good(min_reward)
-
-
-def equal_rewards(advantages: Advantages) -> NoSignal:
-    """All groups have equal rewards or too few scored rollouts."""
+    if min_reward is not None:
+        return NoSignal("none_good", f"no rollout has a reward of at least {min_reward:g}, so there is none to imitate")
+    advantages = selection.advantages
     too_few = advantages.count(GroupClass.DROPPED_TOO_FEW)
     if too_few == len(advantages.classes):  # with a teacher alone, which needs no rewards
         return NoSignal("no_advantage", "all rollouts failed")
     more = f", and {too_few} more have too few scored rollouts" if too_few else ""
     what = "rewards" if advantages.by_call is None else "parts of the rewards"
     return NoSignal("equal_rewards", f"all {what} of each group are equal{more}")
-
-
-def none_good(min_reward: float) -> NoSignal:
-    """No rollout has the reward from which they are imitated."""
-    return NoSignal("none_good", f"no rollout has a reward of at least {min_reward:g}, so there is none to imitate")
-
-
-def no_calls(uncalled: int) -> NoSignal:
-    """Only rollouts without an advantage called the model, as happens where an agent has several models."""
-    return NoSignal("no_advantage", f"none of the {uncalled} rollouts with an advantage called this model")
 
 
 def no_gradient(

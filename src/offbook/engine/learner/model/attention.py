@@ -298,7 +298,7 @@ def _like(source: Tensor) -> Tensor:
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 HEAD_DIMS = range(16, 257)  # the kernel rejects less than 16; above 256 its tiles are too small to be fast
 Attention = Callable[..., Tensor]
-OLDEST = (8, 0)
+MIN_CAPABILITY = (8, 0)
 """Lowest CUDA compute capability. Older chips (T4) have no bfloat16, and a failed kernel build may kill the process."""
 ALLOWED = 0.03
 """Largest relative error in the trial. bfloat16 rounding causes 0.01, a wrong mask more than 0.1."""
@@ -333,8 +333,8 @@ def unfit_for_flex(device: torch.device, dtype: torch.dtype, head_dim: int) -> s
         return f"FlexAttention has no kernel for {dtype}"
     if head_dim not in HEAD_DIMS:
         return f"heads of {head_dim} channels are outside FlexAttention's {HEAD_DIMS[0]} to {HEAD_DIMS[-1]}"
-    if torch.version.hip is None and (capability := torch.cuda.get_device_capability(device)) < OLDEST:
-        return f"compute capability {capability[0]}.{capability[1]} is below {OLDEST[0]}.{OLDEST[1]}"
+    if torch.version.hip is None and (capability := torch.cuda.get_device_capability(device)) < MIN_CAPABILITY:
+        return f"compute capability {capability[0]}.{capability[1]} is below {MIN_CAPABILITY[0]}.{MIN_CAPABILITY[1]}"
     return None
 
 

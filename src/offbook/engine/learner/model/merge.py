@@ -23,7 +23,7 @@ import torch
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoProcessor, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from offbook.base.errors import ConfigError, EngineError
 from offbook.base.json_files import read_json
@@ -152,7 +152,6 @@ _PATTERNS = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken", "additional_
 """Files of tokenizers, processors and chat templates; what a base's folder has besides is weights, code or for people."""
 _OWN = ("config.json", "params.json")
 """The model's own configuration, and Mistral's for weights under other names, which a merged model does not have."""
-_PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 _SAMPLE = "Hello, world! 1 + 1 = 2"
 _TOLERANCE = 0.05
 """Largest relative difference of the loaded model's logits: far above rounding, far below a layer that is missing."""
@@ -186,7 +185,6 @@ def check(folder: Path, base: Path, expected: Tensor, dtype: torch.dtype) -> str
         tokenizer, own = (AutoTokenizer.from_pretrained(place, trust_remote_code=False) for place in (folder, base))
         if tokenizer.chat_template != own.chat_template or tokenizer.encode(_SAMPLE) != own.encode(_SAMPLE):
             raise EngineError("the merged model's tokenizer is not the base's")
-        processor = _compare_processors(folder, base)
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         model = architecture_of(config).from_pretrained(folder, dtype=dtype, trust_remote_code=False)
     except (ImportError, OSError, ValueError, KeyError, TypeError) as error:
@@ -194,7 +192,7 @@ def check(folder: Path, base: Path, expected: Tensor, dtype: torch.dtype) -> str
     difference = float((logits(model, base) - expected).norm() / expected.norm().clamp_min(1e-12))
     if not difference < _TOLERANCE:  # also for NaN
         raise EngineError(f"the merged model's files give other logits than the model: {difference:.2g} of their size")
-    return f"configuration, every weight, tokenizer{processor} and the logits after one token"
+    return "configuration, every weight, tokenizer and the logits after one token"
 
 
 def logits(model: Any, base: Path) -> Tensor:
@@ -203,24 +201,6 @@ def logits(model: Any, base: Path) -> Tensor:
     ids: list[int] = tokenizer.encode(_SAMPLE, add_special_tokens=False)[:1] or [0]
     with torch.inference_mode():
         return model.eval()(input_ids=torch.tensor([ids])).logits[0, -1].float()
-
-
-def _compare_processors(folder: Path, base: Path) -> str:
-    """Load the processor of a base with one, from both folders. Returns `, processor`, or why this machine cannot; empty
-    for a base without one. Raises EngineError if the base's loads and the model's does not."""
-    if not any((base / name).is_file() for name in _PROCESSOR_FILES):
-        return ""
-    faults: list[str] = []
-    for place in (base, folder):
-        try:
-            AutoProcessor.from_pretrained(place, trust_remote_code=False)
-        except (ImportError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            faults.append((str(error).strip().splitlines() or [type(error).__name__])[0])
-        else:
-            faults.append("")
-    if faults[1] and not faults[0]:
-        raise EngineError(f"the merged model's processor does not load: {faults[1]}")
-    return f" (not the processor: {faults[0]})" if faults[0] else ", processor"
 
 
 def _with_old_rope_names(config: dict[str, Json]) -> dict[str, Json]:

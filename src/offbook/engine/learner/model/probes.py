@@ -37,7 +37,7 @@ PROMPT = 24
 EAGER_TOKENS = 1088
 """Prompt of the comparison with `eager` for a base with sliding windows of up to 1,024 tokens, whose scores take that many
 tokens squared per head; windows that are longer are compared as full attention."""
-LONGEST_WINDOW = 8192
+MAX_WINDOW = 8192
 """Sliding windows up to this many tokens are probed, by a prompt that is longer. Trees are refused beyond."""
 ROW_TOKENS = 4096
 
@@ -118,9 +118,9 @@ def _refused(policy: Policy, difference: float, reason: str) -> MaskProbe:
 
 
 def _too_long(window: int | None) -> str | None:
-    if window is None or window <= LONGEST_WINDOW:
+    if window is None or window <= MAX_WINDOW:
         return None
-    return f"a sliding window of {window} tokens is longer than the mask probe's {LONGEST_WINDOW}"
+    return f"a sliding window of {window} tokens is longer than the mask probe's {MAX_WINDOW}"
 
 
 def _samples(vocabulary: int, prompt_tokens: int) -> tuple[Sample, ...]:

@@ -107,7 +107,7 @@ class Estimate:
 
 BLOCK = 128
 """Tokens per block: FlexAttention's default, and a multiple of all tile sizes of its kernels."""
-FEWEST = 2
+MIN_BLOCKS = 2
 """Minimum number of blocks per mask: a dimension of size 1 triggers a separate compilation."""
 
 Bools = NDArray[np.bool_]
@@ -132,7 +132,7 @@ class Blocks:
 def blocks(subtree_end: Ints, size: int = BLOCK) -> Blocks:
     """The blocks of a forest's mask. `subtree_end`: int64 [T]; `size`: tokens per block, at least 2."""
     tokens = len(subtree_end)
-    count = max(FEWEST, -(-tokens // size))
+    count = max(MIN_BLOCKS, -(-tokens // size))
     ends = np.concatenate([subtree_end, np.arange(tokens, count * size) + 1])
     by_block = ends.reshape(count, size)
     first = np.arange(count)[:, None] * size

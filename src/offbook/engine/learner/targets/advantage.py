@@ -10,7 +10,7 @@ from enum import StrEnum
 from offbook.base.numbers import RELATIVE, distinct, reaches, rounding
 
 STD_EPSILON = 1e-6
-LARGEST_REWARD = 1e100
+MAX_REWARD = 1e100
 """Larger rewards are rejected: their sums of squares could overflow."""
 
 
@@ -59,7 +59,7 @@ def group_advantages(
     `divide_by_std` divides by their population standard deviation + 1e-6 (GRPO 2402.03300, section 4.1.2); Dr. GRPO
     2503.20783, section 3.2, does not. A reward of None (unscored) gets None and does not enter the mean. A reward that
     equals the mean up to rounding has the advantage 0. Raises ValueError for a reward that is not finite or beyond
-    `LARGEST_REWARD`.
+    `MAX_REWARD`.
 
     The first group has an unscored rollout; the second has equal rewards, so it trains nothing:
 
@@ -234,9 +234,9 @@ def _scored(g: int, group: Sequence[float | None]) -> list[float]:
     scored = [reward for reward in group if reward is not None]
     if not all(map(math.isfinite, scored)):
         raise ValueError(f"group {g}: rewards must be finite numbers or None (unscored), got {list(group)!r}")
-    if max(map(abs, scored), default=0.0) > LARGEST_REWARD:
+    if max(map(abs, scored), default=0.0) > MAX_REWARD:
         raise ValueError(
-            f"group {g}: rewards beyond +-{LARGEST_REWARD:g} overflow in the advantages, got {list(group)!r}: "
+            f"group {g}: rewards beyond +-{MAX_REWARD:g} overflow in the advantages, got {list(group)!r}: "
             "scale them down"
         )
     return scored

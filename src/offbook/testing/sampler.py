@@ -80,8 +80,7 @@ class ScriptedSampler:
 
     `healthy` is what `/health` answers, `name` the base model that `/v1/models` lists. `omit_logprobs` and `raw_logprobs`
     make it a vLLM that was started without the options that recording needs. With `keeps_cache`,
-    `/release_kv_cache_memory` fails, as it does on a CPU. With `plain`, vLLM's own fields are refused, as the embedded engine
-    does."""
+    `/release_kv_cache_memory` fails, as it does on a CPU."""
 
     url: str = ""
     completions: deque[ScriptedCompletion] = field(default_factory=deque[ScriptedCompletion])
@@ -94,17 +93,13 @@ class ScriptedSampler:
     name: str = "base"
     omit_logprobs: bool = False
     raw_logprobs: bool = False
-    plain: bool = False
     abandoned: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
     arrived: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         path, body = scope["path"], await read_body(receive)
-        if self.plain and (refused := sorted({"vllm_xargs", "stream_interval"} & body.keys())):
-            error = {"message": f"{refused[0]} is not supported by the embedded engine: leave it out"}
-            await send_json(send, 400, {"error": error | {"param": refused[0], "code": 400}})
-        elif path == COMPLETION:
+        if path == COMPLETION:
             self.received.append(body)
             await self._complete(as_chat(body), receive, as_completions(send))
         elif path == CHAT and body.get("top_k") == 1 and body.get("max_tokens") == 1:

@@ -66,21 +66,6 @@ async def test_one_without_our_plugin_is_used_with_a_warning_that_messages_may_l
         assert "OFFBOOK_VLLM_PLUGIN=1" in caplog.text
 
 
-async def test_an_engine_that_refuses_the_fields_for_vllm_gets_calls_without_them_beside_one_that_takes_them() -> None:
-    async with running(2) as (scripted, client):
-        scripted[0].plain = True
-        await asyncio.gather(*(member.ready() for member in client.members))  # type: ignore[union-attr]
-        payload = CALL | {"vllm_xargs": {"flat_logprobs": 1}, "stream_interval": 8}
-        for number in range(16):
-            reply = await client.calls.post(payload | {"messages": [{"role": "user", "content": str(number)}]})
-            assert reply.status == 200
-        assert all(each.received for each in scripted)
-        assert {len(body.keys() & {"vllm_xargs", "stream_interval"}) for body in scripted[0].received} == {0}
-        assert {len(body.keys() & {"vllm_xargs", "stream_interval"}) for body in scripted[1].received} == {2}
-        own = CALL | {"vllm_xargs": {"flat_logprobs": 1, "mine": 2}}
-        assert {(await each.calls.post(own)).status for each in client.members} == {400, 200}  # type: ignore[union-attr]
-
-
 async def test_one_whose_answers_have_another_shape_is_refused_by_it() -> None:
     async with running(omit_logprobs=True) as (_, client):
         with pytest.raises(EngineError, match=r"not of vLLM's dialect \(TypeError.*"):

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-import json
 import logging
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +13,6 @@ from typing import TypeVar
 from transformers import PreTrainedTokenizerBase
 
 from offbook.base.errors import ConfigError
-from offbook.base.types import Json
 
 from ..chat_template import ChatTemplate, PromptError
 from ..protocol import TOO_LONG
@@ -271,15 +267,10 @@ _RESERVED = frozenset(
 )
 _NFC_SHRINKS = 4
 """Most characters that NFC composes into one: the longest canonical decomposition (Unicode Standard Annex 15)."""
-_MAX_PROMPTS = 512
-_MAX_CHARACTERS = 4 * 2**20
 
 
 class ChatRenderer:
-    """Renders chats of up to `limit` tokens. Thread-safe.
-
-    Caches recent prompts, because rollouts of one scenario begin with the same messages.
-    """
+    """Renders chats of up to `limit` tokens. Thread-safe."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, limit: int, prompt_date: datetime.date | None = None
@@ -288,9 +279,6 @@ class ChatRenderer:
         self._limit = limit
         # Byte-level tokens have one character per byte, so no token stands for more characters than the longest has.
         self._longest_text = limit * _NFC_SHRINKS * max(map(len, tokenizer.get_vocab()))
-        self._lock = threading.Lock()
-        self._prompts: OrderedDict[str, tuple[int, ...]] = OrderedDict()
-        self._kept = 0  # characters of the keys of _prompts
         self.template.encode("")  # the first call can change the tokenizer's settings, which is not thread-safe
 
     def prompt_ids(self, request: ChatCompletionRequest) -> tuple[int, ...]:
@@ -307,14 +295,12 @@ class ChatRenderer:
         if reserved := _RESERVED & variables.keys():
             raise DialectError(f"chat_template_kwargs may not set {sorted(reserved)}", param="chat_template_kwargs")
         options |= variables
-        key = json.dumps([request.messages, request.tools or None, options])
-        with self._lock:
-            if key in self._prompts:
-                self._prompts.move_to_end(key)
-                return self._prompts[key]
-        prompt_ids = self._rendered(request, options)
-        self._keep(key, prompt_ids)
-        return prompt_ids
+        try:
+            text = self.template.render(request.messages, request.tools, options)
+        except PromptError as error:
+            raise DialectError(str(error), param="messages") from error
+        self._check_length(self.template.shown(text), "messages")
+        return tuple(self.template.encode(text))
 
     def plain_ids(self, request: CompletionRequest) -> tuple[int, ...]:
         """The tokens of a prompt that no template changes. Raises DialectError for one that is longer than the context."""
@@ -322,22 +308,6 @@ class ChatRenderer:
             return tuple(request.prompt)
         self._check_length(request.prompt, "prompt")
         return tuple(self.template.encode(request.prompt, special=request.add_special_tokens))
-
-    def _keep(self, key: str, prompt_ids: tuple[int, ...]) -> None:
-        with self._lock:
-            if key not in self._prompts:
-                self._prompts[key] = prompt_ids
-                self._kept += len(key)
-            while len(self._prompts) > _MAX_PROMPTS or self._kept > _MAX_CHARACTERS:
-                self._kept -= len(self._prompts.popitem(last=False)[0])
-
-    def _rendered(self, request: ChatCompletionRequest, options: dict[str, Json]) -> tuple[int, ...]:
-        try:
-            text = self.template.render(request.messages, request.tools, options)
-        except PromptError as error:
-            raise DialectError(str(error), param="messages") from error
-        self._check_length(self.template.shown(text), "messages")
-        return tuple(self.template.encode(text))
 
     def _check_length(self, text: str, param: str) -> None:
         if len(text) > self._longest_text:

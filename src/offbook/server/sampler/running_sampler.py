@@ -72,8 +72,8 @@ class RunningSampler(SupervisedSampler):
             await asyncio.sleep(POLL_SECONDS)
         self._detail = None
         try:
-            self.served_name = await self._base_name(control)
-            if not await self._is_ours(control):
+            self.served_name, embedded = await self._base(control)
+            if not await check_sampling(control, self.served_name, vllm=not embedded) and not embedded:
                 logger.warning(
                     "vLLM at %s runs without Offbook's plugin: it renders messages in its own way, and text that its chat "
                     "template leaves out is lost. Start a vLLM 0.32 with Offbook installed beside it and "
@@ -84,21 +84,8 @@ class RunningSampler(SupervisedSampler):
         except (EngineError, httpx.HTTPError) as error:
             raise EngineError(f"vLLM at {self.url} cannot be used: {str(error) or type(error).__name__}") from error
 
-    async def _is_ours(self, control: httpx.AsyncClient) -> bool:
-        """Check the engine, and return whether it renders messages as the learner does: our plugin in vLLM, or the embedded
-        engine, which takes none of vLLM's own fields. Raises EngineError, httpx.HTTPError."""
-        try:
-            self.takes_vllm_fields = True
-            return await check_sampling(control, self.served_name, vllm=True)
-        except EngineError as error:
-            if "vllm_xargs" not in str(error):
-                raise
-            self.takes_vllm_fields = False
-            logger.info("%s takes no vllm_xargs: its calls are sent without the fields for vLLM", self.url)
-            await check_sampling(control, self.served_name)
-            return True
-
-    async def _base_name(self, client: httpx.AsyncClient) -> str:
+    async def _base(self, client: httpx.AsyncClient) -> tuple[str, bool]:
+        """The name of the base, and whether the embedded engine serves it. Raises EngineError, httpx.HTTPError."""
         response = await client.get("/v1/models", timeout=_NAME_SECONDS)
         if response.status_code == 401:
             raise EngineError(
@@ -112,7 +99,7 @@ class RunningSampler(SupervisedSampler):
         except (ValueError, LookupError, TypeError, AttributeError, StopIteration) as error:
             raise EngineError(f"GET /v1/models names no base model: {response.text[:200]!r}") from error
         logger.info("vLLM at %s serves %s (%s)", self.url, name, root)
-        return name
+        return name, base.get("owned_by") == "offbook"
 
     async def _until_dead(self) -> str:
         """Return when MISSES health checks have failed in a row, or `explain` has reported vLLM as gone."""

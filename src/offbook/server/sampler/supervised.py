@@ -18,7 +18,6 @@ import orjson
 from offbook.base.errors import EngineError
 from offbook.base.types import Json
 
-from ...engine.protocol import FLAT_LOGPROBS
 from .transport import (
     BROKEN,
     CHAT,
@@ -169,15 +168,7 @@ class SamplerClient:
     def _body(self, payload: Mapping[str, Json]) -> bytes:
         if payload["model"] == SERVED_NAME != self._sampler.served_name:
             payload = {**payload, "model": self._sampler.served_name}
-        return orjson.dumps(payload if self._sampler.takes_vllm_fields else _without_vllm_fields(payload))
-
-
-def _without_vllm_fields(payload: Mapping[str, Json]) -> dict[str, Json]:
-    """The payload without the fields that the gateway adds for vLLM; a client's own `vllm_xargs` stay."""
-    kept = {name: value for name, value in payload.items() if name not in ("stream_interval", "vllm_xargs")}
-    own: dict[str, Json] = {**(payload.get("vllm_xargs") or {})}
-    own.pop(FLAT_LOGPROBS, None)
-    return kept | ({"vllm_xargs": own} if own else {})
+        return orjson.dumps(payload)
 
 
 def _path(payload: Mapping[str, Json]) -> str:
@@ -267,9 +258,6 @@ class SupervisedSampler:
 
     served_name = SERVED_NAME
     """The sampler's own name for the base."""
-    takes_vllm_fields = True
-    """False if the engine answers 400 to `vllm_xargs` and `stream_interval`, which the gateway adds for vLLM. Those calls are
-    sent without them."""
     has_others = False
     """Set by a pool with other samplers: when this one is gone, requests fail at once, and the pool resends them."""
     must_start = True

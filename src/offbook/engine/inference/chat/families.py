@@ -100,8 +100,7 @@ def parsers(folder: Path) -> Parsers:
     """The parsers for the model in a folder. Raises ConfigError if its JSON files cannot be read."""
     family = str(_object(folder / "config.json").get("model_type") or "")
     templates = _templates(folder)
-    tokens = _Tokens(folder)
-    return Parsers(_tool_call(templates, family, tokens), _reasoning(templates, family, tokens))
+    return Parsers(_tool_call(templates, family, folder), _reasoning(templates, family, folder))
 
 
 def thinks(folder: Path) -> bool:
@@ -114,30 +113,25 @@ def has_template(folder: Path) -> bool:
     return bool(_templates(folder))
 
 
-class _Tokens:
-    """Searches tokenizer.json for tokens. The file is read only if a parser needs a token."""
-
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / "tokenizer.json"
-
-    def has(self, token: str) -> bool:
-        """Whether the vocabulary has a token; true if there is no tokenizer.json."""
-        if not self._path.is_file():
-            return True
-        text = self._path.read_text(encoding="utf-8")
-        return json.dumps(token, ensure_ascii=False) in text or json.dumps(token) in text
+def _has_token(folder: Path, token: str) -> bool:
+    """Whether the vocabulary of tokenizer.json has a token; true if there is no such file."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return True
+    text = path.read_text(encoding="utf-8")
+    return json.dumps(token, ensure_ascii=False) in text or json.dumps(token) in text
 
 
-def _tool_call(templates: dict[str, str], family: str, tokens: _Tokens) -> str | None:
+def _tool_call(templates: dict[str, str], family: str, folder: Path) -> str | None:
     text = "\n".join(templates.values())
-    parser = _first(_TOOL_CALLS, text.replace('\\"', '"'), family, tokens)
+    parser = _first(_TOOL_CALLS, text.replace('\\"', '"'), family, folder)
     if parser or (text and not re.search(r"\btools\b", text)):
         return parser  # a template without tools has no calls to parse
     matching = [kind for kind in _TOOL_CALLS_OF if family.startswith(kind)]
     return _TOOL_CALLS_OF[max(matching, key=len)] if matching else None
 
 
-def _reasoning(templates: dict[str, str], family: str, tokens: _Tokens) -> str | None:
+def _reasoning(templates: dict[str, str], family: str, folder: Path) -> str | None:
     text = templates.get("default", "")
     if "<think>" in text:
         ending = text[text.rfind("add_generation_prompt") :]
@@ -146,15 +140,15 @@ def _reasoning(templates: dict[str, str], family: str, tokens: _Tokens) -> str |
             return None
         if not (switched or "<think>" in ending):
             return OPTIONAL_THOUGHTS
-    return _first(_REASONING, text, family, tokens)
+    return _first(_REASONING, text, family, folder)
 
 
-def _first(formats: tuple[_Format, ...], text: str, family: str, tokens: _Tokens) -> str | None:
+def _first(formats: tuple[_Format, ...], text: str, family: str, folder: Path) -> str | None:
     for candidate in formats:
         if all(mark in text for mark in candidate.marks) and (
             not candidate.families or family.startswith(candidate.families)
         ):
-            return candidate.parser if candidate.token is None or tokens.has(candidate.token) else None
+            return candidate.parser if candidate.token is None or _has_token(folder, candidate.token) else None
     return None
 
 

@@ -33,9 +33,11 @@ _WITHOUT_EFFECT = frozenset(
         "priority",
         "cache_salt",
         "spaces_between_special_tokens",
+        "stream_interval",
+        "vllm_xargs",
     ]
 )
-"""Fields that are accepted and ignored, because they do not affect sampling, or stand in `chat_template_kwargs` too."""
+"""Fields that are accepted and ignored, because they do not affect sampling, are for vLLM, or stand in `chat_template_kwargs` too."""
 _MAX_LOGPROBS = 20
 _VALUE_SHOWN = 100  # characters of a value in an error message
 

@@ -79,10 +79,6 @@ class KVCache(Cache):
         grown[:, :, :have_rows, :, :have_columns] = self._kv
         self._kv = grown
 
-    def clear(self) -> None:
-        """Free the memory."""
-        self._kv = self._allocated(0, 0)
-
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ request, and as an option of the server it needs one grammar backend for all sch
 allows one blank between the tokens of JSON, as the embedded engine does, or none with the backend that has no such bound.
 
 A recorded call needs the logprob of each sampled token and no alternatives. For these vLLM decodes each token again, and
-creates several objects per token. The plugin replaces these functions.
+creates several objects per token. The plugin replaces the functions that do.
 
 vLLM loads this module in each of its processes (entry point `vllm.general_plugins`). It has an effect only in a vLLM that
 Offbook starts, and only in the tested version. Other answers stay the same, except for requests with `FLAT_LOGPROBS`: vLLM
@@ -24,7 +24,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from functools import lru_cache, wraps
+from functools import wraps
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
@@ -41,8 +41,6 @@ SWITCH = "OFFBOOK_VLLM_PLUGIN"
 PROMPT_DATE = "OFFBOOK_PROMPT_DATE"
 """Environment variable with the date for chat templates that ask for today's."""
 KNOWN_VERSION = "0.32"
-_TEXTS = 1 << 18
-"""Entries in the cache of token texts: more than any vocabulary has."""
 
 Function = Callable[..., Any]
 """A function of vLLM, whose types are not annotated."""
@@ -62,12 +60,10 @@ def register() -> None:
         return
     from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
     from vllm.renderers.hf import HfRenderer
-    from vllm.v1.engine import logprobs
     from vllm.v1.engine.logprobs import LogprobsProcessor
     from vllm.v1.structured_output.backend_guidance import GuidanceBackend
     from xgrammar import GrammarCompiler
 
-    logprobs.convert_ids_list_to_tokens = texts  # pyright: ignore[reportPrivateImportUsage]  # the name that vLLM calls
     methods: list[tuple[Any, str, Callable[[Function], Any]]] = [
         (HfRenderer, "render_messages_async", wrap_render_messages),
         (LogprobsProcessor, "from_new_request", wrap_from_new_request),
@@ -237,18 +233,6 @@ def wrap_create_chat_logprobs(original: Function) -> Function:
         return ChatCompletionLogProbs.model_construct(content=[], token_logprobs=values)
 
     return create_chat_logprobs
-
-
-def texts(tokenizer: Any, token_ids: list[int]) -> list[str]:
-    """Like vLLM's `convert_ids_list_to_tokens`: the text of each token on its own. Cached."""
-    return [_text(tokenizer, token_id) for token_id in token_ids]
-
-
-@lru_cache(maxsize=_TEXTS)
-def _text(tokenizer: Any, token_id: int) -> str:
-    from vllm.tokenizers.detokenizer_utils import convert_ids_list_to_tokens
-
-    return convert_ids_list_to_tokens(tokenizer, [token_id])[0]
 
 
 def _print_line(line: str) -> None:

@@ -114,19 +114,6 @@ class ChatTemplate:
         self._check(plain, style, self.shown(text), offered)
         return text
 
-    def mapping(self) -> str:
-        """What becomes of messages that the template, the one for tools, does not take as they are."""
-        style = self._style(self._template([_PROBE_TOOL]))
-        beside = {"split": "is an assistant message of its own", "lost": "is rejected"}.get(style.text_beside_calls)
-        mapped = [
-            None if style.developer else "`developer` messages are system messages",
-            None if style.several_systems else "system messages are joined at the start",
-            "ids of calls become nine letters and digits" if style.short_ids else None,
-            None if style.names else "a `name` is written before its text",
-            f"text beside tool calls {beside}" if beside else None,
-        ]
-        return "; ".join(filter(None, mapped)) or "all messages are taken as they are"
-
     def warnings(self, end_ids: frozenset[int]) -> list[str]:
         """What trains a policy on something else than its user expects. `end_ids`: the model's end tokens."""
         warnings = self._control_warnings()

@@ -57,6 +57,23 @@ def add_prompt_date(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt-date", type=datetime.date.fromisoformat, help="for chat templates (default: today)")
 
 
+def sampler_parser(prog: str, description: str) -> argparse.ArgumentParser:
+    """A parser of the options that the processes of `SAMPLER_MODULES` share."""
+    parser = argparse.ArgumentParser(prog=prog, description=description)
+    parser.add_argument("--model", type=Path, required=True, help="folder of the base model")
+    parser.add_argument("--served-model-name", required=True, help="the base model's name in requests")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=0, help="0 selects a free port (see the log)")
+    parser.add_argument("--uds", help="Unix socket to listen on, instead of host and port")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N, or mps (not vLLM)")
+    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
+    parser.add_argument("--max-model-len", type=int, help="longest prompt plus completion in tokens")
+    parser.add_argument("--threads", type=int, help="CPU threads of the model")
+    parser.add_argument("--parent-pid", type=int, help="exit when this process ends")
+    add_prompt_date(parser)
+    return parser
+
+
 def prompt_date_words(date: datetime.date | None) -> list[str]:
     """The words of a command line for --prompt-date."""
     return ["--prompt-date", date.isoformat()] if date is not None else []

@@ -13,7 +13,6 @@ import socket
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
@@ -21,7 +20,7 @@ import uvicorn
 
 from offbook.base.errors import ConfigError, OffbookError
 
-from ..protocol import add_prompt_date
+from ..protocol import sampler_parser
 from ..quick_imports import leave_with, quick_imports
 
 if TYPE_CHECKING:
@@ -33,12 +32,14 @@ _PARENT_CHECK = 0.5  # seconds
 
 def main(argv: list[str] | None = None) -> int:
     """Load the model, serve it until the process is stopped, and return the exit code."""
-    options = _parser().parse_args(argv)
+    parser = sampler_parser("offbook-sampler", "The embedded inference engine.")
+    parser.add_argument("--max-batch", type=int, default=64, help="calls decoded together")
+    options = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     if options.parent_pid is not None:
         _exit_with(options.parent_pid)
     try:
-        listener = _bound(options.host, options.port) if options.uds is None else _bound_socket(options.uds)
+        listener = _bound(options)
     except OSError as error:
         place = options.uds or f"--host {options.host} --port {options.port}"
         logger.error("cannot listen on %s: %s; choose another port", place, error)
@@ -55,24 +56,6 @@ def main(argv: list[str] | None = None) -> int:
     logger.info("serving %s on %s", options.served_model_name, place)
     uvicorn.Server(config).run(sockets=[listener])
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="offbook-sampler", description="The embedded inference engine.")
-    parser.add_argument("--model", type=Path, required=True, help="folder of the base model")
-    parser.add_argument("--served-model-name", required=True, help="the base model's name in requests")
-    parser.add_argument("--host", default="127.0.0.1")
-    place = parser.add_mutually_exclusive_group(required=True)
-    place.add_argument("--port", type=int, help="0 selects a free port (see the log)")
-    place.add_argument("--uds", help="Unix socket to listen on, instead of host and port")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps")
-    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
-    parser.add_argument("--max-model-len", type=int, help="longest prompt plus completion in tokens")
-    parser.add_argument("--max-batch", type=int, default=64, help="calls decoded together")
-    parser.add_argument("--threads", type=int, help="CPU threads of the model")
-    add_prompt_date(parser)
-    parser.add_argument("--parent-pid", type=int, help="exit when this process ends")
-    return parser
 
 
 def _app(options: argparse.Namespace) -> FastAPI:
@@ -107,24 +90,16 @@ def _app(options: argparse.Namespace) -> FastAPI:
     return build_app(service)
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def _bound(options: argparse.Namespace) -> socket.socket:
     """A socket bound to the address. Called before the model is loaded, so that a port in use fails at once."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    if options.uds is not None:
+        family, address = socket.AF_UNIX, options.uds
+    else:
+        family, address = socket.AF_INET6 if ":" in options.host else socket.AF_INET, (options.host, options.port)
     listener = socket.socket(family, socket.SOCK_STREAM)
-    if os.name == "posix":
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((host, port))
-    except OSError:
-        listener.close()
-        raise
-    return listener
-
-
-def _bound_socket(path: str) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        listener.bind(path)
+        listener.bind(address)
     except OSError:
         listener.close()
         raise

@@ -66,7 +66,6 @@ class SamplingService:
         self.decoder = Decoder(runner.tokenizer, kept=(*HERMES.marks, *calls.marks, OPEN, CLOSE))
         self.adapters: dict[str, Adapter] = {}
         self._renderer = ChatRenderer(runner.tokenizer, runner.max_model_len, prompt_date)
-        logger.info("chat template: %s", self._renderer.template.mapping())
         for warning in self._renderer.template.warnings(runner.eos):
             logger.warning("%s", warning)
         self._rendering = TimeLimitedPool(4)

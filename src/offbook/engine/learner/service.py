@@ -175,7 +175,7 @@ def probes(policy: Policy) -> tuple[float | None, MaskProbe]:
 def _chat_template(policy: Policy) -> str:
     try:
         warnings = policy.chat_template.warnings(policy.end_ids)
-        return f"warning: {'; '.join(warnings)}" if warnings else f"ok, {policy.chat_template.mapping()}"
+        return f"warning: {'; '.join(warnings)}" if warnings else "ok"
     except ConfigError as error:  # recorded calls are trained without a template
         return f"warning: {error}"
 

@@ -37,7 +37,7 @@ from offbook.base.devices import (
 from offbook.base.errors import ConfigError, MissingExtraError, OffbookError
 from offbook.base.types import Json
 
-from ...protocol import add_prompt_date
+from ...protocol import sampler_parser
 from ..chat.families import OPTIONAL_THOUGHTS, has_template, parsers
 from .plugin import KNOWN_VERSION, PROMPT_DATE, SWITCH
 
@@ -271,20 +271,11 @@ def _is_refused(base: Path, place: Place) -> bool:
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(prog="offbook-vllm", description="vLLM as Offbook's sampler.")
-    parser.add_argument("--model", type=Path, required=True, help="folder of the base model")
-    parser.add_argument("--served-model-name", required=True, help="the base model's name in requests")
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--uds", type=Path, help="Unix socket to listen on, instead of host and port")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    parser = sampler_parser("offbook-vllm", "vLLM as Offbook's sampler.")
     parser.add_argument("--gpus", type=lambda text: tuple(int(part) for part in text.split(",")), default=())
-    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
-    parser.add_argument("--max-model-len", type=int, help="longest prompt plus completion in tokens")
     parser.add_argument("--max-batch", type=int, help="calls decoded together (default: vLLM's own, on a CPU 64)")
     parser.add_argument("--max-loras", type=int, default=3, help="adapters that calls can use at once")
     parser.add_argument("--max-lora-rank", type=int, default=16, help="largest rank of an adapter")
-    parser.add_argument("--threads", type=int, help="CPU threads of the model")
     parser.add_argument("--replica", type=int, default=0, help="which of the replicas this is")
     parser.add_argument("--replicas", type=int, default=1, help="vLLMs that share this machine's memory on a CPU")
     parser.add_argument("--tool-call-parser", help="default: by the model's family")
@@ -292,8 +283,6 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--shares-gpu", action="store_true", help="the learner uses the same GPU: allow sleep")
     parser.add_argument("--memory-share", type=float, help="share of a GPU's memory that vLLM may take")
     parser.add_argument("--engine-args", type=json.loads, default={}, help="more arguments of vLLM as JSON")
-    add_prompt_date(parser)
-    parser.add_argument("--parent-pid", type=int, help="exit when this process ends")
     return parser.parse_args(argv)
 
 

@@ -118,7 +118,6 @@ def wrap_render_messages(original: Function) -> Function:
                 template = templates[self]
             else:
                 template = templates[self] = ChatTemplate(tokenizer, date)
-                _print_line(f"Chat template: {template.mapping()}")
             rendered = template.render(listed, tools, options)
             # vLLM encodes a text itself, and would make control tokens of those that messages spell.
             return rendered if template.shown(rendered) == rendered else template.encode(rendered)

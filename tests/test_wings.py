@@ -70,7 +70,7 @@ WINGS = {
     ),
     "production": Wing(
         ("offbook_production", "offbook_auto"),
-        ("audit", "forget", "scores", "takeover", "auto", "improve", "learn"),
+        ("audit", "forget", "takeover", "auto", "improve", "learn"),
         r"(?i)takeover|upstream|feedback|\baudit\b|record_share|keep_personal",
         ("production_wing", "auto_wing"),
         ("gateway.md", "learning_on.md", "auto.md", "improve.md"),

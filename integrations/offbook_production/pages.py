@@ -18,11 +18,10 @@ from offbook_dashboard.rendering import Crumb, SourceDep, UnknownPage, page
 from offbook_dashboard.source import DashboardSource
 from offbook_dashboard.wing_pages import PageLink, WingPages
 
-from .gateway.counts import RouteCounts, stored_counts
-from .gateway.traffic import ROUTE_NOTE
-from .production import Production
-from .records.takeover_threads import threads_by_side
-from .takeover.takeover import TAKEOVER_NOTE, stored_takeover
+from .takeover import TAKEOVER_NOTE, stored_takeover
+from .takeover_threads import threads_by_side
+from .traffic import ROUTE_NOTE, RouteCounts, stored_counts
+from .wing import ProductionWing
 from .wire import TakeoverState
 
 router = APIRouter()
@@ -67,8 +66,8 @@ async def takeover_page(request: Request, route: str, source: SourceDep) -> HTML
         return states, None if counts is None else stored_counts(counts) or RouteCounts(), threads
 
     states, counts, threads = await source.read(read)
-    if (services := getattr(request.app.state, "services", None)) is not None and Production.name in services.wings:
-        states = [one.current() for one in Production.of(request).takeovers if one.state.route == name] or states
+    if (services := getattr(request.app.state, "services", None)) is not None and ProductionWing.name in services.wings:
+        states = [one.current() for one in ProductionWing.of(request).takeovers if one.state.route == name] or states
     if not states:
         raise UnknownPage("Unknown route", f"There is no route {name!r} here.")
     [state] = states

@@ -2,19 +2,271 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Annotated, Any, ClassVar
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends, Query, Request
+from sqlalchemy import MetaData
+from starlette.types import ASGIApp
 
-from . import audit_api, feedback_api, takeover_api
-from .production import Production
+from offbook.base import clock
+from offbook.base.errors import ConfigError, StoreError
+from offbook.base.http_access import is_loopback
+from offbook.base.redaction import mask_personal
+from offbook.base.wire import name_at
+from offbook.server.errors import ApiError
+from offbook.server.http.json_body import JsonRoute
+from offbook.server.wing import ServerDoor, ServerWing
 
-_router = APIRouter()
-for _part in (feedback_api, takeover_api, audit_api):
-    _router.routes.extend(_part.router.routes)  # include_router would make each route anew
+from .audit import copied_steps, derived, is_recorded, seen_since, trained_steps
+from .feedback import Feedback, add_feedback, keep_feedback
+from .options import ProductionOptions, RouteName
+from .passing import RouteCalls, UpstreamGateway
+from .removal import erase, remove, remove_from_files
+from .takeover import Takeover, Takeovers
+from .takeover_threads import metadata
+from .threads import trajectory_id
+from .traffic import RecordingPolicy, RouteState, RouteTraffic
+from .upstream import upstream_model
+from .wire import (
+    AuditRequest,
+    FeedbackRequest,
+    FeedbackResult,
+    Removal,
+    TakeoverRule,
+    TakeoverState,
+    ThreadSide,
+    TrajectoryAudit,
+)
+
+router = APIRouter(route_class=JsonRoute)
+SETTLE_SECONDS = 5.0
+"""How long feedback on an unknown call waits for the calls that are still to be recorded."""
+Route = Annotated[RouteName | None, Query()]
+"""The route's name; None: that of --route."""
 
 
-class ProductionWing(Production):
-    """The gateway, takeovers, feedback, the audit and removal."""
+class ProductionWing(ServerWing):
+    """The gateway before the paid model (None without --upstream), the takeovers of all routes, feedback, the audit and removal."""
 
-    router: ClassVar[APIRouter | None] = _router
+    name: ClassVar[str] = "production"
+    router: ClassVar[APIRouter | None] = router
+    tables: ClassVar[MetaData | None] = metadata
+
+    def __init__(self, options: Any, server: ServerDoor) -> None:
+        super().__init__(options or ProductionOptions(), server)
+        self.options: ProductionOptions
+        self.gateway: UpstreamGateway | None = None
+        self.takeovers = Takeovers(server.store)
+
+    async def open(self) -> None:
+        """Go on with the takeovers of the records, and connect to the paid model."""
+        self.server.store.before_finish.append(keep_feedback)
+        await self.takeovers.open()
+        options, server = self.options, self.server
+        if options.upstream is None:
+            return
+        model = upstream_model(options.upstream)
+        if model.key is None and (server.options.api_key is not None or not is_loopback(server.options.host)):
+            raise ConfigError(
+                f"--upstream {options.upstream}: clients send this server's key, so it needs the provider's: set "
+                "OPENAI_API_KEY or the like, or name a variable with ?api_key_variable=NAME"
+            )
+        policy = RecordingPolicy(
+            options.record_share, options.record_days, options.record_mb * 1e6, keep_personal=options.keep_personal
+        )
+        traffic = RouteTraffic(options.route, model, policy, server.store, server.recorder.sampled)
+        await traffic.open()
+        self.gateway = UpstreamGateway(traffic, await self.takeovers.opened(options.route))
+
+    def middleware(self, app: ASGIApp) -> ASGIApp:
+        """Calls below /r/ROUTE/ pass to the paid model, before the server's own routing."""
+        return RouteCalls(app, self.gateway, self.server.sampler)
+
+    def ready_rows(self, url: str) -> Sequence[tuple[str, str]]:
+        """Where the app's calls go."""
+        if self.gateway is None:
+            return ()
+        share = self.options.record_share
+        recorded = f"{100 * share:.4g} % of its threads are recorded" if share else "counted, nothing recorded"
+        model = self.gateway.upstream.text
+        return [("route", f"{url}/r/{self.options.route} -> {model}, {recorded}")]
+
+    def answers_without_sampler(self) -> bool:
+        """With a paid model: calls pass to it all the same."""
+        return self.gateway is not None
+
+    async def close(self, deadline: float) -> None:
+        """Finish reading and recording, and store what is not stored."""
+        if self.gateway is not None:
+            await self.gateway.close()
+        await self.takeovers.close()
+
+
+async def _of_request(request: Request) -> ProductionWing:
+    """Async, since FastAPI calls plain functions in a thread."""
+    return ProductionWing.of(request)
+
+
+ProductionDep = Annotated[ProductionWing, Depends(_of_request)]
+
+
+@router.post("/api/feedback")
+async def feedback(request: FeedbackRequest, production: ProductionDep) -> FeedbackResult:
+    """Store a score for a finished trajectory, found by its id, by one of its calls, or by the app's name of its thread."""
+    name = request.trajectory_id
+    if request.thread_id is not None:
+        name = trajectory_id(request.route or production.options.route, request.thread_id)
+    if request.comment is not None and not production.options.keep_personal:
+        request = request.model_copy(update={"comment": mask_personal(request.comment)})
+    try:
+        result = await _stored(Feedback(request, name, clock.now()), production)
+    except ApiError as error:
+        if error.status != 404 or name is None:
+            raise
+        first = await _scored(request, name, production)  # a takeover's thread need not be recorded
+        if first is None:
+            raise
+        return FeedbackResult(trajectory_id=name, reward=request.score, changed=first)
+    with suppress(ApiError):  # a score beyond the rule's is feedback all the same
+        await _scored(request, result.trajectory_id, production)
+    return result
+
+
+async def _stored(feedback: Feedback, production: ProductionWing) -> FeedbackResult:
+    try:
+        return await production.server.store.write(add_feedback, feedback)
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        if production.gateway is not None:
+            with suppress(TimeoutError):  # its call may have been answered just now
+                await asyncio.wait_for(production.gateway.traffic.settled(), SETTLE_SECONDS)
+        return await production.server.store.write(add_feedback, feedback)
+
+
+async def _scored(request: FeedbackRequest, trajectory: str, production: ProductionWing) -> bool | None:
+    """Take a score in as evidence of the takeover that has its thread, after the records have taken it: what they refuse is no
+    evidence. Returns whether it is the thread's first; None: no evidence. Raises ApiError 400 for one beyond the rule's."""
+    for takeover in production.takeovers:
+        first = await takeover.score(trajectory, request.name, request.score)
+        if first is not None:
+            return first
+    return None
+
+
+@router.get("/api/routes")
+async def routes(production: ProductionDep) -> list[RouteState]:
+    """The app behind --route, with what was counted of it; nothing without --upstream."""
+    if production.gateway is None:
+        return []
+    traffic = production.gateway.traffic
+    named = {"name": traffic.name, "upstream": traffic.upstream.text, "record_share": traffic.policy.share}
+    return [RouteState.model_validate(named | traffic.counts.model_dump())]
+
+
+@router.get("/api/takeover")
+async def state(production: ProductionDep, route: Route = None) -> TakeoverState:
+    """The state of a route's takeover, with its numbers and every decision. 404 for a route that is not there."""
+    return _takeover(production, route).current()
+
+
+@router.post("/api/takeover/start")
+async def start(rule: TakeoverRule, production: ProductionDep, route: Route = None) -> TakeoverState:
+    """Begin a takeover, of an app that asks its paid model itself if the route is not the gateway's. 409 while one is under way,
+    404 for an unknown model."""
+    name = route or production.options.route
+    model = _small_model(production, rule, name)
+    return await (await production.takeovers.opened(name)).start(rule, model)
+
+
+@router.post("/api/takeover/stop")
+async def stop(production: ProductionDep, route: Route = None) -> TakeoverState:
+    """Give all calls to the paid model again. 409 if they are there."""
+    return await _takeover(production, route).stop()
+
+
+@router.get("/api/takeover/side")
+async def side(
+    production: ProductionDep,
+    route: Route = None,
+    thread: Annotated[str | None, Query(min_length=1, max_length=1000)] = None,
+    failed: Annotated[int, Query(ge=0, le=10**6)] = 0,
+) -> ThreadSide:
+    """Who answers a call of this thread. `failed`: calls that the small model did not answer, since the app asked last."""
+    return _takeover(production, route).side(thread, failed)
+
+
+def _takeover(production: ProductionWing, route: str | None) -> Takeover:
+    return production.takeovers.get(route or production.options.route)
+
+
+def _small_model(production: ProductionWing, rule: TakeoverRule, route: str) -> str:
+    """The small model's name with its step, so that training goes on without changing what is compared. Without one in the rule,
+    it is the server's own on the gateway's route, else the model that is named as the route."""
+    gateways = production.gateway is not None and production.gateway.traffic.name == route
+    chosen = production.server.models.registry.resolve(
+        rule.model or (production.server.options.name if gateways else route)
+    )
+    return f"{chosen.model}@{chosen.step}" if chosen.model != production.server.base.name else chosen.model
+
+
+@router.post("/api/audit")
+async def trajectories(request: AuditRequest, production: ProductionDep) -> list[TrajectoryAudit]:
+    """The steps that each trajectory trained. 404 for one that is neither recorded nor in a train request."""
+    return await _audit(production, _ids(request, production))
+
+
+@router.post("/api/audit/removal")
+async def removal(request: AuditRequest, production: ProductionDep) -> Removal:
+    """Delete trajectories, those made from them, and what files have of them; name the steps that they trained. Steps stay.
+
+    404 as for the audit, 409 while a train request that has one of them waits or runs."""
+    if production.gateway is not None:
+        await production.gateway.traffic.settled()
+    audits = await _audit(production, _ids(request, production))
+    ids = tuple(dict.fromkeys(name for one in audits for name in (one.id, *one.derived)))
+    removed = await production.server.store.write(remove, ids)
+    production.server.recorder.sampled.forget(ids)
+    try:
+        files = await asyncio.to_thread(remove_from_files, production.server.options.dir, frozenset(ids))
+    except OSError as error:
+        raise StoreError(
+            f"the records are deleted, but not what files in {production.server.options.dir} have of them ({error}): make them "
+            "writable, and remove the same again"
+        ) from error
+    erased = await production.server.store.alone(erase)
+    return Removal(
+        trajectories=tuple(audits), records=removed.trajectories, calls=removed.calls, files=files, erased=erased
+    )
+
+
+def _ids(request: AuditRequest, production: ProductionWing) -> list[str]:
+    route = request.route or production.options.route
+    threads = (trajectory_id(route, thread) for thread in request.thread_ids)
+    return list(dict.fromkeys((*request.trajectory_ids, *threads)))
+
+
+async def _audit(production: ProductionWing, ids: Sequence[str]) -> list[TrajectoryAudit]:
+    copies, recorded, trained = await production.server.store.read(
+        lambda connection: (derived(connection, ids), is_recorded(connection, ids), trained_steps(connection))
+    )
+    origins = await asyncio.to_thread(copied_steps, production.server.options.dir)
+    audits: list[TrajectoryAudit] = []
+    for name in ids:
+        if name not in recorded and name not in trained and not copies[name]:
+            message = f"no trajectory {name!r}: nothing was recorded under that id, and no train request had it"
+            raise ApiError(404, message, "trajectory_ids", "unknown_trajectory")
+        places = dict.fromkeys(place for one in (name, *copies[name]) for place in trained.get(one, ()))
+        audits.append(
+            TrajectoryAudit(
+                id=name,
+                recorded=name in recorded,
+                derived=copies[name],
+                trained=tuple(name_at(*place) for place in places),
+                seen_since=seen_since(places, origins),
+            )
+        )
+    return audits

@@ -1,15 +1,16 @@
-"""A takeover in words that server and command share: its rule, its state, and a record of every decision."""
+"""What the wing's routes take and answer: takeovers, feedback, the audit and removal."""
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, FiniteFloat, model_validator
 
 from offbook.base.wire import Wire
 
-from .feedback import REWARDING, Score
-
+Score = Annotated[FiniteFloat, Field(ge=-1e6, le=1e6)]
+REWARDING = "score"
+"""Name of the feedback that becomes the reward of a trajectory that had none."""
 MIN_MARGIN = 1e-4
 """Smallest margin as a share of the scores' range: no traffic shows less."""
 MIN_THREADS = 20
@@ -60,7 +61,7 @@ class TakeoverRule(Wire):
 class Numbers(Wire):
     """What a decision rests on. `small` and `paid`: scored threads. Scores are means in the feedback's unit; `lower` and `upper`
     are the 95 % interval of their difference (small - paid). `failed`: calls that the paid model answered in the small one's place,
-    by reason. `out_of_range`: scores beyond the rule's lowest and highest, which are no evidence."""
+    by reason."""
 
     small: int = 0
     paid: int = 0
@@ -70,7 +71,6 @@ class Numbers(Wire):
     upper: FiniteFloat | None = None
     calls: int = 0
     failed: dict[str, int] = Field(default_factory=dict)
-    out_of_range: int = 0
 
 
 class Decision(Wire):
@@ -110,3 +110,73 @@ class ThreadSide(Wire):
 
     model: str | None
     seconds: FiniteFloat
+
+
+class FeedbackRequest(Wire):
+    """A score, and a comment, for exactly one call, trajectory or thread. `thread_id`: the app's own name of a thread of
+    `route`, by default the server's. `name`: what was scored; REWARDING becomes the reward too."""
+
+    thread_id: str | None = Field(default=None, min_length=1, max_length=1000)
+    route: str | None = Field(default=None, min_length=1, max_length=200)
+    trajectory_id: str | None = Field(default=None, min_length=1, max_length=200)
+    call_id: str | None = Field(default=None, min_length=1, max_length=200)
+    score: Score
+    comment: str | None = Field(default=None, max_length=10_000)
+    name: str = Field(default=REWARDING, pattern=r"^[A-Za-z0-9._-]{1,60}$")
+
+    @model_validator(mode="after")
+    def _names_one(self) -> Self:
+        if sum(name is not None for name in (self.thread_id, self.trajectory_id, self.call_id)) != 1:
+            raise ValueError("name one of thread_id, trajectory_id and call_id")
+        return self
+
+
+class FeedbackResult(Wire):
+    """The trajectory that has the feedback, with its reward. `changed`: false if it had the same already."""
+
+    trajectory_id: str
+    reward: float | None
+    changed: bool
+
+
+MAX_AUDITED = 10_000
+"""Most trajectories and threads of one request."""
+Id = Annotated[str, Field(min_length=1, max_length=200)]
+ThreadId = Annotated[str, Field(min_length=1, max_length=1000)]
+
+
+class AuditRequest(Wire):
+    """Trajectories by their ids, or by the app's own names of threads of `route`, by default the server's."""
+
+    trajectory_ids: tuple[Id, ...] = Field(default=(), max_length=MAX_AUDITED)
+    thread_ids: tuple[ThreadId, ...] = Field(default=(), max_length=MAX_AUDITED)
+    route: str | None = Field(default=None, min_length=1, max_length=200)
+
+    @model_validator(mode="after")
+    def _names_some(self) -> Self:
+        if not (self.trajectory_ids or self.thread_ids):
+            raise ValueError("name trajectory_ids or thread_ids")
+        return self
+
+
+class TrajectoryAudit(Wire):
+    """What a trajectory trained. `derived`: trajectories that were made from it: runs of a scenario that has its id, and examples
+    with its conversation. `trained`: the steps whose train requests had it or one of these. `seen_since`: by model, the first
+    step that goes on from one of them; all later ones do too."""
+
+    id: str
+    recorded: bool
+    derived: tuple[str, ...] = ()
+    trained: tuple[str, ...] = ()
+    seen_since: dict[str, int] = Field(default_factory=dict)
+
+
+class Removal(Wire):
+    """What a removal deleted, and what its trajectories had trained. `erased`: the file of the records holds no rest of it, either;
+    otherwise a reader or a full disk was in the way."""
+
+    trajectories: tuple[TrajectoryAudit, ...]
+    records: int
+    calls: int
+    files: int
+    erased: bool

@@ -30,7 +30,7 @@ from offbook.testing.asgi import serving
 from offbook_mcp.commands.serve import ToolEndpoint
 from offbook_mcp.errors import McpServerError
 from offbook_mcp.rollouts.agent_loop import LoopOptions
-from offbook_production.gateway import passing
+from offbook_production import passing
 from tests.fakes.gateway import gateway_over
 from tests.server.http.test_wire_values import INTEGERS, NUMBERS, TEXTS, nested
 
@@ -81,7 +81,7 @@ APIS: dict[str, dict[str, Any]] = {
     "/r/desk/v1/chat/completions": CHAT,
 }
 """A path and a valid body of each API that the server answers before its routes."""
-MIDDLEWARE = {"UnexpectedErrors", "AccessChecks", "ModelCalls", "Production.middleware", "CORSMiddleware"}
+MIDDLEWARE = {"UnexpectedErrors", "AccessChecks", "ModelCalls", "ProductionWing.middleware", "CORSMiddleware"}
 """What may stand before an application's routes; of these only ModelCalls and the gateway's have paths of their own."""
 REFUSED = (502, 503, 507)
 """Statuses above 499 that say what failed: a model that does not answer, a server that is not ready, a full disk."""

@@ -19,12 +19,11 @@ from offbook.server.services import Services
 from offbook.testing import ScriptedSampler, scripted_sampler
 from offbook.testing.asgi import serving
 from offbook.testing.server import services_over
-from offbook_production.feedback import RouteState
-from offbook_production.gateway.address import upstream_model
-from offbook_production.gateway.passing import UpstreamGateway
-from offbook_production.gateway.traffic import RecordingPolicy, RouteTraffic
 from offbook_production.options import ProductionOptions
-from offbook_production.production import Production
+from offbook_production.passing import UpstreamGateway
+from offbook_production.traffic import RecordingPolicy, RouteState, RouteTraffic
+from offbook_production.upstream import upstream_model
+from offbook_production.wing import ProductionWing
 from tests.fakes.paid_api import PaidApi
 from tests.server.conftest import gateway as gateway
 from tests.server.records.conftest import store as store
@@ -89,7 +88,7 @@ def passing(tmp_path: Path) -> Opening:
             )
             await traffic.open()
             production = services.wings["production"]
-            assert isinstance(production, Production)
+            assert isinstance(production, ProductionWing)
             production.options = ProductionOptions(route="desk")
             gateway = production.gateway = UpstreamGateway(traffic, await production.takeovers.opened("desk"))
             application = app.build(services, guard or Guard(None))

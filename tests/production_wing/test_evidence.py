@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from offbook_production.takeover.evidence import Evidence, ScoreSums, interval
+from offbook_production.takeover import Evidence, ScoreSums, interval
 
 NUMBER = 2_000
 

@@ -9,11 +9,11 @@ from offbook.base.types import CallStatus, CallTrace, OutputTrace, Sampling
 from offbook.base.wire import GroupRecord, TrainRequest, TrainStatus
 from offbook.server.records.store import Store
 from offbook.server.records.tables import metadata
-from offbook_production.feedback import FeedbackRequest
-from offbook_production.records.feedback import Feedback, add_feedback
-from offbook_production.records.removal import Removed, erase, remove
-from offbook_production.records.takeover_threads import TakenThread, add_threads, read_threads, threads
-from offbook_production.records.upstream_threads import ThreadCall, add_thread_calls
+from offbook_production.feedback import Feedback, add_feedback
+from offbook_production.removal import Removed, erase, remove
+from offbook_production.takeover_threads import TakenThread, add_threads, read_threads, threads
+from offbook_production.threads import ThreadCall, add_thread_calls
+from offbook_production.wire import FeedbackRequest
 from tests.server.records.test_store import a_call, a_record
 
 MARK = "mauve-7731"

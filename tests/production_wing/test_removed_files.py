@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from offbook_production.records.removed_files import remove_from_files
+from offbook_production.removal import remove_from_files
 
 
 def test_a_line_in_another_encoding_stays_byte_for_byte(tmp_path: Path) -> None:

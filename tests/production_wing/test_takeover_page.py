@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from offbook_production.production import Production
-from offbook_production.takeover.takeover import Takeover, Takeovers
+from offbook_production.takeover import Takeover, Takeovers
+from offbook_production.wing import ProductionWing
 from offbook_production.wire import TakeoverRule
 from tests.dashboard.conftest import PLANTED
 from tests.fakes.gateway import Gateway
@@ -21,7 +21,7 @@ async def text_of(gateway: Gateway, path: str) -> str:
 
 def takeovers(gateway: Gateway) -> Takeovers:
     production = gateway.services.wings["production"]
-    assert isinstance(production, Production)
+    assert isinstance(production, ProductionWing)
     return production.takeovers
 
 

@@ -16,8 +16,8 @@ from offbook.base.wire import GroupRecord, TrainRequest, TrajectoryQuery
 from offbook.client.connection.train_stream import train
 from offbook.trainer.imitation import ScoredRollout, draw
 from offbook.trainer.report import Stopped
-from offbook_production.audits import AuditRequest
 from offbook_production.client import audit_trajectories
+from offbook_production.wire import AuditRequest
 from tests.trainer.test_trainer import SCENARIOS, quiet, rollout
 
 GOOD = TrainConfig(learning_rate=1e-3, loss="cross_entropy", min_reward=1.0, minibatches=2)

@@ -8,14 +8,16 @@ import re
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import orjson
+from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
 from offbook.base import clock
 from offbook.base.redaction import mask_personal, redact
 from offbook.base.types import CallStatus, CallTrace, OutputTrace
 from offbook.llms.options import Price
-from offbook.llms.prices import UsedTokens, used_tokens
+from offbook.llms.prices import UsedTokens, cost_of, used_tokens
 from offbook.openai_dialect.chat_answer import Answer
 from offbook.server.calls.sampled_calls import SampledCalls
 from offbook.server.dialects import Dialect
@@ -24,11 +26,9 @@ from offbook.server.records.notes import kept_note, read_note, save_notes
 from offbook.server.records.store import Store
 from offbook.supervised.masking import Masking
 
-from ..records.upstream_threads import Retention, ThreadCall, add_thread_calls, apply_retention
-from .address import UpstreamModel
 from .answers import ReadCall, read_call, whole_answer
-from .counts import RouteCounts, stored_counts
-from .threads import position, trajectory_id
+from .threads import Retention, ThreadCall, add_thread_calls, apply_retention, position, trajectory_id
+from .upstream import UpstreamModel
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +43,66 @@ SAVE_SECONDS = 10.0
 """Interval at which the counts are stored."""
 RETENTION_SECONDS = 600.0
 CLOSE_SECONDS = 5.0
+
+
+Count = Annotated[int, Field(ge=0)]
+
+
+class RouteCounts(BaseModel):
+    """Sums over all calls of an app. `failed`: the upstream's status was 400 or more, or it could not be reached. `cost` is in USD.
+
+    `uncounted` calls did not say their tokens; `unpriced` had tokens, and no known price. `not_recorded`: calls of recorded
+    threads that could not be recorded, by reason. `failed_steps`: failures of this server's own that no call noticed, by step.
+    """
+
+    calls: Count = 0
+    failed: Count = 0
+    cancelled: Count = 0
+    uncounted: Count = 0
+    unpriced: Count = 0
+    prompt_tokens: Count = 0
+    cached_tokens: Count = 0
+    completion_tokens: Count = 0
+    cost: FiniteFloat = Field(default=0.0, ge=0)
+    recorded: Count = 0
+    not_recorded: dict[str, Count] = Field(default_factory=dict)
+    failed_steps: dict[str, Count] = Field(default_factory=dict)
+
+    def add(self, status: int, *, cancelled: bool) -> None:
+        """Count a call."""
+        self.calls += 1
+        self.cancelled += cancelled
+        self.failed += not cancelled and status >= 400
+
+    def spend(self, used: UsedTokens, price: Price | None) -> float | None:
+        """Add a call's tokens; returns its cost in USD, None if the price is unknown."""
+        cost = None if price is None else cost_of(used, price)
+        self.prompt_tokens += used.prompt
+        self.cached_tokens += used.cached
+        self.completion_tokens += used.completion
+        self.unpriced += cost is None
+        self.cost += cost or 0.0
+        return cost
+
+    def skip(self, reason: str) -> None:
+        """Count a call of a recorded thread that was not recorded."""
+        self.not_recorded[reason] = self.not_recorded.get(reason, 0) + 1
+
+
+def stored_counts(text: str) -> RouteCounts | None:
+    """The counts of a stored text; None for one that does not read back, as of a version that believed every number."""
+    try:
+        return RouteCounts.model_validate_json(text)
+    except ValidationError:
+        return None
+
+
+class RouteState(RouteCounts):
+    """An app whose calls pass through to a paid model, with its counts."""
+
+    name: str
+    upstream: str
+    record_share: float
 
 
 @dataclass(frozen=True)
@@ -104,7 +164,7 @@ class RouteTraffic:
         self._waiting = 0
         self._queued = self._settled = 0
         self._key = ROUTE_NOTE + name
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self._tasks = [asyncio.create_task(work) for work in (self._read_all(), self._save_all(), self._retain())]
 
     @property
@@ -128,21 +188,21 @@ class RouteTraffic:
             yield
         except Exception as error:  # noqa: BLE001  # whatever fails here, the paid model answers
             self.counts.failed_steps[name] = self.counts.failed_steps.get(name, 0) + 1
-            self._tell(
+            self._warn(
                 f"step {name} {type(error).__name__}",
                 f"its own step {name!r} failed, and its calls go on: {shown(error)}",
             )
 
-    def _tell(self, reason: str, text: str) -> None:
+    def _warn(self, reason: str, text: str) -> None:
         """Log the first warning with this reason."""
-        if reason not in self._told:
-            self._told.add(reason)
+        if reason not in self._warned:
+            self._warned.add(reason)
             logger.warning("route %s: %s", self.name, text)
 
     def note(self, call: PassedCall) -> None:
         """Count a call, and queue it to be read. Returns at once."""
         if call.small is None:
-            self.counts.add(call.status, call.ended_at - call.started_at, cancelled=call.cancelled)
+            self.counts.add(call.status, cancelled=call.cancelled)
         if call.cancelled or call.status >= 400 or call.answer is None:
             self._unread(call, "failed" if call.answer is not None else "too large")
         elif self._queue.qsize() >= WAITING_CALLS or self._waiting + call.size > WAITING_BYTES:
@@ -246,7 +306,7 @@ class RouteTraffic:
         try:
             return used_tokens(answer)
         except ValueError as error:
-            self._tell("usage", f"the provider's numbers of tokens are not counted: {error}")
+            self._warn("usage", f"the provider's numbers of tokens are not counted: {error}")
             return None
 
     def _cost(self, call: PassedCall, used: UsedTokens | None, price: Price | None) -> float | None:
@@ -276,7 +336,7 @@ class RouteTraffic:
             return
         reason = str(getattr(error, "code", None) or type(error).__name__)
         self.counts.skip(reason)
-        self._tell(f"call {reason}", f"call {call.id} was answered, and is not recorded: {shown(error)}")
+        self._warn(f"call {reason}", f"call {call.id} was answered, and is not recorded: {shown(error)}")
 
     async def _save(self) -> None:
         await self._store.write(save_notes, (self._key, self.counts.model_dump_json()))

@@ -1,16 +1,21 @@
-"""Deletes trajectories with their calls, and what the database file still holds of them."""
+"""Deletes trajectories with their calls: in the records, in the file of the database, and in other files of the directory."""
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Sequence
+import shutil
+from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import orjson
 from sqlalchemy import Connection, Engine, delete, or_, select, update
 
-from offbook.base.errors import OffbookError
+from offbook.base.errors import EngineError, OffbookError
 from offbook.base.types import Json
+from offbook.engine import token_file
+from offbook.engine.checkpoint_files import write_bytes
 from offbook.server.errors import ApiError
 from offbook.server.records.claims import chunks
 from offbook.server.records.tables import calls, expired, outputs, trains, trajectories, trajectory_models
@@ -93,3 +98,42 @@ def erase(engine: Engine) -> bool:
         finally:
             cursor.close()
     return not busy
+
+
+def remove_from_files(root: Path, ids: Collection[str]) -> int:
+    """Delete the token files and the jobs that have one of these trajectories, and their lines in JSON Lines files, such as those
+    of a trace sink. Returns the number of files and jobs that were changed or deleted. Blocks. Raises OSError."""
+    changed = 0
+    for folder in root.glob("*/models/*/tokens"):
+        for path in token_file.files(folder):
+            if _has_tokens(path, ids):
+                path.unlink(missing_ok=True)
+                changed += 1
+    marks = {json.dumps(name, ensure_ascii=plain).encode() for name in ids for plain in (True, False)}
+    for job in root.glob("jobs/*/job.json"):
+        if _names(job.read_bytes(), marks):
+            shutil.rmtree(job.parent)
+            changed += 1
+    for path in root.rglob("*.jsonl"):
+        lines = path.read_bytes().split(b"\n")
+        kept = [line for line in lines if not _names(line, marks)]
+        if len(kept) < len(lines):
+            write_bytes(path, b"\n".join(kept))
+            changed += 1
+    return changed
+
+
+def _has_tokens(path: Path, ids: Collection[str]) -> bool:
+    """Whether a token file has a trajectory. One that cannot be read may have it."""
+    try:
+        return any(call.trajectory in ids for call in token_file.read_head(path).calls)
+    except FileNotFoundError:
+        return False
+    except EngineError as error:
+        logger.warning("%s. It is deleted with the removed trajectories", error)
+        return True
+
+
+def _names(text: bytes, marks: Collection[bytes]) -> bool:
+    """Whether JSON has one of these strings."""
+    return any(mark in text for mark in marks)

@@ -1,9 +1,9 @@
-"""Reads which trajectories a train request had, and which trajectories were made from others."""
+"""Reads which trajectories trained which steps, which were made from others, and which later steps go on from those steps."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import cast
 
 import orjson
@@ -11,32 +11,26 @@ from sqlalchemy import Connection, or_, select
 
 from offbook.base.types import Json, Message
 from offbook.base.wire import TrainStatus, TrajectoryRecord
+from offbook.engine import checkpoint_files
+from offbook.server.models.checkpoints import scan_models
 from offbook.server.records.claims import chunks
 from offbook.server.records.tables import calls, outputs, trains, trajectories
 
-from ..audits import AuditedTrajectory
+Place = tuple[str, int]
+"""A model and a step of it."""
 
 
-@dataclass(frozen=True)
-class TrainedStep:
-    """A step that a train request made, and the request's trajectories."""
-
-    model: str
-    step: int
-    request_id: str
-    trajectory_ids: tuple[str, ...]
-
-
-def trained_steps(connection: Connection) -> list[TrainedStep]:
-    """The steps that train requests made, in the order of the requests."""
+def trained_steps(connection: Connection) -> dict[str, list[Place]]:
+    """Trajectory -> the steps whose train requests had it, in the order of the requests."""
     rows = connection.execute(
         select(trains.c.status, trains.c.request).where(trains.c.state == "done").order_by(trains.c.created_at)
     )
-    steps: list[TrainedStep] = []
+    steps: dict[str, list[Place]] = {}
     for row in rows:
         status = TrainStatus.model_validate_json(row.status)
         if status.result is not None and status.result.applied:
-            steps.append(TrainedStep(status.model, status.result.step, status.id, ids_of(row.request)))
+            for name in ids_of(row.request):
+                steps.setdefault(name, []).append((status.model, status.result.step))
     return steps
 
 
@@ -57,37 +51,6 @@ def is_recorded(connection: Connection, ids: Sequence[str]) -> set[str]:
         known |= set(connection.scalars(select(trajectories.c.id).where(trajectories.c.id.in_(chunk))))
         known |= set(connection.scalars(select(calls.c.trajectory_id).where(calls.c.trajectory_id.in_(chunk))))
     return known
-
-
-def audited(connection: Connection, ids: Sequence[str]) -> list[AuditedTrajectory]:
-    """These trajectories with the calls that they claim, and those of other LLMs."""
-    claimed: dict[str, dict[str, None]] = {}
-    known: dict[str, TrajectoryRecord] = {}
-    for chunk in chunks(ids):
-        for body in connection.scalars(select(trajectories.c.body).where(trajectories.c.id.in_(chunk))):
-            record = TrajectoryRecord.model_validate_json(body)
-            known[record.id] = record
-        rows = connection.execute(
-            select(outputs.c.claimed_by, outputs.c.call_id)
-            .join(calls, calls.c.id == outputs.c.call_id)
-            .where(outputs.c.claimed_by.in_(chunk))
-            .order_by(calls.c.started_at, calls.c.id)
-        )
-        for name, call_id in rows:
-            claimed.setdefault(name, {})[call_id] = None
-    return [_audited(name, known.get(name), tuple(claimed.get(name, ()))) for name in ids]
-
-
-def _audited(name: str, record: TrajectoryRecord | None, own: tuple[str, ...]) -> AuditedTrajectory:
-    if record is None:
-        return AuditedTrajectory(id=name, recorded=False)
-    thread = record.metadata.get("thread_id")
-    return AuditedTrajectory(
-        id=name,
-        thread_id=None if thread is None else str(thread),
-        run=record.place.run,
-        calls=(*own, *(call.id for call in record.outside_calls)),
-    )
 
 
 def derived(connection: Connection, ids: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -112,25 +75,25 @@ def derived(connection: Connection, ids: Sequence[str]) -> dict[str, tuple[str, 
 
 def _copies(connection: Connection, ids: Collection[str]) -> Iterator[tuple[str, str]]:
     """Pairs of a trajectory and an example that has one of its conversations."""
-    told: dict[bytes, str] = {}
+    origins: dict[bytes, str] = {}
     for chunk in chunks(list(ids)):
         for body in connection.scalars(select(trajectories.c.body).where(trajectories.c.id.in_(chunk))):
             record = TrajectoryRecord.model_validate_json(body)
             for call in record.outside_calls:
-                told |= {_key((*call.messages, output.message)): record.id for output in call.outputs}
+                origins |= {_key((*call.messages, output.message)): record.id for output in call.outputs}
         rows = connection.execute(
             select(calls.c.trajectory_id, calls.c.body, outputs.c.message)
             .join(outputs, outputs.c.call_id == calls.c.id)
             .where(or_(calls.c.trajectory_id.in_(chunk), outputs.c.claimed_by.in_(chunk)))
         )
         for name, body, message in rows:
-            told[_key((*orjson.loads(body)["messages"], orjson.loads(message)))] = name
-    if not told:
+            origins[_key((*orjson.loads(body)["messages"], orjson.loads(message)))] = name
+    if not origins:
         return
     with_histories = trajectories.c.body.contains('"histories":[{')
     for name, body in connection.execute(select(trajectories.c.id, trajectories.c.body).where(with_histories)):
         for history in orjson.loads(body)["histories"]:
-            origin = told.get(_key(history["messages"]))
+            origin = origins.get(_key(history["messages"]))
             if origin in ids and name != origin:
                 yield cast(str, origin), name
 
@@ -146,3 +109,41 @@ def _key(messages: Sequence[Message]) -> bytes:
         for message in messages
     ]
     return orjson.dumps(spoken, option=orjson.OPT_SORT_KEYS)
+
+
+def copied_steps(root: Path) -> dict[Place, Place]:
+    """Each step in a server's directory that is a copy -> the step of another model that it is a copy of. Blocks.
+
+    Raises StoreError if a file cannot be read."""
+    origins: dict[Place, Place] = {}
+    for folder, facts in scan_models(root):
+        checkpoints = folder / "checkpoints"
+        for step in checkpoint_files.steps(checkpoints):
+            path = checkpoint_files.path_of(checkpoints, step)
+            try:
+                origin = checkpoint_files.read_note(path).forked_from
+            except FileNotFoundError:
+                continue  # deleted meanwhile
+            except ValueError:
+                continue  # damaged: the server puts it aside
+            except OSError as error:
+                raise checkpoint_files.not_checked(path, error) from error
+            if origin is not None:
+                origins[facts.name, step] = origin.model, origin.step
+    return origins
+
+
+def seen_since(places: Iterable[Place], origins: Mapping[Place, Place]) -> dict[str, int]:
+    """By model, the first step that is one of `places` or goes on from one. `origins`: as `copied_steps`.
+
+    >>> seen_since([("agent", 2)], {("fork", 3): ("agent", 3)})
+    {'agent': 2, 'fork': 3}
+    """
+    first: dict[str, int] = {}
+    waiting = list(places)
+    while waiting:
+        model, step = waiting.pop()
+        if step < first.get(model, step + 1):
+            first[model] = step
+            waiting += [copy for copy, (name, number) in origins.items() if name == model and number >= step]
+    return dict(sorted(first.items()))

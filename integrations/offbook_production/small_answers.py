@@ -20,9 +20,9 @@ from offbook.base.wire import LENGTH_HEADER
 from offbook.server.dialects import Dialect
 from offbook.server.sampler.pool import Sampler
 
-from ..gateway.answers import SHAPE_ERRORS, whole_answer
-from ..gateway.traffic import PassedCall
+from .answers import SHAPE_ERRORS, whole_answer
 from .takeover import Takeover
+from .traffic import PassedCall
 
 logger = logging.getLogger(__name__)
 

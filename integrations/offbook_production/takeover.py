@@ -2,15 +2,21 @@
 
 Decisions take effect in memory at once, and are stored behind it. A restart repeats a decision on scores that was not stored:
 it reads the same scores in the same order. Calls and their failures are counted anew.
+
+The evidence is the interval of the difference of two means, Agresti and Caffo's ("Simple and effective confidence intervals for
+proportions and differences of proportions", The American Statistician 54, 2000) for scores in [0, 1] in place of successes: each
+side gets one score of 0 and one of 1 more, so that equal scores are no certainty.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 from pydantic import ValidationError
 
@@ -20,17 +26,9 @@ from offbook.server.errors import ApiError, shown
 from offbook.server.records.notes import kept_note, notes_under, read_note, save_notes
 from offbook.server.records.store import Store
 
-from ..gateway.threads import position, trajectory_id
-from ..records.takeover_threads import (
-    TakenThread,
-    ThreadScore,
-    add_threads,
-    begin_takeover,
-    read_threads,
-    score_threads,
-)
-from ..wire import Decision, Numbers, Status, TakeoverRule, TakeoverState, ThreadSide, Verdict
-from .evidence import Evidence, interval
+from .takeover_threads import TakenThread, ThreadScore, add_threads, begin_takeover, read_threads, score_threads
+from .threads import position, trajectory_id
+from .wire import Decision, Numbers, Status, TakeoverRule, TakeoverState, ThreadSide, Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +40,69 @@ SAVE_SECONDS = 1.0
 NEWEST_CALLS, MAX_FAILED = 50, 10
 """Of the newest calls of the small model, so many may fail."""
 MAX_ROUTES = 100
+Z = 1.96
+"""Standard errors on each side of a 95 % interval."""
+
+
+@dataclass(frozen=True)
+class ScoreSums:
+    """The number of scores in [0, 1], their sum, and that of their squares."""
+
+    count: int = 0
+    total: float = 0.0
+    squares: float = 0.0
+
+    def plus(self, score: float) -> ScoreSums:
+        """With one more score."""
+        return ScoreSums(self.count + 1, self.total + score, self.squares + score * score)
+
+    @property
+    def mean(self) -> float | None:
+        """None without scores."""
+        return self.total / self.count if self.count else None
+
+
+def interval(tested: ScoreSums, reference: ScoreSums) -> tuple[float, float]:
+    """The 95 % interval of the difference of the means, tested - reference.
+
+    >>> low, high = interval(ScoreSums(100, 92, 92), ScoreSums(900, 828, 828))
+    >>> round(low, 3), round(high, 3)
+    (-0.065, 0.051)
+    """
+    means, error = list[float](), 0.0
+    for scores in (tested, reference):
+        number = scores.count + 2
+        mean = (scores.total + 1) / number
+        means.append(mean)
+        error += max(0.0, (scores.squares + 1) / number - mean * mean) / number
+    room = Z * math.sqrt(error)
+    return means[0] - means[1] - room, means[0] - means[1] + room
+
+
+@dataclass
+class Evidence:
+    """The scores of a takeover. First the small and the paid model's count until each has `threads`; then all threads are the small
+    model's, whose scores count by `threads` at a time, against the same scores of the paid model."""
+
+    threads: int
+    small: ScoreSums = field(default_factory=ScoreSums)
+    paid: ScoreSums = field(default_factory=ScoreSums)
+    watched: ScoreSums = field(default_factory=ScoreSums)
+
+    @property
+    def complete(self) -> bool:
+        """Whether each side has enough scores."""
+        return min(self.small.count, self.paid.count) >= self.threads
+
+    def add(self, score: float, *, small: bool, watched: bool) -> None:
+        """Take in the first score of a thread, in [0, 1]. `watched`: the thread began after the small model took over."""
+        if watched and small:
+            begun = self.watched if self.watched.count < self.threads else ScoreSums()
+            self.watched = begun.plus(score)
+        elif not watched and not self.complete:
+            self.small, self.paid = (
+                (self.small.plus(score), self.paid) if small else (self.small, self.paid.plus(score))
+            )
 
 
 class Takeover:
@@ -62,7 +123,8 @@ class Takeover:
         """Forget threads, evidence and counts."""
         self._sides, self._new = {}, []
         self._evidence = Evidence(self.state.rule.threads)
-        self._calls = self._out_of_range = 0
+        self._calls = 0
+        self._refused = False  # a score beyond the rule's, which the log has named
         self._failed = Counter[str]()
         self._newest = deque[bool](maxlen=NEWEST_CALLS)
 
@@ -121,10 +183,8 @@ class Takeover:
         small = self.asks_small(thread)
         return ThreadSide(model=self.state.model if small else None, seconds=self.state.rule.answer_seconds)
 
-    async def score(self, trajectory: str, name: str, score: float, answered_by: str | None = None) -> bool | None:
-        """Take in feedback named `name`: whether it is the thread's first score; None for what is no evidence: of a thread that
-        is not part of this, or on a call that the other side answered. `answered_by`: the model of the call that it is on; None:
-        on the whole thread.
+    async def score(self, trajectory: str, name: str, score: float) -> bool | None:
+        """Take in feedback named `name`: whether it is the thread's first score; None for a thread that is not part of this.
 
         Raises ApiError 400 for a score that is not between the rule's lowest and highest, StoreError.
         """
@@ -132,28 +192,23 @@ class Takeover:
         if not state.active or name != rule.score:
             return None
         if not rule.lowest <= score <= rule.highest:
-            return self._refuse(trajectory, score)
+            if trajectory not in self._sides:
+                return None
+            message = (
+                f"score {score:g} is not between the takeover's lowest ({rule.lowest:g}) and highest ({rule.highest:g}), and no "
+                "evidence: start it with the scores that your app gives"
+            )
+            if not self._refused:
+                logger.warning("takeover of %s: %s", state.route, message)
+            self._refused = True
+            raise ApiError(400, message, "score", "score_out_of_range")
         await self._save_threads()
-        small = None if answered_by is None else answered_by == state.model
-        scored = await self._store.write(score_threads, ThreadScore(trajectory, state.id, score, clock.now(), small))
+        scored = await self._store.write(score_threads, ThreadScore(trajectory, state.id, score, clock.now()))
         if scored is None:
             return None
         if scored.first and state.id == self.state.id and self.state.active:
             self._add(score, scored.small, scored.stage)
         return scored.first
-
-    def _refuse(self, trajectory: str, score: float) -> None:
-        if trajectory not in self._sides:
-            return
-        self._out_of_range += 1
-        rule = self.state.rule
-        message = (
-            f"score {score:g} is not between the takeover's lowest ({rule.lowest:g}) and highest ({rule.highest:g}), and no "
-            "evidence: start it with the scores that your app gives"
-        )
-        if self._out_of_range == 1:
-            logger.warning("takeover of %s: %s", self.state.route, message)
-        raise ApiError(400, message, "score", "score_out_of_range")
 
     def add_call(self, failure: str | None) -> None:
         """Take in a call for which the small model was asked, and leave if too many of the newest failed."""
@@ -219,7 +274,6 @@ class Takeover:
             upper=None if bounds is None else width * bounds[1],
             calls=self._calls,
             failed=dict(self._failed),
-            out_of_range=self._out_of_range,
         )
 
     def _leave(self, verdict: Verdict, reason: str) -> None:

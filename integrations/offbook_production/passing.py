@@ -1,6 +1,6 @@
 """Passes an app's calls on to its paid model: the bytes of requests and answers as they are, streams as they come.
 
-What passes of them is in `relayed_requests` and `relayed_answers`."""
+What passes of them is in `relayed`."""
 
 from __future__ import annotations
 
@@ -27,13 +27,21 @@ from offbook.server.errors import ApiError
 from offbook.server.http.model_paths import counts_tokens, found_path, refusal_body
 from offbook.server.sampler.pool import Sampler
 
-from ..takeover.small_answers import SmallAnswer, SmallModel
-from ..takeover.takeover import Takeover
-from .address import UpstreamModel
-from .relayed_answers import NO_PAGE, RelayedAnswer, ended_with_its_connection, failure_kind
-from .relayed_requests import relayed_headers, relayed_path, relayed_query, secret_of
+from .relayed import (
+    NO_PAGE,
+    RelayedAnswer,
+    ended_with_its_connection,
+    failure_kind,
+    relayed_headers,
+    relayed_path,
+    relayed_query,
+    secret_of,
+)
+from .small_answers import SmallAnswer, SmallModel
+from .takeover import Takeover
 from .threads import thread_of
 from .traffic import PassedCall, RouteTraffic
+from .upstream import UpstreamModel
 
 logger = logging.getLogger(__name__)
 

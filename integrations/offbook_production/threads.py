@@ -1,18 +1,55 @@
-"""The threads of an app on a paid model: one finished trajectory each, to which calls are added, with limits of age and size."""
+"""The threads of an app on a paid model: which one a call belongs to, its id and share, and what is recorded of it.
+
+A recorded thread is one finished trajectory, to which calls are added, with limits of age and size."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, cast
 
+import orjson
 from sqlalchemy import Connection, delete, func, select
 
 from offbook.base.errors import OffbookError
 from offbook.base.redaction import redacted_record
-from offbook.base.types import CallTrace, RolloutPlace
-from offbook.base.wire import TrajectoryRecord
+from offbook.base.types import CallTrace, Json, RolloutPlace
+from offbook.base.wire import THREAD_HEADER, TrajectoryRecord
 from offbook.server.records.claims import chunks, finish
 from offbook.server.records.tables import trajectories, trajectory_models
+
+
+def thread_of(headers: Mapping[str, str], body: bytes) -> str | None:
+    """The app's own name of a thread: the header `x-offbook-thread`, else `metadata.thread_id` of the body; None without."""
+    if named := headers.get(THREAD_HEADER):
+        return named
+    if b'"thread_id"' not in body:  # most requests have none, and need not be parsed
+        return None
+    try:
+        request: Json = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    metadata = _field(request, "metadata")
+    value = _field(metadata, "thread_id")
+    return str(value) if isinstance(value, str | int) and str(value) else None
+
+
+def _field(value: Json, name: str) -> Json:
+    return cast(dict[str, Json], value).get(name) if isinstance(value, dict) else None
+
+
+def trajectory_id(route: str, thread: str) -> str:
+    """The id of the trajectory that has a thread's calls. It does not reveal the thread's name."""
+    return f"thread-{_digest('trajectory', route, thread).hex()[:32]}"
+
+
+def position(salt: str, route: str, thread: str) -> float:
+    """A number in [0, 1), uniform over threads and always the same for one: a thread stays on its side of any share."""
+    return int.from_bytes(_digest(salt, route, thread)[:8]) / 2**64
+
+
+def _digest(*parts: str) -> bytes:
+    return hashlib.sha256("\0".join(parts).encode("utf-8", "replace")).digest()
 
 
 class ThreadCall(NamedTuple):
@@ -73,10 +110,10 @@ def _with_call(record: TrajectoryRecord, call: CallTrace) -> TrajectoryRecord:
 
 def apply_retention(connection: Connection, batch: Sequence[Retention]) -> list[int | OffbookError]:
     """Delete the trajectories of each run that are too old, then the oldest until the rest is small enough. Results: numbers."""
-    return [_forget(connection, retention) for retention in batch]
+    return [_delete_old(connection, retention) for retention in batch]
 
 
-def _forget(connection: Connection, retention: Retention) -> int:
+def _delete_old(connection: Connection, retention: Retention) -> int:
     size = func.length(trajectories.c.body)
     rows = connection.execute(
         select(trajectories.c.seq, trajectories.c.ended_at, size)

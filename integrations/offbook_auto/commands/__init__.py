@@ -1,1 +1,0 @@
-"""The commands `offbook auto`, `offbook improve` and `offbook learn`."""

@@ -1,1 +1,0 @@
-"""What the wing keeps in the records, and reads and deletes there."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from offbook.base.errors import ConfigError, ServerError
+from offbook.base.errors import ConfigError
 from offbook.client.model import TrainableModel
 from offbook.contracts import Judge
 from offbook.trainer.report import TrainReport
@@ -16,8 +16,7 @@ from offbook_compare.comparison import acompare
 from offbook_compare.results import ComparisonReport
 from offbook_compare.targets import ComparableTarget, bound_to
 
-from .estimate import StagePlan
-from .improve import Split, Stage
+from .improve import Split, TrainingSource
 
 HELD_OUT = 0.25
 """Share of the scenarios that is held out where none are given."""
@@ -35,7 +34,7 @@ class WrappedApp(ComparableTarget, Protocol):
 
 
 @dataclass(frozen=True)
-class AppWithScenarios:
+class AppWithScenarios(TrainingSource):
     """A wrapped app. `held_out`: () holds out a quarter of `scenarios`. `options`: those of its training.
 
     Raises ConfigError for an app without a model, or with several, and for too few scenarios."""
@@ -81,18 +80,6 @@ class AppWithScenarios:
         """How many scenarios there are to train on, and held out."""
         return len(self.scenarios), len(self.held_out)
 
-    def input_stages(self) -> list[Stage]:
-        """None: the scenarios are there."""
-        return []
-
-    def plan(self) -> list[StagePlan]:
-        """None, as there are no input stages."""
-        return []
-
-    def texts(self) -> dict[str, str]:
-        """None: the app has its prompts itself."""
-        return {}
-
     async def compared(self, split: Split, candidates: Sequence[CandidateLike], **options: Any) -> ComparisonReport:
         """Compare on the scenarios of a split."""
         app = self.app if self.own_model is None else bound_to(self.app, self.own_model)
@@ -108,18 +95,3 @@ class AppWithScenarios:
         """Train until the model has `steps` steps in total."""
         own = {} if self.own_model is None else {"model": self.own_model}
         return await self.app.atrain(self.scenarios, steps=steps, **self.options, **own)
-
-    async def forked(self, name: str, step: int) -> AppWithScenarios:
-        """The app with the model `name` in the place of its own: made from that step, unless it is there."""
-        return replace(self, own_model=await fork_of(self.model, name, step))
-
-
-async def fork_of(model: TrainableModel, name: str, step: int) -> TrainableModel:
-    """The model `name`: made from that step of `model`, unless it is there. Raises ServerError."""
-    try:
-        state = await (await model.api()).model(name)
-    except ServerError as error:
-        if error.status != 404:
-            raise
-        return await model.fork(name, from_step=step)
-    return TrainableModel(name, state.project, model.base_model, model.backend, state.lora)

@@ -23,7 +23,7 @@ from offbook.scenarios.identity import scenario_fields
 from offbook.scenarios.loading import load_scenarios
 from offbook.trainer.options import TrainerOptions
 from offbook.trainer.trainable_target import load_target
-from offbook_compare.loading import load_app, load_server
+from offbook_compare.targets import load_app, load_server
 
 from .app_source import AppWithScenarios, WrappedApp
 from .described import AutoTrainer, plan_lines
@@ -161,7 +161,7 @@ def improve(
     Improver(source, chosen).run(until)
 
 
-@with_options(LearnOptions, TrainConfig, ImitationOptions, ModelOptions)
+@with_options(LearnOptions, ImitationOptions, ModelOptions)
 def learn(
     target: Target,
     *,
@@ -169,8 +169,7 @@ def learn(
 ) -> None:
     """Continue training on an app's newest traffic, and promote a step only if it does better.
 
-    A fork of the model imitates the recorded threads with good rewards, and learns from the rewards of its own answers.
-    The app then answers held-out questions with the old and the new step. If Ctrl-C or a crash ends a round, the same
+    A fork of the model imitates the recorded threads with good rewards. The app then answers held-out questions with the old and the new step. If Ctrl-C or a crash ends a round, the same
     command continues it.
 
     \b
@@ -187,8 +186,6 @@ def learn(
             "target: exactly one model can be trained: pass trainable(model=...), or --model and --base-model"
         )
     sft = ImitationOptions(**options_of(ImitationOptions, options)).config()
-    step = {name: value for name, value in options_of(TrainConfig, options).items() if name != "min_reward"}
-    rl = TrainConfig.parse(**step)
-    learning = Learning(app, trained, LearnOptions(**options_of(LearnOptions, options), sft=sft, rl=rl))
+    learning = Learning(app, trained, LearnOptions(**options_of(LearnOptions, options), sft=sft))
     with learning.held():
         asyncio.run(learning.once())

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from offbook.base.types import Message, Trajectory, TrajectoryGroup
 from offbook.client.model import Model, TrainableModel
 from offbook.contracts import Judge
 from offbook.llms.llm import Llm
+from offbook.llms.prices import UsedTokens, cost_of, price_of
+from offbook.llms.provider import Tokens, load
 from offbook.rewards.rubric import write_rubric
 from offbook.rewards.ruler_judge import Ruler, tie
 from offbook.trainer.report import TrainReport
@@ -26,16 +28,74 @@ from offbook_compare.candidates import CandidateLike, as_candidate
 from offbook_compare.comparison import acompare
 from offbook_compare.results import ComparisonReport
 
-from .app_source import fork_of
-from .estimate import AGAIN, FRAME, INPUT, OUTLINE, PROMPT, RUBRIC, VERDICT, StagePlan, planned, tokens_of
 from .improve import Improver, Split, Stage
 from .inputs import TaskInput, read_inputs, write_inputs
 from .options import BASE_MODEL, AutoOptions, ImproveOptions, name_of
 from .task import DESCRIBED, Task, as_examples, read_task, require_packages, write_task, write_whole
 from .writer import PER_QUESTION, written_outline, written_prompt
 
+CHARACTERS = 4
+"""Characters of a token, about."""
+FRAME = 400
+"""Tokens that the words around a question take, with its JSON schema."""
+OUTLINE, PROMPT, RUBRIC, INPUT = 500, 300, 350, 120
+"""Tokens of what the LLM writes, about."""
+VERDICT = 60
+"""Tokens of a judge's score with its explanation."""
+AGAIN = 1.2
+"""Inputs asked for, for each that is kept."""
 FITS = "fits_schema"
 """Metric of a rollout: 1 if its answer fits the task's schema, else 0."""
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """What a stage will ask of other LLMs. `done`: its file is there, so that it asks nothing. `cost`: USD; None: unknown price."""
+
+    stage: str
+    done: bool
+    questions: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost: float | None = 0.0
+
+    def line(self) -> str:
+        """The plan as one line, for people."""
+        if self.done:
+            return f"{self.stage}: done"
+        if not self.questions:
+            return f"{self.stage}: asks no other LLM"
+        price = "of unknown price" if self.cost is None else f"about {self.cost:.2f} USD"
+        tokens = f"{self.prompt_tokens:,} + {self.completion_tokens:,} tokens"
+        return f"{self.stage}: {self.questions:,} question{'s' * (self.questions != 1)}, {tokens}, {price}"
+
+
+def tokens_of(text: str) -> int:
+    """About how many tokens a text has."""
+    return len(text) // CHARACTERS + 1
+
+
+def planned(stage: str, llm: Llm | None, questions: int, prompt: float, completion: float) -> StagePlan:
+    """The plan of a stage whose questions take so many tokens each. `llm` is None for a judge that is none."""
+    if llm is None or not questions:
+        return StagePlan(stage, False)
+    price = price_of(llm.options, load().model_cost)
+    tokens = Tokens(round(questions * prompt), round(questions * completion))
+    cost = None if price is None else questions * cost_of(UsedTokens(round(prompt), round(completion)), price)
+    return StagePlan(stage, False, questions, *tokens, cost)
+
+
+def plan_lines(plans: Sequence[StagePlan], max_cost: float | None) -> list[str]:
+    """A plan as lines for a terminal, with its sum."""
+    costs = [plan.cost for plan in plans]
+    known = sum(cost for cost in costs if cost is not None)
+    total = f"in all about {known:.2f} USD" + (", and what has an unknown price" if None in costs else "")
+    short = max_cost is not None and known > max_cost
+    return [
+        *(plan.line() for plan in plans),
+        f"{total}; the tokens are estimates. Nothing was asked.",
+        *([f"max_cost={max_cost:g} USD will end the run before it is through"] if short else []),
+    ]
 
 
 @dataclass(frozen=True)
@@ -61,6 +121,11 @@ class AutoTrainer(Improver):
         task = described(options)
         path = ImproveOptions(teacher=None, round_steps=options.steps, max_cost=options.max_cost, output=task.folder)
         super().__init__(task, path)
+        self._task = task
+
+    def plan(self) -> list[StagePlan]:
+        """Estimate the requests of each stage to other LLMs: tokens and price. Sends nothing."""
+        return self._task.plan()
 
 
 def described(options: AutoArguments) -> DescribedTask:
@@ -183,10 +248,6 @@ class DescribedTask:
             **shared,
             **options,
         )
-
-    async def forked(self, name: str, step: int) -> DescribedTask:
-        """The task with the model `name`: made from that step, unless it is there."""
-        return replace(self, model=await fork_of(self.model, name, step))
 
     def plan(self) -> list[StagePlan]:
         """Estimate the requests of each stage to other LLMs: tokens and price. Sends nothing."""

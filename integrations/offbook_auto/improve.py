@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from offbook.base import clock
 from offbook.base.errors import BudgetExceeded, ConfigError
 from offbook.base.json_files import read_json
 from offbook.base.sync_calls import run_sync
@@ -27,10 +26,9 @@ from offbook_compare.journal import ComparedRollout, Journal
 from offbook_compare.report import shown_interval
 from offbook_compare.results import CandidateResult, ComparisonReport
 
-from .estimate import StagePlan
 from .good_runs import good_runs, with_rewards, write_conversations
 from .options import ImproveOptions
-from .report import SUPERVISED, CurvePoint, ImproveReport, best_of, own_points, write_report
+from .report import CurvePoint, ImproveReport, best_of, write_report
 from .task import write_whole
 
 Split = Literal["train", "held-out"]
@@ -57,15 +55,11 @@ class TrainingSource(Protocol):
 
     def input_stages(self) -> Sequence[Stage]:
         """What makes the scenarios. Empty where they are there."""
-        ...
-
-    def plan(self) -> list[StagePlan]:
-        """What these stages will take, and what judges will."""
-        ...
+        return ()
 
     def texts(self) -> Mapping[str, str]:
         """Texts for the report, such as the prompt."""
-        ...
+        return {}
 
     def sizes(self) -> tuple[int, int]:
         """How many scenarios there are, or will be, to train on and held out."""
@@ -79,22 +73,15 @@ class TrainingSource(Protocol):
         """Train until the model has `steps` steps in total."""
         ...
 
-    async def forked(self, name: str, step: int) -> TrainingSource:
-        """The same with the model `name` in the place of its own: made from that step, unless it is there."""
-        ...
-
 
 @dataclass
 class Progress:
     """What the stages have made so far, and what stages.json keeps of it: the step after the supervised training, and after
-    each round. `fork`: the model of the rounds, where the supervised step was worse than the base; "": the source's own.
-    `ended`: why no further round follows."""
+    each round. `ended`: why no further round follows."""
 
     sft: int | None = None
-    fork: str = ""
     rounds: list[int] = field(default_factory=list[int])
     ended: str = ""
-    seconds: dict[str, float] = field(default_factory=dict[str, float])
     good: str = ""
     curve: list[CurvePoint] = field(default_factory=list[CurvePoint])
     comparison: ComparisonReport | None = None
@@ -106,7 +93,7 @@ class Improver:
     learning while held-out success rises, and compares with the teacher; without one it trains, and compares with the base."""
 
     def __init__(self, source: TrainingSource, options: ImproveOptions) -> None:
-        self.source = self._own_source = source
+        self.source = source
         self.options = options
         self.name = source.model.name
         self.folder = options.output or Path(f"improve-{self.name}")
@@ -123,7 +110,7 @@ class Improver:
 
         A spent `max_cost` ends the run well. Raises ConfigError, LlmError for an LLM whose answers are invalid, and the errors of
         `compare`, `train_sft` and `Trainer`."""
-        self.source, progress = self._own_source, self._known()
+        progress = self._known()
         stages = list(self.source.input_stages())
         if self.teacher is not None:
             stages += [("observe", lambda: self._observe(progress)), ("sft", lambda: self._sft(progress))]
@@ -136,33 +123,13 @@ class Improver:
         echo("\n".join(report.lines()))
         return report
 
-    def plan(self) -> list[StagePlan]:
-        """What each stage will take, as far as it is known, without asking anything."""
-        plans = self.source.plan()
-        if self.teacher is None:
-            return plans
-        progress, options, (train, held_out) = self._known(), self.options, self.source.sizes()
-        left = train * options.observe_rollouts - len(self._observed())
-        rounds = options.rounds - len(progress.rounds)
-        ended = bool(progress.ended) or (progress.sft is not None and rounds <= 0)
-        sft = f"{counted(options.sft.epochs, 'epoch')} on the good runs"
-        work = f"{counted(rounds, 'round')} at most of {counted(options.round_steps, 'step')}, each measured on "
-        return [
-            *plans,
-            StagePlan("observe", left <= 0, work=f"{counted(left, 'run')} of the app on {self.teacher.name}"),
-            StagePlan("sft", progress.sft is not None, work=sft),
-            StagePlan("train", ended, work=f"{work}{counted(held_out, 'held-out scenario')}"),
-            StagePlan("compare", False, work=f"{counted(held_out, 'run')} of the app on {self.teacher.name}"),
-        ]
-
     async def _observe(self, progress: Progress) -> None:
         assert self.teacher is not None
-        options, began = self.options, clock.now()
+        options = self.options
         if len(self._observed()) < self.source.sizes()[0] * options.observe_rollouts:
             shared: dict[str, Any] = {"rollouts": options.observe_rollouts, "success_at": options.success_at}
             shared |= {"output": self.folder / "observed", "run": f"observe-{self.source.model.name}"}
             report = await self.source.compared("train", [self.teacher], **shared)
-            progress.seconds["observe"] = progress.seconds.get("observe", 0.0) + clock.end_of(began) - began
             echo(f"observe: {_line(report, report.candidates[0])}")
         good = self.folder / GOOD
         if not good.exists():
@@ -177,20 +144,19 @@ class Improver:
         self._keep(progress)
 
     async def _sft(self, progress: Progress) -> None:
-        good, began = self.folder / GOOD, clock.now()
+        good = self.folder / GOOD
         if progress.sft is None:
             # The request ids of an untouched file are the same after a kill, so that no batch is applied twice.
             prefix = f"sft-{hashlib.sha256(good.read_bytes() + self.source.model.name.encode()).hexdigest()[:20]}"
             result = await self.source.model.train_sft(good, self.options.sft, request_id=prefix)
             progress.sft = result.updates[-1].step if result.updates else result.step
-            progress.seconds["sft"] = clock.end_of(began) - began
             self._keep(progress)
             first = result.updates[0].loss if result.updates else float("nan")
             echo(
                 f"sft: {counted(len(result.updates), 'update')}, loss {first:.3f} -> {result.loss or first:.3f} nats per token; "
                 f"{result.model} is at step {progress.sft}"
             )
-        await self._evaluated(progress, SUPERVISED, progress.sft)
+        await self._evaluated(progress, "supervised", progress.sft)
 
     async def _train(self, progress: Progress) -> None:
         """Rounds of reinforcement learning, until held-out success no longer rises; without a teacher one, which nothing measures."""
@@ -198,20 +164,18 @@ class Improver:
         if self.teacher is None:
             progress.training = await self._trained(options.round_steps)
             return
-        first = await self._start(progress)
+        first = progress.sft or 0
         for number in range(1, options.rounds + 1):
             if number > len(progress.rounds):
                 if progress.ended:
                     break
-                began = clock.now()
                 report = await self._trained((progress.rounds[-1] if progress.rounds else first) + options.round_steps)
                 progress.rounds.append(report.step)
                 if report.stopped in (Stopped.SOLVED, Stopped.NO_SIGNAL, Stopped.NO_CALLS):
                     progress.ended = f"the training had no signal left ({report.stopped})"
-                progress.seconds[f"round {number}"] = clock.end_of(began) - began
                 self._keep(progress)
             point = await self._evaluated(progress, f"round {number}", progress.rounds[number - 1])
-            if not progress.ended and not _above(point, best_of(own_points(progress.curve[:-1], progress.fork))):
+            if not progress.ended and not _above(point, best_of(progress.curve[:-1])):
                 measure = (progress.comparison.measure if progress.comparison is not None else None) or "success"
                 progress.ended = f"held-out {measure} no longer rose in round {number}"
                 self._keep(progress)
@@ -225,31 +189,14 @@ class Improver:
             raise BudgetExceeded("max_cost for other LLMs is spent: raise it to continue")
         return report
 
-    async def _start(self, progress: Progress) -> int:
-        """The step from which the rounds go on: the supervised one, or the base where that did better held out. Then they
-        train a fork, since a model goes on from its newest step."""
-        base, supervised = progress.curve
-        if not progress.fork and (progress.rounds or not self.options.rounds or supervised.mean >= base.mean):
-            return supervised.step
-        if not progress.fork:
-            progress.fork = f"{self.name}-rounds-{supervised.step}"
-            self._keep(progress)
-            echo(f"train: the base did better than the supervised step, so {progress.fork} starts from the base")
-        self.source = await self.source.forked(progress.fork, 0)
-        return 0
-
     async def _evaluated(self, progress: Progress, stage: str, step: int) -> CurvePoint:
         """Measure a step on the held-out scenarios, beside all before it: a judge's scores hold within one comparison alone. Known
         rollouts are not run again."""
-        own = own_points(progress.curve, progress.fork)
-        steps = dict.fromkeys([0, *(point.step for point in own), step])
+        steps = dict.fromkeys([0, *(point.step for point in progress.curve), step])
         report = await self._held_out(progress, [f"step:{one}" for one in steps])
         if not progress.curve:
             progress.curve.append(CurvePoint("base", 0, report.of("step:0")))
-        progress.curve = [
-            replace(point, result=report.of(f"step:{point.step}")) if point in own else point
-            for point in progress.curve
-        ]
+        progress.curve = [replace(point, result=report.of(f"step:{point.step}")) for point in progress.curve]
         point = CurvePoint(stage, step, report.of(f"step:{step}"))
         progress.curve.append(point)
         echo(f"held out after {stage}: {_line(report, point.result)}")
@@ -263,26 +210,23 @@ class Improver:
             else:
                 await self._evaluated(progress, "training", step)
             return
-        own = own_points(progress.curve, progress.fork)
-        steps = dict.fromkeys(point.step for point in own)
+        steps = dict.fromkeys(point.step for point in progress.curve)
         report = await self._held_out(progress, [self.teacher, *(f"step:{step}" for step in steps)])
         progress.curve = [
             replace(point, result=replace(report.of(f"step:{point.step}"), difference=point.result.difference))
-            if point in own
-            else point
             for point in progress.curve
         ]
 
     async def _held_out(self, progress: Progress, candidates: Sequence[CandidateLike]) -> ComparisonReport:
         """Compare candidates on the held-out scenarios."""
-        name, options = self.source.model.name, self.options
+        options = self.options
         progress.comparison = await self.source.compared(
             "held-out",
             candidates,
             success_at=options.success_at,
             gpu_price=options.gpu_price,
-            output=self.folder / ("comparison" if name == self.name else f"comparison-{name}"),
-            run=f"improve-{name}",
+            output=self.folder / "comparison",
+            run=f"improve-{self.name}",
         )
         return progress.comparison
 
@@ -306,26 +250,23 @@ class Improver:
             ) from error
 
     def _keep(self, progress: Progress) -> None:
-        kept = {name: getattr(progress, name) for name in ("sft", "fork", "rounds", "ended", "seconds", "good")}
+        kept = {name: getattr(progress, name) for name in ("sft", "rounds", "ended", "good")}
         write_whole(self.folder / STATE, json.dumps({"model": self.name, **kept}, indent=1) + "\n")
 
     def _report(self, progress: Progress, ran: StagesRun) -> ImproveReport:
         return ImproveReport(
             folder=self.folder,
             model=self.source.model.name,
-            base_model=self.source.model.base_model,
             teacher="" if self.teacher is None else self.teacher.name,
             reached=ran.reached,
             stopped=ran.stopped,
             good=progress.good,
             ended=progress.ended,
-            seconds=dict(progress.seconds),
             curve=tuple(progress.curve),
             comparison=progress.comparison,
             spending=ran.spending,
-            fork=progress.fork,
             training=progress.training,
-            texts=dict(self._own_source.texts()),
+            texts=dict(self.source.texts()),
         )
 
 

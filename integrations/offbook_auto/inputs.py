@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
 from pathlib import Path
 from typing import Literal
 
@@ -17,23 +17,26 @@ from offbook.base.types import Json
 from offbook.llms.llm import Llm
 from offbook.scenarios.identity import scenario_fields, scenario_id, scenario_text
 from offbook.scenarios.loading import load_scenarios
-from offbook_compare.likeness import NEARLY_EQUAL, jaccard, plain_words, shingles
+from offbook_compare.contamination import plain_words
 
 from .task import Task, write_whole
 from .writer import PER_QUESTION, PURPOSE, BriefLine, WrittenInputs, inputs_question, named
 
 Split = Literal["train", "held-out"]
 SPLITS: tuple[Split, ...] = ("train", "held-out")
+SHINGLE = 3
+"""Number of consecutive words that are compared."""
+NEARLY_EQUAL = 0.8
+"""Similarity from which two texts count as equal."""
 LEAKED = 0.5
 """Similarity from which a held-out input counts as known from training: stricter than within a split."""
 DIFFICULTIES = 5
-MOST_ROUNDS = 6
+MAX_ROUNDS = 6
 """Rounds of questions in all."""
-MOST_FRUITLESS = 2
+MAX_FRUITLESS = 2
 """Rounds in a row without a new input, after which no more are asked for."""
-LONGEST_INPUT = 20_000
-_COMBINATIONS = 2_000
-_TRIES = 40
+MAX_CHARACTERS = 20_000
+MAX_COMBINATIONS = 2_000
 
 
 @dataclass(frozen=True)
@@ -67,26 +70,28 @@ def brief(task: Task, wanted: Mapping[Split, int], seed: int) -> dict[Split, lis
         "held-out": [one for one in combinations if one in held_out],
         "train": [one for one in combinations if one not in held_out],
     }
-    return {
-        split: [
-            BriefLine(number % DIFFICULTIES + 1, dict(zip(task.dimensions, values, strict=True)))
-            for number, values in enumerate(_spread(pools[split] or combinations, wanted[split], rng))
+    lines: dict[Split, list[BriefLine]] = {}
+    for split in SPLITS:
+        pool = pools[split] or combinations
+        chosen = _balanced(pool, min(wanted[split], len(pool)))
+        lines[split] = [
+            BriefLine(number % DIFFICULTIES + 1, dict(zip(task.dimensions, chosen[number % len(chosen)], strict=True)))
+            for number in range(wanted[split])
         ]
-        for split in SPLITS
-    }
+    return lines
 
 
 def _combinations(dimensions: Mapping[str, Sequence[str]], wanted: int, rng: random.Random) -> list[tuple[str, ...]]:
     """Combinations of values in random order: all of them, or a sample where there are very many."""
-    total = 1
-    for values in dimensions.values():
-        total *= len(values)
-    if total <= max(_COMBINATIONS, 2 * wanted):
-        combinations = list(product(*dimensions.values()))
-        rng.shuffle(combinations)
-        return combinations
-    drawn = (tuple(rng.choice(values) for values in dimensions.values()) for _ in range(4 * max(_COMBINATIONS, wanted)))
-    return list(dict.fromkeys(drawn))[: max(_COMBINATIONS, 2 * wanted)]
+    total = math.prod(map(len, dimensions.values()))
+    combinations: list[tuple[str, ...]] = []
+    for number in rng.sample(range(min(total, 2**62)), min(total, max(MAX_COMBINATIONS, 2 * wanted))):
+        values: list[str] = []
+        for own in dimensions.values():
+            number, place = divmod(number, len(own))
+            values.append(own[place])
+        combinations.append(tuple(values))
+    return combinations
 
 
 def _balanced(combinations: Sequence[tuple[str, ...]], number: int) -> list[tuple[str, ...]]:
@@ -98,20 +103,6 @@ def _balanced(combinations: Sequence[tuple[str, ...]], number: int) -> list[tupl
         used.update(enumerate(best))
         del left[best]
     return [one for one in combinations if one not in left]
-
-
-def _spread(pool: Sequence[tuple[str, ...]], wanted: int, rng: random.Random) -> list[tuple[str, ...]]:
-    """`wanted` combinations of the pool, so that the rarest values come first: each about equally often."""
-    used: Counter[tuple[int, str]] = Counter()
-    taken: Counter[tuple[str, ...]] = Counter()
-    chosen: list[tuple[str, ...]] = []
-    for _ in range(wanted):
-        offered = [rng.choice(pool) for _ in range(_TRIES)]
-        best = min(offered, key=lambda values: (taken[values], sum(used[place] for place in enumerate(values))))
-        used.update(enumerate(best))
-        taken[best] += 1
-        chosen.append(best)
-    return chosen
 
 
 class InputSet:
@@ -143,8 +134,8 @@ class InputSet:
     def _fault(self, text: str, own: frozenset[str], split: Split) -> str:
         if not plain_words(text):
             return "without words"
-        if len(text) > LONGEST_INPUT:
-            return f"longer than {LONGEST_INPUT:,} characters"
+        if len(text) > MAX_CHARACTERS:
+            return f"longer than {MAX_CHARACTERS:,} characters"
         if split == "held-out" and any(jaccard(own, example) >= LEAKED for example in self._examples):
             return "held out, but like an example"
         for other, known in self._known:
@@ -166,9 +157,9 @@ async def write_inputs(
     """
     inputs = InputSet(wanted, [example.input for example in task.examples])
     fruitless, failure, questions = 0, None, 0
-    for round_number in range(MOST_ROUNDS):
+    for round_number in range(MAX_ROUNDS):
         missing: dict[Split, int] = {split: inputs.missing(split) for split in SPLITS}
-        if not any(missing.values()) or fruitless == MOST_FRUITLESS:
+        if not any(missing.values()) or fruitless == MAX_FRUITLESS:
             break
         lines = brief(task, missing, seed + round_number)
         before = len(inputs.accepted)
@@ -266,3 +257,23 @@ def read_inputs(file: Path) -> list[TaskInput]:
     if not any(one.split == "train" for one in inputs):
         raise ConfigError(f"{file}: no scenario has `split: train`, so there is nothing to train on")
     return inputs
+
+
+def shingles(text: str) -> frozenset[str]:
+    """The runs of `SHINGLE` consecutive words; a shorter text is one run.
+
+    >>> sorted(shingles("Where is box 4821?"))
+    ['is box 4821', 'where is box']
+    """
+    words = plain_words(text).split()
+    return frozenset(" ".join(words[start : start + SHINGLE]) for start in range(max(1, len(words) - SHINGLE + 1)))
+
+
+def jaccard(own: frozenset[str], other: frozenset[str]) -> float:
+    """The share of shingles that both have, from 0 to 1.
+
+    >>> jaccard(shingles("please sort the red boxes"), shingles("please sort the red lids"))
+    0.5
+    """
+    together = len(own | other)
+    return len(own & other) / together if together else 0.0

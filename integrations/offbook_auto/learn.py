@@ -3,46 +3,78 @@ better on traffic that never trains."""
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import cast
 
 from offbook.base import clock
-from offbook.base.config import SFTConfig, TrainConfig
-from offbook.base.errors import ConfigError, ServerError, TrainError
+from offbook.base.config import SFTConfig
+from offbook.base.errors import ConfigError, ServerError
 from offbook.base.json_files import read_json
 from offbook.base.locked_folders import held_folder
 from offbook.base.options import Headline, RunOptions, option
 from offbook.base.terminal import echo
 from offbook.base.text import counted
-from offbook.base.types import Json
-from offbook.base.wire import AdoptRequest, GroupRecord, TrainRequest, TrajectoryRecord, name_at
+from offbook.base.types import Json, Message
+from offbook.base.wire import (
+    AdoptRequest,
+    RolloutTrace,
+    TrajectoryQuery,
+    TrajectoryRecord,
+    name_at,
+)
 from offbook.client.connection.http import Api
 from offbook.client.connection.progress import Bar
-from offbook.client.connection.train_stream import train
 from offbook.client.model import TrainableModel
 from offbook.client.supervised_training import SupervisedTraining, TrainingExample, TrainingExamples
+from offbook.tracing.rollout_reader import pages
 from offbook.trainer.statistics import Interval
 from offbook_compare.comparison import acompare
 from offbook_compare.report import shown_interval
 from offbook_compare.targets import ComparableTarget, bound_to
-from offbook_production.audits import AUDITED_AT_ONCE, AuditRequest
 from offbook_production.client import audit_trajectories
+from offbook_production.wire import MAX_AUDITED, AuditRequest
 
-from .app_source import fork_of
 from .options import IMITATION
 from .task import write_whole
-from .traffic import Thread, newest_threads, threads_of
 
 STATE = "learning.json"
-UNTRAINABLE = ("no_scored_groups", "no_calls")
-"""Why a server trains nothing on the model's own answers, so that a round goes on without them."""
-LEAST_HELD_OUT = 10
+MIN_HELD_OUT = 10
 """Held-out threads below which no round begins: their interval would say nothing."""
+
+
+PAGE = 200
+
+
+@dataclass(frozen=True)
+class Thread:
+    """A recorded thread. `question`: the last message of its user in the first call; `answer`: the last text of the last one."""
+
+    id: str
+    question: str
+    answer: str
+    reward: float | None
+
+    def held_out(self, share: float) -> bool:
+        """Whether it never trains. That is decided by a hash of its question alone, so it stays so in each run, and for
+        each thread that begins with the same question.
+
+        >>> Thread("a", "Where is box 1?", "", None).held_out(1.0)
+        True
+        """
+        words = " ".join(self.question.lower().split())
+        place = int.from_bytes(hashlib.sha256(f"held out\0{words}".encode()).digest()[:8])
+        return place < share * 2**64
+
+    def scenario(self) -> dict[str, Json]:
+        """The scenario that asks the same. Its id is the thread's, so that the audit finds what was made from a thread."""
+        return {"id": self.id, "prompt": self.question, "answer": self.answer, "score": self.reward}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,21 +85,20 @@ class LearnOptions(RunOptions):
 
     route: Headline[str] = option("", "app to learn from, by the --route of its server")
     days: float = option(14.0, "greatest age of a thread, in days", least=0)
-    threads: int = option(1000, "use at most this many threads, the newest ones", least=1, most=AUDITED_AT_ONCE)
+    threads: int = option(1000, "use at most this many threads, the newest ones", least=1, most=MAX_AUDITED)
     least: int = option(16, "train only if there are this many new threads", least=1)
     min_reward: Headline[float | None] = option(
         None, "lowest reward of a thread to imitate", shown_default="all threads, also those without a reward"
     )
     held_out: float = option(0.2, "share of the questions to hold out from training", least=0, most=1)
-    compared: int = option(100, "compare on at most this many held-out threads, the newest ones", least=LEAST_HELD_OUT)
+    compared: int = option(100, "compare on at most this many held-out threads, the newest ones", least=MIN_HELD_OUT)
     gain: float = option(0.0, "promote a step if the whole interval of its gain is above this; below 0 allows a loss")
     success_at: float | None = option(
         None,
         "lowest reward that counts as a success",
         shown_default="the metric `success`; without it, rewards are compared",
     )
-    sft: SFTConfig = option(IMITATION, "options of the imitation of other models' answers")
-    rl: TrainConfig = option(TrainConfig(), "options of the step on the model's own answers")
+    sft: SFTConfig = option(IMITATION, "options of the imitation of good threads")
     output: Path | None = option(None, "folder for the state of the rounds", shown_default="learn-MODEL-ROUTE")
 
     def __post_init__(self) -> None:
@@ -80,17 +111,15 @@ class LearnOptions(RunOptions):
 
 @dataclass
 class Round:
-    """A round of learning. `served`: the step that it began from, and that served; `step`: that of `candidate` after it. `sft` and
-    `rl`: the options that it began with, and goes on with after a kill.
+    """A round of learning. `served`: the step that it began from, and that served; `step`: that of `candidate` after it. `sft`: the
+    options that it began with, and goes on with after a kill.
     `difference`: of the candidate's success and the served step's on held-out threads. `decided`: why it was promoted or not."""
 
     candidate: str
     served: int
     imitated: list[str]
-    own: list[str]
     held_out: list[str]
     sft: dict[str, Json]
-    rl: dict[str, Json]
     step: int = 0
     difference: Interval | None = None
     promoted: int | None = None  # as this step of the model
@@ -156,29 +185,26 @@ class Learning:
         held_out = [thread.id for thread in threads if thread.held_out(options.held_out)][: options.compared]
         free = [thread for thread in threads if not thread.held_out(options.held_out)]
         new = await self._untrained(api, free, served)
-        own = [thread.id for thread in new if thread.own and thread.reward is not None]
-        imitated = [thread.id for thread in new if not thread.own and self._good(thread)]
+        least = options.min_reward
+        imitated = [
+            thread.id for thread in new if least is None or (thread.reward is not None and thread.reward >= least)
+        ]
         echo(
             f"{self.run}: {counted(len(threads), 'thread')} of the last {options.days:g} days, {len(held_out)} held out, "
-            f"{len(imitated)} to imitate, {len(own)} of the model's own with a score"
+            f"{len(imitated)} to imitate"
         )
-        if len(imitated) + len(own) < options.least:
+        if len(imitated) < options.least:
             echo(f"{name}: nothing is trained: --least asks for {counted(options.least, 'new thread')}")
             return None
-        if len(held_out) < LEAST_HELD_OUT:
+        if len(held_out) < MIN_HELD_OUT:
             echo(
-                f"{name}: nothing is trained: a comparison needs {LEAST_HELD_OUT} held-out threads, there are {len(held_out)}"
+                f"{name}: nothing is trained: a comparison needs {MIN_HELD_OUT} held-out threads, there are {len(held_out)}"
             )
             return None
         taken = {known.name for known in await api.models()}  # also by rounds of a state that was lost
         names = (f"{name}-learn-{number}" for number in itertools.count(len(state.rounds) + 1))
         candidate = next(one for one in names if one not in taken)
-        sft, rl = options.sft.model_dump(mode="json"), options.rl.model_dump(mode="json")
-        return Round(candidate, served, imitated, own, held_out, sft, rl)
-
-    def _good(self, thread: Thread) -> bool:
-        least = self.options.min_reward
-        return least is None or (thread.reward is not None and thread.reward >= least)
+        return Round(candidate, served, imitated, held_out, options.sft.model_dump(mode="json"))
 
     async def _untrained(self, api: Api, threads: Sequence[Thread], served: int) -> list[Thread]:
         """Those that the served step has not seen, as the server's records have it."""
@@ -189,51 +215,25 @@ class Learning:
         return [thread for thread in threads if thread.id not in seen]
 
     async def _still_recorded(self, api: Api, current: Round) -> bool:
-        trained = {*current.imitated, *current.own}
+        trained = set(current.imitated)
         return len(await threads_of(api, trained, self.run, self.model.name)) == len(trained)
 
     async def _trained(self, api: Api, current: Round) -> int:
         """Train the candidate. Requests have the same ids after a kill, so none is applied twice. Returns its step."""
         prefix = f"learn-{current.candidate}"
-        if current.imitated:
-            ids = current.imitated
-            examples = TrainingExamples(tuple(_example(name, current.candidate) for name in ids))
-            config = SFTConfig.parse(**current.sft)
-            training = SupervisedTraining(api, current.candidate, config, prefix, finished=set(ids))
-            with Bar("learn") as bar:
-                await training.run(examples, bar)
-        if len(current.own) > 1:
-            await self._train_own(api, current, f"{prefix}-own")
+        examples = TrainingExamples(tuple(_example(name, current.candidate) for name in current.imitated))
+        config = SFTConfig.parse(**current.sft)
+        training = SupervisedTraining(api, current.candidate, config, prefix, finished=set(current.imitated))
+        with Bar("learn") as bar:
+            await training.run(examples, bar)
         return (await api.model(current.candidate)).step
-
-    async def _train_own(self, api: Api, current: Round, request_id: str) -> None:
-        """One step on the model's own answers, whose importance weights correct for the steps that sampled them."""
-        request = TrainRequest(
-            id=request_id,
-            model=current.candidate,
-            groups=(GroupRecord(trajectory_ids=tuple(current.own)),),
-            config=TrainConfig.parse(**current.rl),
-            sampled_by=self.model.name,
-        )
-        known = await api.train_status(request.id)
-        if known is not None and known.result is not None:
-            return
-        told = f"{current.candidate}: {counted(len(current.own), 'own answer')}"
-        try:
-            result = await train(api, request)
-        except (TrainError, ServerError) as error:
-            if (error.reason if isinstance(error, TrainError) else error.code) not in UNTRAINABLE:
-                raise
-            echo(f"{told} train nothing: {error}")
-        else:
-            echo(f"{told}: {result.why or result.reason}")
 
     async def _decide(self, api: Api, candidate: TrainableModel, state: LearningState) -> None:
         """Compare the candidate with the served step on held-out threads, and promote it if it did better."""
         current = state.open
         assert current is not None
         threads = await threads_of(api, current.held_out, self.run, self.model.name)
-        if len(threads) < LEAST_HELD_OUT:
+        if len(threads) < MIN_HELD_OUT:
             self._end(state, f"not promoted: {len(threads)} held-out threads are left, too few to compare")
             return
         learned = f"step:{current.step}"
@@ -300,3 +300,64 @@ def _round(kept: dict[str, Json]) -> Round:
 def _example(name: str, model: str) -> TrainingExample:
     """An example that stands for a recorded thread: the server has its text."""
     return TrainingExample(TrajectoryRecord(id=name, model=model, started_at=0, ended_at=0), True, name)
+
+
+async def fork_of(model: TrainableModel, name: str, step: int) -> TrainableModel:
+    """The model `name`: made from that step of `model`, unless it is there. Raises ServerError."""
+    try:
+        state = await (await model.api()).model(name)
+    except ServerError as error:
+        if error.status != 404:
+            raise
+        return await model.fork(name, from_step=step)
+    return TrainableModel(name, state.project, model.base_model, model.backend, state.lora)
+
+
+async def newest_threads(api: Api, run: str, model: str, since: float, most: int) -> list[Thread]:
+    """The threads of a run that ended since a time (unix seconds), the last begun first, without failed ones, those of the model
+    itself, and those that ask nothing in words."""
+    threads: list[Thread] = []
+    async for rollout in pages(api, _finished(run)):
+        thread = _thread(rollout, model)
+        if thread is not None and rollout.record.ended_at >= since:
+            threads.append(thread)
+            if len(threads) == most:
+                break
+    return threads
+
+
+async def threads_of(api: Api, ids: Collection[str], run: str, model: str) -> dict[str, Thread]:
+    """Those of these threads that are still recorded, by id."""
+    threads: dict[str, Thread] = {}
+    async for rollout in pages(api, _finished(run)):
+        thread = _thread(rollout, model) if rollout.record.id in ids else None
+        if thread is not None:
+            threads[thread.id] = thread
+            if len(threads) == len(ids):
+                break
+    return threads
+
+
+def _finished(run: str) -> TrajectoryQuery:
+    return TrajectoryQuery(run=run, failed=False, limit=PAGE)
+
+
+def _thread(rollout: RolloutTrace, model: str) -> Thread | None:
+    calls = [call for call in rollout.calls if call.outputs and call.status.usable and not call.late]
+    if not calls:
+        return None
+    questions = [text for message in calls[0].messages if message.get("role") == "user" and (text := _text(message))]
+    if not questions:
+        return None
+    outside = {call.id for call in rollout.record.outside_calls}
+    if any(call.model == model and call.id not in outside for call in calls):
+        return None  # the model's own answers, with tokens
+    return Thread(rollout.record.id, questions[-1], _text(calls[-1].outputs[0].message), rollout.record.reward)
+
+
+def _text(message: Message) -> str:
+    content: Json = message.get("content")
+    if not isinstance(content, list):
+        return content if isinstance(content, str) else ""
+    parts = [cast(dict[str, Json], part).get("text") for part in cast(list[Json], content) if isinstance(part, dict)]
+    return " ".join(part for part in parts if isinstance(part, str))

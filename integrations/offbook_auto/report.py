@@ -14,9 +14,6 @@ from offbook_compare.results import CandidateResult, ComparisonReport
 
 from .task import write_whole
 
-SUPERVISED = "supervised"
-"""The stage of the curve whose step the supervised training made."""
-
 
 @dataclass(frozen=True)
 class CurvePoint:
@@ -38,37 +35,28 @@ def best_of(curve: Sequence[CurvePoint]) -> CurvePoint | None:
     return max(measured, key=lambda point: point.mean, default=None)
 
 
-def own_points(curve: Sequence[CurvePoint], fork: str) -> list[CurvePoint]:
-    """The points of the model that the rounds trained. The supervised step is none of a fork's; both have the same base."""
-    return [point for point in curve if not (fork and point.stage == SUPERVISED)]
-
-
 @dataclass(frozen=True)
 class ImproveReport:
     """The result of `Improver.run`. `reached`: the last whole stage; `stopped`: "budget" where `max_cost` ended the run.
-    `ended`: why the rounds ended. `curve`: the base, and the step after each stage. `fork`: the model of the rounds, if they
-    began at the base again. `training`: of a run without a teacher. `spending` covers all runs with the folder, by purpose."""
+    `ended`: why the rounds ended. `curve`: the base, and the step after each stage. `training`: of a run without a teacher. `spending` covers all runs with the folder, by purpose."""
 
     folder: Path
     model: str
-    base_model: str
     teacher: str
     reached: str
     stopped: str
     good: str
     ended: str
-    seconds: Mapping[str, float]
     curve: Sequence[CurvePoint]
     comparison: ComparisonReport | None
     spending: Mapping[str, SpendingTotals]
-    fork: str = ""
     training: TrainReport | None = None
     texts: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def best(self) -> CurvePoint | None:
         """The measured step with the highest value, the earliest of several."""
-        return best_of(own_points(self.curve, self.fork))
+        return best_of(self.curve)
 
     @property
     def improved(self) -> bool | None:
@@ -131,7 +119,7 @@ def write_report(report: ImproveReport, folder: Path) -> None:
     """Write report.md. Raises ConfigError."""
     title = f"{report.model}, in place of {report.teacher}" if report.teacher else report.model
     warnings = "\n".join(f"- {warning}" for warning in report.warnings())
-    tables = [model_table(report), *([curve_table(report)] if report.curve else [])]
+    tables = [curve_table(report)] if report.curve else []
     tables += [] if report.comparison is None else tables_of(report.comparison)
     parts = [f"# {title}", report.verdict(), warnings, *map(markdown_section, tables)]
     parts.append(markdown_section(spending_table(report.spending, report.folder)))
@@ -140,29 +128,15 @@ def write_report(report: ImproveReport, folder: Path) -> None:
     write_whole(folder / "report.md", "\n\n".join(filter(None, parts)) + "\n")
 
 
-def model_table(report: ImproveReport) -> Table:
-    """What was trained."""
-    rows = [("model", report.model), ("base", report.base_model)]
-    if report.training is not None:
-        rows += [("step", str(report.training.step)), ("LoRA", report.training.checkpoint or "none")]
-    return Table("What was trained", "", ("", ""), tuple(rows))
-
-
 def curve_table(report: ImproveReport) -> Table:
     """The held-out result after each stage."""
     measure = (report.comparison.measure if report.comparison is not None else None) or "success"
-    head = ("after", "step", f"held-out {measure}, 95 % interval", "difference to the base", "minutes")
+    head = ("after", "step", f"held-out {measure}, 95 % interval", "difference to the base")
     rows: list[tuple[str, ...]] = []
     for point in report.curve:
-        seconds = report.seconds.get("sft" if point.stage == SUPERVISED else point.stage)
         difference = shown_interval(point.result.difference, sign="+")
-        minutes = "-" if seconds is None else f"{seconds / 60:.1f}"
-        rows.append((point.stage, str(point.step), shown_interval(point.result.value), difference, minutes))
+        rows.append((point.stage, str(point.step), shown_interval(point.result.value), difference))
     notes = [f"Observed: {report.good}."] if report.good else []
-    if report.fork:
-        notes.append(
-            f"The base did better than the supervised step, so the rounds trained {report.fork} from the base."
-        )
     notes += [f"The rounds ended: {report.ended}."] if report.ended else []
     return Table("What did each stage give?", " ".join(notes), head, tuple(rows))
 

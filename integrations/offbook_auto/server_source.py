@@ -19,9 +19,8 @@ from offbook_mcp.scenarios.scenario import HELD_OUT, ScenarioSet
 from offbook_mcp.training.mcp_trainer import MCPTrainer, MCPTrainerOptions
 from offbook_mcp.training.scenario_source import ScenarioJudge, unused_judge
 
-from .app_source import COMPARED, fork_of
-from .estimate import StagePlan
-from .improve import Split, Stage
+from .app_source import COMPARED
+from .improve import Split, Stage, TrainingSource
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class JudgedRollouts(RolloutTarget):
 
 
 @dataclass
-class ServerSource:
+class ServerSource(TrainingSource):
     """A server, by a trainer. `known`: its scenarios; None: they are not made yet.
 
     Raises ConfigError for scenarios of which none is held out."""
@@ -67,18 +66,11 @@ class ServerSource:
         return [] if self.known is not None else [("scenarios", self._generate)]
 
     async def _generate(self) -> None:
-        async with self.trainer.rollouts() as (_, known):
-            made = self._with(self.model, known)
-        self.trainer, self.known = made.trainer, made.known
-
-    def plan(self) -> list[StagePlan]:
-        """What generates the scenarios calls the server's tools alone."""
-        work = f"{self.trainer.options.count} scenarios are generated"
-        return [] if self.known is not None else [StagePlan("scenarios", False, work=work)]
-
-    def texts(self) -> dict[str, str]:
-        """None."""
-        return {}
+        async with self.trainer.rollouts() as (_, scenarios):
+            passed: dict[str, Any] = self.trainer.options.passed_to(MCPTrainerOptions)
+            self.trainer = MCPTrainer(self.trainer.target, self.model, scenarios, **passed)
+            self.known = scenarios
+        self.__post_init__()
 
     def sizes(self) -> tuple[int, int]:
         """How many scenarios there are, or will be, to train on and held out."""
@@ -102,11 +94,3 @@ class ServerSource:
     async def trained(self, steps: int) -> TrainReport:
         """Train until the model has `steps` steps in total. Success is not measured here: comparisons do."""
         return await self.trainer.atrain_unmeasured(steps)
-
-    async def forked(self, name: str, step: int) -> ServerSource:
-        """The server with the model `name` in the place of its own: made from that step, unless it is there."""
-        return self._with(await fork_of(self.model, name, step), self.known)
-
-    def _with(self, model: TrainableModel, scenarios: ScenarioSet | None) -> ServerSource:
-        passed: dict[str, Any] = self.trainer.options.passed_to(MCPTrainerOptions)
-        return ServerSource(MCPTrainer(self.trainer.target, model, scenarios, **passed), scenarios)

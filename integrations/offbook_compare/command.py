@@ -16,10 +16,9 @@ from offbook.commands.options import JudgeOptions, ModelOptions, Trace
 from offbook.scenarios.loading import load_scenarios
 
 from .comparison import compare
-from .loading import load_app, load_server
 from .options import CompareOptions
 from .report import result_lines
-from .targets import bound_to
+from .targets import bound_to, load_app, load_server
 
 Target = Annotated[
     str,

@@ -34,7 +34,6 @@ from .gateway import Gateway
 from .journal import Journal, content_hash
 from .judging import JudgedGroup, WinRate, judge_side_by_side, win_rate
 from .options import CompareOptions
-from .own_calls import OwnCalls
 from .report import write_report
 from .results import (
     JUDGED,
@@ -45,7 +44,7 @@ from .results import (
     judged_values,
     scenario_values,
 )
-from .rollouts import SPLIT, RolloutStage, grouped
+from .rollouts import SPLIT, OwnCalls, RolloutStage, grouped
 from .targets import ComparableTarget, CompareRollout, ServerTarget, answering_itself, as_target
 
 logger = logging.getLogger("offbook")

@@ -2,49 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from offbook.base.errors import ConfigError
 from offbook.base.wire import TrajectoryQuery
 from offbook.client.connection.http import Api
 from offbook.scenarios.identity import scenario_fields, scenario_id, scenario_text
-from offbook_compare.likeness import NEARLY_EQUAL, jaccard, plain_words, shingles
 
 from .journal import content_hash
 
 PAGE = 1000
 
 
-@dataclass(frozen=True)
-class Overlap:
-    """A compared scenario, the most similar training scenario, and their similarity: 1 for the same text."""
-
-    scenario: str
-    trained: str
-    likeness: float
-
-
-def overlaps(scenarios: Sequence[object], trained_on: Sequence[object]) -> list[Overlap]:
-    """The scenarios with the content, the text or nearly the text of a training scenario."""
-    contents = {_content(training_scenario): scenario_id(training_scenario) for training_scenario in trained_on}
-    texts = {
-        plain_words(text_of(training_scenario)): scenario_id(training_scenario) for training_scenario in trained_on
-    }
-    shingled = [
-        (scenario_id(training_scenario), shingles(text_of(training_scenario))) for training_scenario in trained_on
-    ]
-    matches: list[Overlap] = []
+def overlaps(scenarios: Sequence[object], trained_on: Sequence[object]) -> dict[str, str]:
+    """The scenarios with the content or the words of a training scenario -> that one."""
+    trained: dict[str, str] = {}
+    for scenario in trained_on:
+        trained |= dict.fromkeys((_content(scenario), plain_words(text_of(scenario))), scenario_id(scenario))
+    matches: dict[str, str] = {}
     for scenario in scenarios:
-        name, text = scenario_id(scenario), text_of(scenario)
-        same = contents.get(_content(scenario)) or texts.get(plain_words(text))
+        same = trained.get(_content(scenario)) or trained.get(plain_words(text_of(scenario)))
         if same is not None:
-            matches.append(Overlap(name, same, 1.0))
-            continue
-        own = shingles(text)
-        likeness, nearest = max(((jaccard(own, other), other_name) for other_name, other in shingled), default=(0, ""))
-        if likeness >= NEARLY_EQUAL:
-            matches.append(Overlap(name, nearest, likeness))
+            matches[scenario_id(scenario)] = same
     return matches
 
 
@@ -69,9 +49,9 @@ def contamination_warnings(
     warnings: list[str] = []
     alike = overlaps(scenarios, list(trained_on or ()))
     if alike:
-        shown = ", ".join(f"{item.scenario} ({item.likeness:.0%} of {item.trained})" for item in alike[:5])
+        shown = ", ".join(f"{name} ({trained})" for name, trained in list(alike.items())[:5])
         warnings.append(
-            f"{len(alike)} of {len(scenarios)} scenarios are like training scenarios: {shown}. Results on them say what was "
+            f"{len(alike)} of {len(scenarios)} scenarios are training scenarios: {shown}. Results on them say what was "
             "remembered; leave them out"
         )
     ids = [name for item in scenarios if (name := scenario_id(item)) in recorded]
@@ -96,3 +76,8 @@ def text_of(scenario: object) -> str:
         return scenario_text(scenario)
     except ConfigError:  # an app that builds its input from other fields
         return " ".join(str(value) for name, value in scenario_fields(scenario).items() if name != "id")
+
+
+def plain_words(text: str) -> str:
+    """The words of a text in lower case, joined by one space."""
+    return " ".join(re.findall(r"\w+", text.lower()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -15,6 +16,7 @@ from offbook.client.rollouts.capture import capturing, logged_reward
 from offbook.contracts import Judge
 from offbook.rewards.reward_result import as_reward
 from offbook.trainer.options import RewardFunction
+from offbook.trainer.trainable_target import load_target
 
 
 @runtime_checkable
@@ -52,6 +54,8 @@ class SelfAnswering(Protocol):
         ...
 
 
+MCP = "mcp:"
+"""Before a server's command, URL or mcp.json."""
 CompareRollout = Callable[[Any, Any], Awaitable[Trajectory]]
 """(model, scenario) -> the finished trajectory: the same rollout function as for a Trainer."""
 
@@ -191,3 +195,24 @@ def as_target(
             f"{target!r:.100}"
         )
     return RolloutTarget(target, model, reward)
+
+
+def load_app(text: str) -> ComparableTarget:
+    """The app `module:name`. Raises ConfigError for another object."""
+    app: object = load_target(text)
+    if not isinstance(app, ComparableTarget):
+        raise ConfigError(
+            f"target: {text} is of type {type(app).__name__}, whose calls other models cannot answer: name the "
+            "object that offbook_langgraph.trainable(...) returned"
+        )
+    return app
+
+
+def load_server(text: str, **options: Any) -> ServerTarget | None:
+    """The server after `mcp:`, with the options of an `offbook_mcp.MCPTrainer`; None for another text.
+
+    Raises ConfigError, MissingExtraError."""
+    if not text.startswith(MCP):
+        return None
+    named: Any = importlib.import_module("offbook_mcp.commands.model_options")
+    return named.named_trainer(text.removeprefix(MCP), **options)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -21,11 +22,20 @@ from typing import Any
 import pytest
 
 from offbook.testing import LlmReply, LlmRequest, resets, scripted_llm
-from tests.auto_wing.test_improve import desk
 from tests.fakes.scripted_desk import desk_expert
+from tests.paths import ROOT
 
 TRAIN, HELD_OUT, CONCURRENCY = 12, 4, 3
 RIGHT = 0.9
+
+
+def desk(folder: Path, train: int, held_out: int) -> None:
+    """The quickstart's app and its scenarios, in this folder."""
+    shutil.copy(ROOT / "examples" / "quickstart" / "app.py", folder / "improved_desk.py")
+    subprocess.run([sys.executable, "improved_desk.py"], cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    for name, count in (("train.jsonl", train), ("held_out.jsonl", held_out)):
+        lines = (folder / name).read_text().splitlines()[:count]
+        (folder / name).write_text("\n".join(lines) + "\n")
 
 
 @dataclass

@@ -66,31 +66,12 @@ def called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     sys.modules.pop("orders", None)
 
 
-def test_a_dry_run_tells_the_stages_and_writes_nothing(called: Called, tmp_path: Path) -> None:
-    before = sorted(tmp_path.iterdir())
-    words = [
-        "improve",
-        "mcp:orders:server",
-        "--teacher",
-        "openai/large",
-        "--dry-run",
-        "--rounds",
-        "2",
-        "--group-size",
-        "4",
-    ]
-    code, page, complaint = called(*words, "--scenarios", "s.jsonl")
-    assert code == 0, complaint
-    assert "observe: 9 runs of the app on openai/large" in page and "train: 2 rounds at most" in page
-    assert [each for each in sorted(tmp_path.iterdir()) if each not in before and each.name != "__pycache__"] == []
-
-
 def test_what_cannot_be_improved_is_named(called: Called, tmp_path: Path) -> None:
     code, _, complaint = called("improve", "mcp:orders:server", "--teacher", "as-is", "--scenarios", "s.jsonl")
     assert code == 2 and "--teacher: a server has no model of its own" in complaint
     own = scenarios()
     save_scenarios(type(own)(own.train, ""), tmp_path / "train.jsonl")
-    words = ["improve", "mcp:orders:server", "--teacher", "openai/large", "--scenarios", "train.jsonl", "--dry-run"]
+    words = ["improve", "mcp:orders:server", "--teacher", "openai/large", "--scenarios", "train.jsonl"]
     code, _, complaint = called(*words)
     assert code == 2 and "scenarios: none of 9 is held out" in complaint
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,11 @@ from offbook.base import clock
 from offbook.base.errors import ConfigError
 from offbook.base.types import CallStatus, CallTrace, OutputTrace, RolloutPlace, Sampling
 from offbook.base.wire import TrajectoryRecord
-from offbook.client.connection.http import Api
-from offbook.commands.main import run as command_line
 from offbook_auto import learn
-from offbook_auto.commands.learn import seconds_until
-from offbook_auto.learn import STATE, Learning, LearnOptions
-from offbook_auto.traffic import Thread
+from offbook_auto.learn import STATE, Learning, LearnOptions, Thread
 from offbook_compare.targets import RolloutTarget
-from offbook_production.audits import AuditRequest
-from offbook_production.client import audit_step, audit_trajectories, remove_trajectories
+from offbook_production.client import audit_trajectories, remove_trajectories
+from offbook_production.wire import AuditRequest
 
 ANSWER = "blue"
 FAST = offbook.SFTConfig(learning_rate=5e-3, batch_size=16, epochs=8, schedule="constant", warmup=0, skip_bad=True)
@@ -53,7 +48,7 @@ def question(number: int) -> str:
 
 
 def held_out(number: int) -> bool:
-    return Thread("", question(number), "", None, False).held_out(LearnOptions(route="desk").held_out)
+    return Thread("", question(number), "", None).held_out(LearnOptions(route="desk").held_out)
 
 
 async def asked(model: Any, scenario: Any) -> offbook.Trajectory:
@@ -66,25 +61,6 @@ async def asked(model: Any, scenario: Any) -> offbook.Trajectory:
     return trajectory
 
 
-async def own_threads(model: offbook.TrainableModel, api: Api, run: str, numbers: list[int]) -> list[str]:
-    """Threads that the model itself answered, with a score for every second one."""
-    names = [f"{run}-own-{number}" for number in numbers]
-    for number, name in zip(numbers, names, strict=True):
-        body = {"model": model.name, "messages": [{"role": "user", "content": question(number)}], "max_tokens": 4}
-        answer = await api.http.post("/v1/chat/completions", json=body, headers={"x-offbook-trajectory": name})
-        assert answer.is_success
-        now = clock.now()
-        place = RolloutPlace(run=run, split="traffic")
-        await api.finish(
-            [
-                TrajectoryRecord(
-                    id=name, model=model.name, reward=float(number % 2), started_at=now, ended_at=now, place=place
-                )
-            ]
-        )
-    return names
-
-
 @pytest.mark.slow("trains and compares for minutes on a CPU")
 async def test_a_round_promotes_what_does_better_on_questions_that_never_train(
     local_backend: offbook.LocalBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -93,8 +69,6 @@ async def test_a_round_promotes_what_does_better_on_questions_that_never_train(
     api, run = await model.api(), "route/colours"
     await api.finish([thread(number, run) for number in range(100)])
     await api.finish([thread(1000, run, age=20 * 86_400), thread(1001, run, score=0.0)])
-    free = [number for number in range(100, 140) if not held_out(number)][:4]
-    own = await own_threads(model, api, run, free)
     options: dict[str, Any] = {"route": "colours", "min_reward": 1.0, "sft": FAST, "output": tmp_path / "state"}
     app = RolloutTarget(asked, model)
 
@@ -113,7 +87,6 @@ async def test_a_round_promotes_what_does_better_on_questions_that_never_train(
     assert refused is not None and (refused.step, refused.promoted) == (trained, None)
     assert refused.decided.startswith("not promoted: goes-on-learn-1@") and "which is not above 2" in refused.decided
     assert (await api.model("goes-on")).step == 0
-    assert set(refused.own) == set(own)
     assert set(refused.imitated) == {f"{run}-{number}" for number in range(100) if not held_out(number)}
 
     easy = Learning(app, model, LearnOptions(**options))
@@ -131,10 +104,6 @@ async def test_a_round_promotes_what_does_better_on_questions_that_never_train(
         api, AuditRequest(trajectory_ids=(promoted.imitated[0], promoted.held_out[0]))
     )
     assert imitated.seen_since["goes-on"] == 1 and never.trained == () and never.seen_since == {}
-    step = await audit_step(api, "goes-on", 1)
-    assert step.request_id is None and step.after[0] == f"goes-on-learn-2@{promoted.step}" and not step.unrecorded
-    last = await audit_step(api, "goes-on-learn-2", promoted.step)
-    assert {one.id for one in last.trajectories} == set(own) and all(one.calls for one in last.trajectories)
     removal = await remove_trajectories(api, AuditRequest(trajectory_ids=(promoted.imitated[0],)))
     assert removal.erased and removal.trajectories[0].seen_since["goes-on"] == 1
 
@@ -142,9 +111,9 @@ async def test_a_round_promotes_what_does_better_on_questions_that_never_train(
 def test_a_question_is_held_out_in_every_thread_and_every_run() -> None:
     shares = [held_out(number) for number in range(1000)]
     assert 150 < sum(shares) < 250
-    spoken = Thread("a", "Which  colour has BOX 7?", "", None, False)
+    spoken = Thread("a", "Which  colour has BOX 7?", "", None)
     assert spoken.held_out(0.2) == held_out(7)
-    assert all(Thread("b", question(number), "", None, False).held_out(0.5) for number in range(1000) if shares[number])
+    assert all(Thread("b", question(number), "", None).held_out(0.5) for number in range(1000) if shares[number])
 
 
 @pytest.mark.parametrize(
@@ -154,12 +123,6 @@ def test_a_question_is_held_out_in_every_thread_and_every_run() -> None:
 def test_wrong_options_are_named(options: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         LearnOptions(**options)
-
-
-def test_a_schedule_is_a_time_of_day(capsys: pytest.CaptureFixture[str]) -> None:
-    assert seconds_until("23:30", datetime(2026, 1, 1, 23, 0)) == 1800
-    assert command_line(["learn", "app:agent", "--route", "desk", "--schedule", "25:00"]) == 2
-    assert "--schedule '25:00'" in capsys.readouterr().err
 
 
 HOLD = """

@@ -16,9 +16,8 @@ from offbook.commands.main import run as command_line
 from offbook.llms import Llm
 from offbook.rewards import json_valid
 from offbook.testing import LlmReply, LlmRequest, fails, refuses, says, scripted_llm
-from offbook_auto.inputs import LEAKED, brief, read_inputs
+from offbook_auto.inputs import LEAKED, NEARLY_EQUAL, brief, jaccard, read_inputs, shingles
 from offbook_auto.task import Task, read_task
-from offbook_compare.likeness import NEARLY_EQUAL, jaccard, shingles
 from tests.fakes.scripted_writer import DESCRIPTION, MANNERS, TOOLS, WORDINGS, writer
 from tests.paths import ROOT
 

@@ -238,6 +238,6 @@ def test_the_command_prints_the_results_and_writes_the_report(
     printed = capsys.readouterr().out
     assert "able: success 1.000 (0.541 to 1.000)" in printed
     assert "difference to able -1.000 (-1.000 to -1.000)" in printed
-    assert "note: 6 of 6 scenarios are like training scenarios" in printed
+    assert "note: 6 of 6 scenarios are training scenarios" in printed
     assert (tmp_path / "comparison" / "report.md").exists()
     assert run([*words[:2], "--scenarios", "held_out.jsonl", "--with", "step:x"]) == 2

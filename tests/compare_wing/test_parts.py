@@ -157,17 +157,15 @@ TRAINED = [
 ]
 
 
-def test_scenarios_that_were_trained_on_are_found_by_content_text_and_words() -> None:
+def test_scenarios_that_were_trained_on_are_found_by_content_and_words() -> None:
     compared = [
         {"id": "a", "question": "how much does the boiler at Heron cost me this year"},
-        {"id": "b", "question": "How much does the boiler at Heron cost me this year please?"},
         {"id": "c", "question": "Who painted the fence of Curlew?"},
         {"id": "d", "question": "When does the plumber come to Gannet for the kitchen sink?"},
     ]
-    found = {each.scenario: (each.trained, each.likeness) for each in overlaps(compared, TRAINED)}
-    assert found == {"a": ("t1", 1.0), "b": ("t1", pytest.approx(0.9)), "d": ("t2", 1.0)}
+    assert overlaps(compared, TRAINED) == {"a": "t1", "d": "t2"}
     [said] = contamination_warnings(compared, TRAINED, set())
-    assert said.startswith("3 of 4 scenarios are like training scenarios")
+    assert said.startswith("2 of 3 scenarios are training scenarios")
 
 
 def test_ids_that_the_records_know_are_told() -> None:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from offbook.base.text import counted
 from offbook.llms.ledger import SpendingTotals
 from offbook.trainer.report import TrainReport
 from offbook_compare.report import Table, markdown_section, shown_interval, tables_of
@@ -122,7 +121,10 @@ def write_report(report: ImproveReport, folder: Path) -> None:
     tables = [curve_table(report)] if report.curve else []
     tables += [] if report.comparison is None else tables_of(report.comparison)
     parts = [f"# {title}", report.verdict(), warnings, *map(markdown_section, tables)]
-    parts.append(markdown_section(spending_table(report.spending, report.folder)))
+    spent = [f"- {totals.line(purpose)}" for purpose, totals in report.spending.items()]
+    parts.append(
+        "\n".join(["## What did it take?\n\nQuestions to other LLMs, in all runs with this folder.\n", *spent])
+    )
     for name, text in report.texts.items():
         parts.append(f"## {name.capitalize()}\n\n" + "\n".join(f"    {line}" for line in text.splitlines()))
     write_whole(folder / "report.md", "\n\n".join(filter(None, parts)) + "\n")
@@ -139,19 +141,3 @@ def curve_table(report: ImproveReport) -> Table:
     notes = [f"Observed: {report.good}."] if report.good else []
     notes += [f"The rounds ended: {report.ended}."] if report.ended else []
     return Table("What did each stage give?", " ".join(notes), head, tuple(rows))
-
-
-def spending_table(spending: Mapping[str, SpendingTotals], folder: Path) -> Table:
-    """What other LLMs were asked, by purpose."""
-    head = ("for", "questions", "from the cache", "tokens", "USD")
-    total = sum(spending.values(), SpendingTotals())
-    rows = [_spent(purpose, totals) for purpose, totals in (*spending.items(), ("in all", total))]
-    note = f"Questions to other LLMs, in all runs with the folder {folder}."
-    return Table("What did it take?", note, head, tuple(rows))
-
-
-def _spent(purpose: str, totals: SpendingTotals) -> tuple[str, ...]:
-    cost = f"{totals.cost:.4f}" if totals.cost or not totals.unpriced else ""
-    unpriced = f"{counted(totals.unpriced, 'request')} of unknown price" if totals.unpriced else ""
-    tokens = f"{totals.prompt_tokens:,} + {totals.completion_tokens:,}"
-    return purpose, str(totals.questions), str(totals.cached), tokens, " and ".join(filter(None, (cost, unpriced)))

@@ -41,7 +41,6 @@ from .small_answers import SmallAnswer, SmallModel
 from .takeover import Takeover
 from .threads import thread_of
 from .traffic import PassedCall, RouteTraffic
-from .upstream import UpstreamModel
 
 logger = logging.getLogger(__name__)
 
@@ -58,92 +57,25 @@ class UpstreamGateway:
 
     def __init__(self, traffic: RouteTraffic, takeover: Takeover) -> None:
         """Needs a running event loop."""
-        self.upstream: UpstreamModel = traffic.upstream
         self.traffic = traffic
         self.takeover = takeover
-        self.session = aiohttp.ClientSession(
+        self._upstream = traffic.upstream
+        self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=CONNECTIONS, keepalive_timeout=IDLE_SECONDS),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
             cookie_jar=aiohttp.DummyCookieJar(),
             skip_auto_headers=("accept", "user-agent", "content-type"),
-            trust_env=not is_loopback(urlsplit(self.upstream.root).hostname or ""),
+            trust_env=not is_loopback(urlsplit(self._upstream.root).hostname or ""),
         )
 
     async def close(self) -> None:
         """Close the connections, then finish reading and recording."""
-        await self.session.close()
+        await self._session.close()
         await self.traffic.close()
-
-
-class RouteCalls:
-    """ASGI middleware: requests below /r/ROUTE/ go to the upstream, or to the small model."""
-
-    def __init__(self, app: ASGIApp, gateway: UpstreamGateway | None, sampler: Sampler) -> None:
-        self._app = app
-        self._gateway = None if gateway is None else UpstreamCalls(app, gateway, sampler)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        match = BELOW.fullmatch(scope["path"]) if scope["type"] == "http" else None
-        if match is None:
-            return await self._app(scope, receive, send)
-        await self._answer(match, scope, receive, partial(_send_no_page, send))
-
-    async def _answer(self, match: re.Match[str], scope: Scope, receive: Receive, send: Send) -> None:
-        path, request = match["path"], Request(scope, receive)
-        try:
-            gateway = self._gateway_of(match["route"])
-            call = await gateway.opened(path, request)
-        except ApiError as error:
-            return await JSONResponse(refusal_body(path, error), error.status)(scope, receive, send)
-        passing = asyncio.create_task(gateway.answer(call, path, scope, receive, send))
-        leaving = asyncio.create_task(until_disconnected(receive))
-        try:
-            await asyncio.wait({passing, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            leaving.cancel()
-            if not passing.done():
-                call.cancelled = True
-                passing.cancel()
-        try:
-            await asyncio.gather(passing, return_exceptions=call.cancelled)
-        except IncompleteAnswer:
-            if (close := scope.get(CLOSE)) is not None:  # without it, the server itself closes what is not complete
-                close()
-                await until_disconnected(receive)
-
-    def _gateway_of(self, route: str) -> UpstreamCalls:
-        if self._gateway is not None and self._gateway.name == route:
-            return self._gateway
-        known = "none" if self._gateway is None else repr(self._gateway.name)
-        raise ApiError(404, f"no route {route!r}: this server has {known}", code="unknown_route")
-
-
-async def _send_no_page(send: Send, message: Message) -> None:
-    if message["type"] == "http.response.start":
-        message["headers"] = [*message.get("headers", ()), *NO_PAGE]
-    await send(message)
-
-
-class IncompleteAnswer(Exception):
-    """An answer that broke off after its start: the client's connection has to end, so that it sees that."""
-
-
-class UpstreamCalls:
-    """The calls of the gateway's route. They need neither the sampler nor the records."""
-
-    def __init__(self, app: ASGIApp, gateway: UpstreamGateway, sampler: Sampler) -> None:
-        self._gateway = gateway
-        self._upstream = gateway.upstream
-        self._small = SmallModel(app, gateway.takeover, sampler)
-
-    @property
-    def name(self) -> str:
-        """The name of the route."""
-        return self._gateway.traffic.name
 
     async def opened(self, path: str, request: Request) -> PassedCall:
         """A call with its body. Raises ApiError for what is not passed on."""
-        traffic, method = self._gateway.traffic, request.method
+        traffic, method = self.traffic, request.method
         raw = BELOW.fullmatch(request.scope.get("raw_path", b"").partition(b"?")[0].decode("latin-1"))
         passed = relayed_path(method, path, raw["path"]) if raw is not None and method in ("GET", "POST") else None
         if passed is None:
@@ -162,25 +94,27 @@ class UpstreamCalls:
             traffic.place(call)
         return call
 
-    async def answer(self, call: PassedCall, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(
+        self, call: PassedCall, small: SmallModel, path: str, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         """Send the answer of the small model if the call is its own and it answers, else of the upstream."""
-        traffic, answer = self._gateway.traffic, None
+        answer = None
         if call.counted:
-            with traffic.step("takeover"):
-                answer = await self._small_answer(call, path, scope)
+            with self.traffic.step("takeover"):
+                answer = await self._small_answer(call, small, path, scope)
         if answer is not None:
             return await self._send_small(call, answer, send)
         await self._pass(call, path, scope, receive, send)
 
-    async def _small_answer(self, call: PassedCall, path: str, scope: Scope) -> SmallAnswer | None:
+    async def _small_answer(self, call: PassedCall, small: SmallModel, path: str, scope: Scope) -> SmallAnswer | None:
         """The small model's answer if the call is its own and it answers; None: the upstream answers."""
-        if not self._small.chosen(call):
+        if not small.chosen(call):
             return None
-        answer = await self._small.answer(call, path, scope)
-        self._small.takeover.add_call(answer.failure)
+        answer = await small.answer(call, path, scope)
+        self.takeover.add_call(answer.failure)
         if answer.failure is not None:
             return None
-        call.small = self._small.takeover.state.model
+        call.small = self.takeover.state.model
         return answer
 
     async def _send_small(self, call: PassedCall, answer: SmallAnswer, send: Send) -> None:
@@ -190,13 +124,13 @@ class UpstreamCalls:
             await send({"type": "http.response.start", "status": answer.status, "headers": headers})
             await send({"type": "http.response.body", "body": answer.body, "more_body": False})
         finally:
-            with self._gateway.traffic.step("note"):
-                self._gateway.traffic.note(call)
+            with self.traffic.step("note"):
+                self.traffic.note(call)
 
     async def _pass(self, call: PassedCall, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         started, refusal, headers = False, None, list[tuple[bytes, bytes]]()
         try:
-            async with self._gateway.session.request(
+            async with self._session.request(
                 scope["method"],
                 URL(call.target, encoded=True),
                 data=io.BytesIO(call.request) if call.request else None,
@@ -219,8 +153,8 @@ class UpstreamCalls:
         finally:
             call.ended_at = clock.end_of(call.started_at)
             if call.counted:
-                with self._gateway.traffic.step("note"):
-                    self._gateway.traffic.note(call)
+                with self.traffic.step("note"):
+                    self.traffic.note(call)
         if refusal is not None and started:
             raise IncompleteAnswer
         if refusal is not None:
@@ -231,7 +165,7 @@ class UpstreamCalls:
     def _refusal(self, call: PassedCall, what: str, code: str) -> ApiError:
         """The error of a call that the upstream did not answer, after a line in the log."""
         what = f"the upstream at {urlsplit(self._upstream.root).hostname} {what}"
-        logger.warning("route %s: %s", self._gateway.traffic.name, what)
+        logger.warning("route %s: %s", self.traffic.name, what)
         return ApiError(call.status, what, code=code)
 
     async def _relay(
@@ -253,6 +187,57 @@ class UpstreamCalls:
             elif call.answer is not None:
                 call.answer.append(piece)
             await send({"type": "http.response.body", "body": piece, "more_body": not whole})
+
+
+class RouteCalls:
+    """ASGI middleware: requests below /r/ROUTE/ go to the upstream, or to the small model."""
+
+    def __init__(self, app: ASGIApp, gateway: UpstreamGateway | None, sampler: Sampler) -> None:
+        self._app = app
+        self._gateway = gateway
+        self._small = None if gateway is None else SmallModel(app, gateway.takeover, sampler)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        match = BELOW.fullmatch(scope["path"]) if scope["type"] == "http" else None
+        if match is None:
+            return await self._app(scope, receive, send)
+        await self._answer(match, scope, receive, partial(_send_no_page, send))
+
+    async def _answer(self, match: re.Match[str], scope: Scope, receive: Receive, send: Send) -> None:
+        path, request = match["path"], Request(scope, receive)
+        try:
+            gateway, small = self._gateway, self._small
+            if gateway is None or small is None or gateway.traffic.name != match["route"]:
+                known = "none" if gateway is None else repr(gateway.traffic.name)
+                raise ApiError(404, f"no route {match['route']!r}: this server has {known}", code="unknown_route")
+            call = await gateway.opened(path, request)
+        except ApiError as error:
+            return await JSONResponse(refusal_body(path, error), error.status)(scope, receive, send)
+        passing = asyncio.create_task(gateway.answer(call, small, path, scope, receive, send))
+        leaving = asyncio.create_task(until_disconnected(receive))
+        try:
+            await asyncio.wait({passing, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leaving.cancel()
+            if not passing.done():
+                call.cancelled = True
+                passing.cancel()
+        try:
+            await asyncio.gather(passing, return_exceptions=call.cancelled)
+        except IncompleteAnswer:
+            if (close := scope.get(CLOSE)) is not None:  # without it, the server itself closes what is not complete
+                close()
+                await until_disconnected(receive)
+
+
+async def _send_no_page(send: Send, message: Message) -> None:
+    if message["type"] == "http.response.start":
+        message["headers"] = [*message.get("headers", ()), *NO_PAGE]
+    await send(message)
+
+
+class IncompleteAnswer(Exception):
+    """An answer that broke off after its start: the client's connection has to end, so that it sees that."""
 
 
 def _call_headers(call: PassedCall) -> list[tuple[bytes, bytes]]:

@@ -27,6 +27,7 @@ from offbook.server.records.store import Store
 from offbook.supervised.masking import Masking
 
 from .answers import ReadCall, read_call, whole_answer
+from .options import ProductionOptions
 from .threads import Retention, ThreadCall, add_thread_calls, apply_retention, position, trajectory_id
 from .upstream import UpstreamModel
 
@@ -105,20 +106,6 @@ class RouteState(RouteCounts):
     record_share: float
 
 
-@dataclass(frozen=True)
-class RecordingPolicy:
-    """What is recorded of an app's calls. `share` of its threads; kept for `days`, at most `max_bytes`."""
-
-    share: float = 0.0
-    days: float = 30.0
-    max_bytes: float = 2**30
-    keep_personal: bool = False
-
-    def masking(self) -> Masking:
-        """The filter of recorded texts: secrets, and personal data unless it is kept."""
-        return Masking(redact if self.keep_personal else lambda text: mask_personal(redact(text)))
-
-
 @dataclass
 class PassedCall:
     """A call whose answer has been sent. `trajectory_id=None`: it is not recorded. `answer=None`: too large to be read.
@@ -152,18 +139,18 @@ class RouteTraffic:
     """Counts an app's calls, and records those of chosen threads. Needs a running event loop; `close` ends it."""
 
     def __init__(
-        self, name: str, upstream: UpstreamModel, policy: RecordingPolicy, store: Store, recorded: SampledCalls
+        self, options: ProductionOptions, upstream: UpstreamModel, store: Store, recorded: SampledCalls
     ) -> None:
-        self.name = name
+        self.name = options.route
         self.upstream = upstream
-        self.policy = policy
+        self.options = options
         self.counts = RouteCounts()
         self._store = store
         self._recorded = recorded
         self._queue: asyncio.Queue[PassedCall] = asyncio.Queue()
         self._waiting = 0
         self._queued = self._settled = 0
-        self._key = ROUTE_NOTE + name
+        self._key = ROUTE_NOTE + self.name
         self._warned: set[str] = set()
         self._tasks = [asyncio.create_task(work) for work in (self._read_all(), self._save_all(), self._retain())]
 
@@ -204,29 +191,24 @@ class RouteTraffic:
         if call.small is None:
             self.counts.add(call.status, cancelled=call.cancelled)
         if call.cancelled or call.status >= 400 or call.answer is None:
-            self._unread(call, "failed" if call.answer is not None else "too large")
+            reason = "failed" if call.answer is not None else "too large"
         elif self._queue.qsize() >= WAITING_CALLS or self._waiting + call.size > WAITING_BYTES:
-            self._unread(call, "overload")
+            reason = "overload"
         else:
             self._waiting += call.size
             self._queued += 1
             self._queue.put_nowait(call)
+            return
+        self.counts.uncounted += call.small is None
+        if call.trajectory_id is not None:
+            self.counts.skip(reason)
 
     def place(self, call: PassedCall) -> None:
         """Choose by its thread whether a call is recorded, and where."""
         name = call.thread or call.id
-        if position("record", self.name, name) < self.policy.share:
+        if position("record", self.name, name) < self.options.record_share:
             call.trajectory_id = trajectory_id(self.name, name)
             call.id = f"{call.trajectory_id}.{call.id.removeprefix('call-')[:16]}"
-
-    def _unread(self, call: PassedCall, reason: str) -> None:
-        self._uncount(call)
-        if call.trajectory_id is not None:
-            self.counts.skip(reason)
-
-    def _uncount(self, call: PassedCall) -> None:
-        """Count a call whose tokens are not known, if it is one of those that are paid."""
-        self.counts.uncounted += call.small is None
 
     async def settled(self) -> None:
         """Wait until the calls that are queued now are read and recorded, whatever comes after them."""
@@ -270,15 +252,15 @@ class RouteTraffic:
             with self.step("reading"):
                 if (trace := await self._read(call)) is not None:
                     traces.append((call, trace))
-        written = await asyncio.gather(*(self._write(*pair) for pair in traces), return_exceptions=True)
+        writes = (
+            self._store.write(add_thread_calls, ThreadCall(trace, self.run, call.thread)) for call, trace in traces
+        )
+        written = await asyncio.gather(*writes, return_exceptions=True)
         for (call, _), result in zip(traces, written, strict=True):
             if isinstance(result, Exception):
                 self._fail(call, result)
             else:
                 self.counts.recorded += 1
-
-    async def _write(self, call: PassedCall, trace: CallTrace) -> None:
-        await self._store.write(add_thread_calls, ThreadCall(trace, self.run, call.thread))
 
     async def _read(self, call: PassedCall) -> CallTrace | None:
         """What is recorded of a call, None if nothing is. Counts what is paid for it."""
@@ -287,12 +269,14 @@ class RouteTraffic:
             body: Answer = orjson.loads(call.request) if call.request else {}
             used = self._used(answer)
         except Exception as error:  # noqa: BLE001  # an answer of any shape
-            self._uncount(call)
+            self.counts.uncounted += call.small is None
             return self._fail(call, error)
         model, cost = "unknown", None
         with self.step("price"):
             model, price = self._answering(call, body)
-            cost = self._cost(call, used, price)
+            if call.small is None:
+                self.counts.uncounted += used is None
+                cost = None if used is None else self.counts.spend(used, price)
         if call.trajectory_id is None:
             return None
         try:
@@ -309,13 +293,6 @@ class RouteTraffic:
             self._warn("usage", f"the provider's numbers of tokens are not counted: {error}")
             return None
 
-    def _cost(self, call: PassedCall, used: UsedTokens | None, price: Price | None) -> float | None:
-        """The call's cost in USD, None if it is unknown. Counts what is paid."""
-        if call.small is not None:
-            return None
-        self.counts.uncounted += used is None
-        return None if used is None else self.counts.spend(used, price)
-
     def _answering(self, call: PassedCall, body: Answer) -> tuple[str, Price | None]:
         """The model that answered, and its price, None if it is unknown."""
         if call.small is not None:
@@ -325,7 +302,7 @@ class RouteTraffic:
         return f"{provider}/{asked}", self.upstream.price if asked == self.upstream.name else None
 
     def _masked(self, read: ReadCall) -> ReadCall:
-        masking = self.policy.masking()
+        masking = Masking(redact if self.options.keep_personal else lambda text: mask_personal(redact(text)))
         answers = tuple((masking.message(message), status, reason) for message, status, reason in read.answers)
         tools = Masking(None).tools(read.tools)
         return ReadCall(tuple(map(masking.message, read.messages)), tools, read.sampling, answers)
@@ -352,8 +329,8 @@ class RouteTraffic:
 
     async def retain(self) -> int:
         """Delete the threads that are too old or beyond the size; returns their number. Raises StoreError."""
-        since = clock.now() - self.policy.days * 86_400
-        return await self._store.write(apply_retention, Retention(self.run, since, self.policy.max_bytes))
+        since = clock.now() - self.options.record_days * 86_400
+        return await self._store.write(apply_retention, Retention(self.run, since, self.options.record_mb * 1e6))
 
     async def _retain(self) -> None:
         while True:

@@ -28,7 +28,7 @@ from .removal import erase, remove, remove_from_files
 from .takeover import Takeover, Takeovers
 from .takeover_threads import metadata
 from .threads import trajectory_id
-from .traffic import RecordingPolicy, RouteState, RouteTraffic
+from .traffic import RouteState, RouteTraffic
 from .upstream import upstream_model
 from .wire import (
     AuditRequest,
@@ -74,10 +74,7 @@ class ProductionWing(ServerWing):
                 f"--upstream {options.upstream}: clients send this server's key, so it needs the provider's: set "
                 "OPENAI_API_KEY or the like, or name a variable with ?api_key_variable=NAME"
             )
-        policy = RecordingPolicy(
-            options.record_share, options.record_days, options.record_mb * 1e6, keep_personal=options.keep_personal
-        )
-        traffic = RouteTraffic(options.route, model, policy, server.store, server.recorder.sampled)
+        traffic = RouteTraffic(options, model, server.store, server.recorder.sampled)
         await traffic.open()
         self.gateway = UpstreamGateway(traffic, await self.takeovers.opened(options.route))
 
@@ -91,7 +88,7 @@ class ProductionWing(ServerWing):
             return ()
         share = self.options.record_share
         recorded = f"{100 * share:.4g} % of its threads are recorded" if share else "counted, nothing recorded"
-        model = self.gateway.upstream.text
+        model = self.gateway.traffic.upstream.text
         return [("route", f"{url}/r/{self.options.route} -> {model}, {recorded}")]
 
     def answers_without_sampler(self) -> bool:
@@ -163,7 +160,7 @@ async def routes(production: ProductionDep) -> list[RouteState]:
     if production.gateway is None:
         return []
     traffic = production.gateway.traffic
-    named = {"name": traffic.name, "upstream": traffic.upstream.text, "record_share": traffic.policy.share}
+    named = {"name": traffic.name, "upstream": traffic.upstream.text, "record_share": traffic.options.record_share}
     return [RouteState.model_validate(named | traffic.counts.model_dump())]
 
 

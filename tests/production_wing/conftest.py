@@ -21,7 +21,7 @@ from offbook.testing.asgi import serving
 from offbook.testing.server import services_over
 from offbook_production.options import ProductionOptions
 from offbook_production.passing import UpstreamGateway
-from offbook_production.traffic import RecordingPolicy, RouteState, RouteTraffic
+from offbook_production.traffic import RouteState, RouteTraffic
 from offbook_production.upstream import upstream_model
 from offbook_production.wing import ProductionWing
 from tests.fakes.paid_api import PaidApi
@@ -83,13 +83,12 @@ def passing(tmp_path: Path) -> Opening:
         ):
             written = model if "?" in model else f"{model}?api_base={upstream}{version}"
             address = upstream_model(written, environ or {})
-            traffic = RouteTraffic(
-                "desk", address, RecordingPolicy(share, **policy), services.store, services.recorder.sampled
-            )
+            options = ProductionOptions(route="desk", record_share=share, **policy)
+            traffic = RouteTraffic(options, address, services.store, services.recorder.sampled)
             await traffic.open()
             production = services.wings["production"]
             assert isinstance(production, ProductionWing)
-            production.options = ProductionOptions(route="desk")
+            production.options = options
             gateway = production.gateway = UpstreamGateway(traffic, await production.takeovers.opened("desk"))
             application = app.build(services, guard or Guard(None))
             async with (

@@ -129,7 +129,7 @@ async def test_feedback_on_nothing_is_a_named_error(
 
 
 async def test_feedback_on_a_thread_that_was_deleted_is_a_named_error(passing: Opening) -> None:
-    async with passing(max_bytes=1) as route:
+    async with passing(record_mb=1e-6) as route:
         await route.chat(thread="t-1")
         await route.gateway.traffic.settled()
         await route.gateway.traffic.retain()

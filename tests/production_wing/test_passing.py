@@ -317,7 +317,7 @@ async def test_the_providers_own_clients_work_through_it(passing: Opening) -> No
 
 
 async def test_old_and_large_threads_are_deleted(passing: Opening) -> None:
-    async with passing(max_bytes=4_000) as route:
+    async with passing(record_mb=0.004) as route:
         traffic = route.gateway.traffic
         for number in range(12):
             await route.chat(thread=f"t-{number}")

@@ -141,15 +141,14 @@ def test_a_run_is_shown_live_and_an_export_from_the_records_lands_on_it(
     assert server.scores.keys() == scores.keys()
     assert Counter(span.type for span in server.spans.values())["agent"] == 12
     capsys.readouterr()
-    assert cli.guarded(lambda: cli.app(["usage", "--run", report.run, "--json", "--url", api.url,
-                                        "--price", f"{model.name}=1/2"], standalone_mode=False)) == 0  # fmt: skip
+    words = ["usage", "--run", report.run, "--json", "--url", api.url]
+    assert cli.guarded(lambda: cli.app(words, standalone_mode=False)) == 0
     rows = json.loads(capsys.readouterr().out)
     assert {(row["app"], row["calls"]) for row in rows} == {
         ("train", 7),
         ("val", 4),
     }  # the one that raised left no trajectory
     for row in rows:
-        assert row["cost_usd"] == pytest.approx((row["input_tokens"] + 2 * row["output_tokens"]) / 1e6)
         assert 0 < row["p50_seconds"] <= row["p95_seconds"]
 
 

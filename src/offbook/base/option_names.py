@@ -107,7 +107,6 @@ FOREIGN: dict[str, str] = {
     "base_url": "RemoteBackend(url)",
     "beta": "kl_coef",
     "entity": "project",
-    "gpu_cost_per_hour_usd": "`offbook usage --price`",
     "grad_accumulation_sequences": "row_tokens",
     "importance_sampling_level": 'loss="gspo", with sequence="trajectory" or "call"',
     "inference_gpu_ids": "inference_gpus",

@@ -1,4 +1,4 @@
-"""The commands `offbook checkpoints` and `offbook export`."""
+"""The commands `offbook checkpoints`, `offbook export` and `offbook import`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated, cast, get_args
 
 import typer
 
+from offbook.base.adapter_folders import named_base
 from offbook.base.errors import ConfigError
 from offbook.base.server_options import server_folder
 from offbook.base.terminal import echo
@@ -60,6 +61,36 @@ def export(
     echo(written)
     if format == "gguf-ready":
         echo(f"to convert it to one GGUF file: {convert_command(written)}", err=True)
+
+
+def import_command(
+    adapter: Annotated[Path, typer.Argument(help="folder with adapter_config.json and adapter_model.safetensors")],
+    model: Annotated[str, typer.Option("--model", help="name of the new model")],
+    base: Annotated[
+        str | None,
+        typer.Option(help="its base: tiny, a folder, or a Hugging Face name  [default: what the adapter names]"),
+    ] = None,
+    project: Annotated[str, typer.Option(help="project of the model")] = "default",
+    dir: Dir = None,
+) -> None:
+    """Create a model from a LoRA that another tool trained.
+
+    The adapter becomes step 1 of the model. Training continues from there. Stop the directory's server first.
+
+    \b
+    Example:
+      offbook import ./my-lora --model email-agent
+    """
+    models = imported("offbook.server.stored_models", "ui")
+    folder = adapter.expanduser().absolute()
+    named = named_base(folder)
+    if base is None and named is None:
+        raise ConfigError(f"the adapter in {folder} does not name its base model: pass --base")
+    if base is not None and named is not None and base != named:
+        echo(f"the adapter was made for the base {named!r}; you chose {base!r}, and its layers are compared", err=True)
+    name, place = checked_name(model, "--model"), checked_name(project, "--project")
+    root = server_folder(dir)
+    echo(str(models.import_model(root, folder, name, place, base or named)))
 
 
 def list_checkpoints(model: str, url: str | None, folder: Path | None) -> list[CheckpointState]:

@@ -39,7 +39,7 @@ OWN: Final = {
     "traces": "traces:traces",
     "checkpoints": "checkpoints:checkpoints",
     "export": "checkpoints:export",
-    "import": "import_adapter:import_command",
+    "import": "checkpoints:import_command",
     "verify": "maintenance:verify",
     "backup": "maintenance:backup",
 }

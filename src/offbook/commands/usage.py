@@ -1,11 +1,11 @@
-"""The command `offbook usage`: calls, tokens, latency and cost per app, model and day from the server's records."""
+"""The command `offbook usage`: calls, tokens and latency per app, model and day from the server's records."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from json import dumps
@@ -13,7 +13,6 @@ from typing import Annotated
 
 import typer
 
-from offbook.base.errors import ConfigError
 from offbook.base.terminal import echo
 from offbook.base.types import CallStatus
 from offbook.base.wire import RolloutTrace, TrajectoryQuery
@@ -31,37 +30,24 @@ def usage(
     model: Annotated[str | None, typer.Option(help="only this model")] = None,
     run: Annotated[str | None, typer.Option(help="only this run")] = None,
     days: Annotated[float | None, typer.Option(min=0, help="only the last DAYS days")] = None,
-    price: Annotated[
-        list[str] | None,
-        typer.Option(help="price of a model as MODEL=INPUT/OUTPUT, in USD per million tokens; repeatable"),
-    ] = None,
     json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
     url: Server = None,
     dir: Dir = None,
 ) -> None:
-    """Show calls, tokens, latency and cost per app, model and day.
+    """Show calls, tokens and latency per app, model and day.
 
     Latency is the median (p50) and the 95th percentile (p95), in seconds.
 
     \b
     Example:
-      offbook usage --days 7 --price agent-001=0.15/0.60
+      offbook usage --days 7
     """
-    priced = prices(price or ())
     query = TrajectoryQuery(model=model, run=run, limit=PAGE)
     records = records_at(url, dir)
     rollouts = pages(records, query) if isinstance(records, Api) else records.rollouts(query)
     since = 0.0 if days is None else time.time() - days * DAY
     rows = asyncio.run(usage_rows(rollouts, since))
-    echo(dumps(as_json(rows, priced), indent=1) if json else "\n".join(table(rows, priced)))
-
-
-@dataclass(frozen=True)
-class TokenPrice:
-    """USD per million tokens."""
-
-    input: float
-    output: float
+    echo(dumps(as_json(rows), indent=1) if json else "\n".join(table(rows)))
 
 
 @dataclass
@@ -81,10 +67,6 @@ class UsageRow:
         """The nearest-rank quantile of the latencies, for a share from 0 to 1; NaN without any."""
         ordered = sorted(self.latencies)
         return ordered[max(math.ceil(share * len(ordered)) - 1, 0)] if ordered else math.nan
-
-    def cost(self, price: TokenPrice | None) -> float | None:
-        """The cost in USD; None without a price."""
-        return None if price is None else (self.input_tokens * price.input + self.output_tokens * price.output) / 1e6
 
 
 async def usage_rows(rollouts: AsyncIterable[RolloutTrace], since: float = 0.0) -> list[UsageRow]:
@@ -115,7 +97,7 @@ async def usage_rows(rollouts: AsyncIterable[RolloutTrace], since: float = 0.0) 
     return [rows[key] for key in sorted(rows)]
 
 
-def as_json(rows: Sequence[UsageRow], prices: Mapping[str, TokenPrice]) -> list[dict[str, object]]:
+def as_json(rows: Sequence[UsageRow]) -> list[dict[str, object]]:
     """The rows as JSON objects; NaN as null."""
     return [
         {
@@ -128,39 +110,19 @@ def as_json(rows: Sequence[UsageRow], prices: Mapping[str, TokenPrice]) -> list[
             "output_tokens": row.output_tokens,
             "p50_seconds": row.quantile(0.5) if row.latencies else None,
             "p95_seconds": row.quantile(0.95) if row.latencies else None,
-            "cost_usd": row.cost(prices.get(row.model)),
         }
         for row in rows
     ]
 
 
-def table(rows: Sequence[UsageRow], prices: Mapping[str, TokenPrice]) -> list[str]:
+def table(rows: Sequence[UsageRow]) -> list[str]:
     """The rows as text lines for a terminal."""
     wide = max((len(row.app) for row in rows), default=3), max((len(row.model) for row in rows), default=5)
-    head = f"{'day':10}  {'app':{wide[0]}}  {'model':{wide[1]}}  {'calls':>7}  {'failed':>6}  {'in':>10}  {'out':>10}  {'p50 s':>7}  {'p95 s':>7}  {'USD':>9}"
+    head = f"{'day':10}  {'app':{wide[0]}}  {'model':{wide[1]}}  {'calls':>7}  {'failed':>6}  {'in':>10}  {'out':>10}  {'p50 s':>7}  {'p95 s':>7}"
     lines = [head]
     for row in rows:
-        cost = row.cost(prices.get(row.model))
         lines.append(
             f"{row.day:10}  {row.app:{wide[0]}}  {row.model:{wide[1]}}  {row.calls:7}  {row.failed:6}  {row.input_tokens:10}  "
-            f"{row.output_tokens:10}  {row.quantile(0.5):7.2f}  {row.quantile(0.95):7.2f}  "
-            f"{'-' if cost is None else f'{cost:.4f}':>9}"
+            f"{row.output_tokens:10}  {row.quantile(0.5):7.2f}  {row.quantile(0.95):7.2f}"
         )
     return lines
-
-
-def prices(texts: Sequence[str]) -> dict[str, TokenPrice]:
-    """Parse prices such as `model=input/output`, in USD per million tokens. Raises ConfigError."""
-    by_model: dict[str, TokenPrice] = {}
-    for text in texts:
-        model, equals, numbers = text.rpartition("=")
-        first, slash, second = numbers.partition("/")
-        try:
-            if not (model and equals and slash):
-                raise ValueError(text)
-            by_model[model] = TokenPrice(float(first), float(second))
-        except ValueError as error:
-            raise ConfigError(
-                f"--price: {text!r} is not of the form MODEL=INPUT/OUTPUT, such as agent=0.15/0.60"
-            ) from error
-    return by_model

@@ -28,9 +28,8 @@ from offbook.engine.learner.targets.prompt_forks import _calls, _without_calls
 from offbook.llms.json_answers import read
 from offbook.openai_dialect.tool_arguments import arguments_object
 from offbook.processes.command import _number
-from offbook.rewards.json_schemas import answer_fault
 from offbook.rewards.judge_prompt import judge_prompt
-from offbook.rewards.reward_parts import exact_match, numeric_match
+from offbook.rewards.reward_parts import answer_fault, exact_match, numeric_match
 from offbook.rewards.transcripts import Transcript
 from offbook.server.records.claims import _answer
 from offbook_dashboard.conversation import indented

@@ -14,7 +14,7 @@ from offbook.base.config import Options
 from offbook.base.errors import ConfigError, MissingExtraError
 from offbook.base.json_files import read_text
 from offbook.base.types import Json, Tool
-from offbook.rewards.json_schemas import answer_fault, schema_validator
+from offbook.rewards.reward_parts import answer_fault, schema_validator
 from offbook.scenarios.file_rows import row_of
 
 try:

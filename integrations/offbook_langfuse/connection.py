@@ -94,9 +94,9 @@ def _certificates() -> ssl.SSLContext:
 
 
 PAGE: Final = 100
-MOST_PAGES: Final = 10_000
+MAX_PAGES: Final = 10_000
 """Pages of a listing: a server that repeats itself ends there."""
-LARGEST: Final = 256 * 2**20
+MAX_BYTES: Final = 256 * 2**20
 """Bytes of an answer, as it is unpacked."""
 Parameters: TypeAlias = Mapping[str, str | int | float | bool | Sequence[str] | None]
 
@@ -127,7 +127,7 @@ class LangfuseRest:
         cursor: str | None = None
         known: set[str] = set()
         count = 0
-        for _ in range(MOST_PAGES):
+        for _ in range(MAX_PAGES):
             answer = self.get(path, {**parameters, "cursor": cursor})
             for item in _items(path, answer):
                 if count == limit:
@@ -144,18 +144,18 @@ class LangfuseRest:
                 )
             cursor = following
             known.add(cursor)
-        raise ConfigError(f"Langfuse answered {path} with more than {MOST_PAGES:,} pages: narrow the filter")
+        raise ConfigError(f"Langfuse answered {path} with more than {MAX_PAGES:,} pages: narrow the filter")
 
     def by_page(self, path: str, parameters: Parameters) -> Iterator[Mapping[str, Json]]:
         """The items of every numbered page. An empty page is the last, whatever their announced number."""
-        for page in range(1, MOST_PAGES + 1):
+        for page in range(1, MAX_PAGES + 1):
             answer = self.get(path, {**parameters, "page": page, "limit": PAGE})
             items = _items(path, answer)
             yield from items
             pages = _meta(answer).get("totalPages", 1)
             if not items or not isinstance(pages, int) or page >= pages:
                 return
-        raise ConfigError(f"Langfuse answered {path} with more than {MOST_PAGES:,} pages")
+        raise ConfigError(f"Langfuse answered {path} with more than {MAX_PAGES:,} pages")
 
     def _ask(
         self,
@@ -191,13 +191,13 @@ class LangfuseRest:
 
 
 def _bounded(http: httpx.Client, request: httpx.Request) -> httpx.Response:
-    """The answer, read to at most LARGEST bytes. Raises ConfigError for a larger one, httpx.HTTPError."""
+    """The answer, read to at most MAX_BYTES bytes. Raises ConfigError for a larger one, httpx.HTTPError."""
     with contextlib.closing(http.send(request, stream=True)) as answer:
         content = bytearray()
         for piece in answer.iter_bytes():
             content += piece
-            if len(content) > LARGEST:
-                raise ConfigError(f"Langfuse answered {request.url.path} with more than {LARGEST:,} bytes")
+            if len(content) > MAX_BYTES:
+                raise ConfigError(f"Langfuse answered {request.url.path} with more than {MAX_BYTES:,} bytes")
     kept = {name: value for name, value in answer.headers.items() if name in ("location", "content-type")}
     return httpx.Response(answer.status_code, headers=kept, content=bytes(content), request=request)
 

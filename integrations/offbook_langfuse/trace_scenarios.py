@@ -55,10 +55,10 @@ class ScoreBound:
 
     @classmethod
     def parse(cls, text: str) -> ScoreBound:
-        found = _SCORE.fullmatch(text)
-        if found is None:
+        match = _SCORE.fullmatch(text)
+        if match is None:
             raise ConfigError(f"low_score: {text!r} is not of the form NAME<NUMBER, such as 'helpfulness<0.5'")
-        return cls(found["name"], found["sign"], float(found["value"]))
+        return cls(match["name"], match["sign"], float(match["value"]))
 
     def holds(self, value: float) -> bool:
         match self.sign:
@@ -114,14 +114,14 @@ def _without_keys(scenarios: list[Scenario]) -> list[Scenario]:
 
 def _scored(rest: LangfuseRest, bound: ScoreBound, since: datetime | None) -> dict[str, float]:
     """Trace id -> the score, where it is in bounds, those scored last first."""
-    found: dict[str, float] = {}
+    scores: dict[str, float] = {}
     parameters = {**bound.parameters, "fields": "subject", "limit": SCORES, "fromTimestamp": _time(since)}
     for score in rest.by_cursor("/api/public/v3/scores", parameters):
         trace, _ = subject_of(score)
         value = score.get("value")
         if trace is not None and isinstance(value, int | float) and bound.holds(float(value)):
-            found.setdefault(trace, float(value))
-    return found
+            scores.setdefault(trace, float(value))
+    return scores
 
 
 def subject_of(score: Mapping[str, Json]) -> tuple[str | None, str | None]:
@@ -150,7 +150,7 @@ def _scenarios(
         }
         if scores is not None and trace in scores:
             facts["score"] = scores[trace]
-        yield Scenario.model_validate({"id": trace, "prompt": _last_said(facts["input"]), **facts})
+        yield Scenario.model_validate({"id": trace, "prompt": _last_user_text(facts["input"]), **facts})
         if len(known) == limit:
             return
 
@@ -158,10 +158,10 @@ def _scenarios(
 def _roots(rest: LangfuseRest, wanted: TraceFilter, scores: Mapping[str, float] | None) -> Iterator[Mapping[str, Json]]:
     """The root observation of each trace that fits, newest first. Traces by id are read in several requests, whose order is
     that of the ids."""
-    given = wanted.get("trace_ids")
-    ids = list(given) if scores is None and given is not None else None
+    chosen = wanted.get("trace_ids")
+    ids = list(chosen) if scores is None and chosen is not None else None
     if scores is not None:
-        ids = [trace for trace in scores if given is None or trace in given]
+        ids = [trace for trace in scores if chosen is None or trace in chosen]
     chunks = [None] if ids is None else [ids[start : start + IDS] for start in range(0, len(ids), IDS)]
     known: set[str] = set()
     for chunk in chunks:
@@ -234,24 +234,21 @@ def _value(text: Json) -> Json:
         return text
 
 
-def _last_said(value: Json) -> str | None:
+def _last_user_text(value: Json) -> str | None:
     """The last thing the user said, in a text, a list of messages, or an object with either."""
     if isinstance(value, str):
         return value
     if isinstance(value, Mapping):
         named = cast(Mapping[str, Json], value)
         for key in ("messages", "input", "question", "prompt", "query", "text"):
-            if key in named and (said := _last_said(named[key])) is not None:
-                return said
+            if key in named and (text := _last_user_text(named[key])) is not None:
+                return text
         return _text(named.get("content")) if named.get("role", named.get("type")) in ("user", "human") else None
     if isinstance(value, Sequence):
-        return next((said for each in reversed(cast(Sequence[Json], value)) if (said := _said(each)) is not None), None)
+        items = reversed(cast(Sequence[Json], value))
+        texts = (_last_user_text(item) for item in items if isinstance(item, Mapping))
+        return next((text for text in texts if text is not None), None)
     return None
-
-
-def _said(message: Json) -> str | None:
-    """What a message says, where a user wrote it."""
-    return _last_said(message) if isinstance(message, Mapping) else None
 
 
 def _text(content: Json) -> str | None:

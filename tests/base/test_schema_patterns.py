@@ -13,7 +13,7 @@ from offbook.base.errors import ConfigError
 from offbook.base.schema_patterns import SlowPatternError, longest_text, with_timed_patterns
 from offbook.base.types import Json
 from offbook.rewards import json_valid
-from offbook.rewards.json_schemas import answer_fault, schema_validator
+from offbook.rewards.reward_parts import answer_fault, schema_validator
 from offbook.server.models.registration import check_target_modules
 
 SLOW = "^(a|aa)+$"

@@ -219,7 +219,7 @@ def test_an_answer_that_is_no_json_is_told(text: str) -> None:
 
 
 def test_pages_without_end_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("offbook_langfuse.connection.MOST_PAGES", 5)
+    monkeypatch.setattr("offbook_langfuse.connection.MAX_PAGES", 5)
 
     def script(asked: Asked) -> Reply:
         item = {"id": "a", "input": {"question": "why?"}, "traceId": "a"}
@@ -234,7 +234,7 @@ def test_pages_without_end_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_an_answer_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("offbook_langfuse.connection.LARGEST", 1_000)
+    monkeypatch.setattr("offbook_langfuse.connection.MAX_BYTES", 1_000)
     with (
         scripted_api(lambda asked: Reply(text=" " * 2_000)) as api,
         pytest.raises(ConfigError, match="more than 1,000 bytes"),

@@ -9,7 +9,7 @@ import pytest
 
 from offbook.base.errors import BudgetExceeded, ConfigError, LlmError
 from offbook.llms import LlmOptions, Price, Spending, budget, spending
-from offbook.llms.prices import TablePrice, UsedTokens, cost_of, estimate, price_of
+from offbook.llms.prices import UsedTokens, cost_of, estimate, price_of
 from offbook.testing import LlmReply, LlmRequest, fails, hangs, refuses, says, scripted_llm
 
 from .asking import GOOD, HELLO, Verdict, llm_at
@@ -148,7 +148,7 @@ def test_prices_by_hand() -> None:
     price = Price(prompt=2.0, completion=8.0, cached_prompt=0.5)
     assert cost_of(UsedTokens(1000, 10, 600), price) == pytest.approx((400 * 2 + 600 * 0.5 + 10 * 8) / 1e6)
     table = {"o3": {"litellm_provider": "openai", "input_cost_per_token": 2e-6, "output_cost_per_token": 8e-6}}
-    assert price_of(LlmOptions.of("openai/o3", {}), table) == TablePrice(prompt=2.0, completion=8.0)
+    assert price_of(LlmOptions.of("openai/o3", {}), table) == Price(prompt=2.0, completion=8.0)
     assert price_of(LlmOptions.of("hosted_vllm/o3", {}), table) is None
     assert estimate(LlmOptions.of("openai/o3", {"max_tokens": 100}), 3998, price) == pytest.approx(0.0048)
 

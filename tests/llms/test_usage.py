@@ -160,8 +160,6 @@ def test_what_is_written_to_the_cache_has_a_price_of_its_own() -> None:
         ),
         ("openai/gpt-4.1", {"prompt_tokens": 1000, "completion_tokens": 50, "cached": 600}),
         ("gemini/gemini-2.5-pro", {"prompt_tokens": 1000, "completion_tokens": 50, "cached": 600}),
-        ("gemini/gemini-2.5-pro", {"prompt_tokens": 250_000, "completion_tokens": 50, "cached": 100_000}),
-        ("openai/gpt-5.4", {"prompt_tokens": 300_000, "completion_tokens": 50, "cached": 100_000}),
     ],
 )
 def test_costs_are_those_of_litellms_own_calculator(litellm: Any, model: str, usage: dict[str, Any]) -> None:

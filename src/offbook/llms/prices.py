@@ -5,7 +5,6 @@ A provider's numbers are checked here, and nowhere else. The model name in its r
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 
@@ -124,21 +123,6 @@ def table_name(model: str, table: Table) -> str | None:
     return rest if rest in table and table[rest].get("litellm_provider") == provider else None
 
 
-class TablePrice(Price):
-    """A price of litellm's table. `tiers`: numbers of prompt tokens, rising, and the prices of all tokens of a longer prompt."""
-
-    tiers: tuple[tuple[int, Price], ...] = ()
-
-
-def price_of(options: LlmOptions, table: Table) -> Price | None:
-    """The price from the options, else from the table; None if unknown."""
-    if options.prices is not None:
-        return options.prices
-    name = table_name(options.model, table)
-    return None if name is None else _table_price(table[name])
-
-
-_ABOVE = re.compile(r"input_cost_per_token_above_(\d+)k_tokens")
 _COSTS = {
     "prompt": "input_cost_per_token",
     "completion": "output_cost_per_token",
@@ -148,27 +132,20 @@ _COSTS = {
 }
 
 
-def _table_price(entry: Mapping[str, Any]) -> Price | None:
-    costs = {field: entry.get(key) for field, key in _COSTS.items()}
-    if costs["prompt"] is None or costs["completion"] is None:
-        return None
-    tiers: list[tuple[int, Price]] = []
-    for above in sorted(int(match[1]) for match in map(_ABOVE.fullmatch, entry) if match is not None):
-        dearer = {field: entry.get(f"{key}_above_{above}k_tokens") for field, key in _COSTS.items()}
-        costs_above = {field: cost if dearer[field] is None else dearer[field] for field, cost in costs.items()}
-        tiers.append((above * 1000, Price(**_per_million(costs_above))))
-    return TablePrice(**_per_million(costs), tiers=tuple(tiers))
-
-
-def _per_million(costs: Mapping[str, Any]) -> dict[str, Any]:
-    return {field: None if cost is None else cost * MILLION for field, cost in costs.items()}
+def price_of(options: LlmOptions, table: Table) -> Price | None:
+    """The price from the options, else from the table, for prompts of ordinary length; None if unknown."""
+    if options.prices is not None:
+        return options.prices
+    name = table_name(options.model, table)
+    entry: Mapping[str, Any] = {} if name is None else table[name]
+    costs: dict[str, float] = {
+        field: entry[key] * MILLION for field, key in _COSTS.items() if entry.get(key) is not None
+    }
+    return Price(**costs) if "prompt" in costs and "completion" in costs else None
 
 
 def cost_of(used: UsedTokens, price: Price) -> float:
     """The cost of one answer in USD."""
-    for above, dearer in price.tiers if isinstance(price, TablePrice) else ():
-        if used.prompt > above:
-            price = dearer
     cached = price.prompt if price.cached_prompt is None else price.cached_prompt
     written = price.prompt if price.cache_write is None else price.cache_write
     written_1h = written if price.cache_write_1h is None else price.cache_write_1h

@@ -12,6 +12,7 @@ from offbook.base.types import Json
 from offbook.openai_dialect.chat_answer import Answer
 from offbook.openai_dialect.tool_arguments import arguments_object
 from offbook.server.calls.chat_answer import Rendering
+from offbook.server.calls.sampled_answer import SampledChoice
 from offbook.server.errors import ApiError
 
 _FINISH = {"stop": "STOP", "tool_calls": "STOP", "length": "MAX_TOKENS", "content_filter": "SAFETY"}
@@ -47,24 +48,6 @@ def error_body(error: ApiError) -> Answer:
     return {"error": shown}
 
 
-class _Candidate:
-    """One choice of a stream so far: its calls, which are sent whole at the end."""
-
-    def __init__(self) -> None:
-        self.calls: list[Answer] = []
-        self.finish: str | None = None
-
-    def add_call(self, part: Answer) -> None:
-        """Append a piece of a tool call."""
-        index, function = int(part.get("index") or 0), cast(Answer, part.get("function") or {})
-        while len(self.calls) <= index:
-            self.calls.append({"id": None, "function": {"name": "", "arguments": ""}})
-        call = self.calls[index]
-        call["id"] = part.get("id") or call["id"]
-        for name in ("name", "arguments"):
-            call["function"][name] += function.get(name) or ""
-
-
 class GeminiAnswer(Rendering):
     """The answers to one request."""
 
@@ -72,7 +55,7 @@ class GeminiAnswer(Rendering):
         self._model = model
         self._id = ""
         self._usage: Answer | None = None
-        self._candidates: dict[int, _Candidate] = {}
+        self._choices: dict[int, SampledChoice] = {}
 
     def whole(self, completion: Answer, call_id: str) -> Answer:
         """A complete answer."""
@@ -91,10 +74,9 @@ class GeminiAnswer(Rendering):
         candidates: list[Answer] = []
         for choice in cast(list[Answer], chunk.get("choices") or []):
             index, delta = int(choice["index"]), cast(Answer, choice.get("delta") or {})
-            state = self._candidates.setdefault(index, _Candidate())
-            for part in cast(list[Answer], delta.get("tool_calls") or []):
-                state.add_call(part)
-            state.finish = choice.get("finish_reason") or state.finish
+            state = self._choices.setdefault(index, SampledChoice(index))
+            state.add_delta(delta)
+            state.finish(choice.get("finish_reason"))
             if parts := _parts(delta, calls=False):
                 candidates.append({"content": {"role": "model", "parts": parts}, "index": index})
         return event(orjson.dumps(self._frame(candidates))) if candidates else b""
@@ -102,9 +84,9 @@ class GeminiAnswer(Rendering):
     def end(self) -> bytes:
         """The end of a stream: one answer with every choice's calls, finish reason and the usage."""
         candidates: list[Answer] = []
-        for index, state in sorted(self._candidates.items()):
-            message = {"tool_calls": state.calls}
-            candidates.append(_candidate({"index": index, "message": message, "finish_reason": state.finish}))
+        for index, state in sorted(self._choices.items()):
+            message = {"tool_calls": state.message.get("tool_calls")}
+            candidates.append(_candidate({"index": index, "message": message, "finish_reason": state.finish_reason}))
         return event(orjson.dumps(self._frame(candidates) | {"usageMetadata": _usage(self._usage)}))
 
     def error(self, error: ApiError) -> bytes:

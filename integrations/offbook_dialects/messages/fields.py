@@ -21,9 +21,9 @@ class Text(_Part):
 
 
 class Source(_Part):
-    """The source of an image or a document."""
+    """The source of an image."""
 
-    type: Literal["base64", "url", "text"]
+    type: Literal["base64", "url"]
     media_type: str | None = None
     data: str | None = None
     url: str | None = None
@@ -33,13 +33,6 @@ class Image(_Part):
     """An image."""
 
     type: Literal["image"]
-    source: Source
-
-
-class Document(_Part):
-    """A document."""
-
-    type: Literal["document"]
     source: Source
 
 
@@ -82,7 +75,7 @@ class RedactedThinking(_Part):
 
 
 Block = Annotated[
-    Text | Image | Document | ToolResultBlock | ToolUseBlock | Thinking | RedactedThinking, Field(discriminator="type")
+    Text | Image | ToolResultBlock | ToolUseBlock | Thinking | RedactedThinking, Field(discriminator="type")
 ]
 
 

@@ -17,7 +17,6 @@ from .fields import (
     NO_THREADS,
     REFUSED,
     WITHOUT_EFFECT,
-    Document,
     Image,
     MessagesRequest,
     Source,
@@ -176,8 +175,6 @@ def _user(turn: Turn, field: str) -> list[Message]:
             parts += [] if block.text.startswith(BILLING) else [{"type": "text", "text": block.text}]
         elif isinstance(block, Image):
             parts.append(_image(block.source, field))
-        elif isinstance(block, Document):
-            parts.append({"type": "text", "text": _document(block.source, field)})
         else:
             raise ApiError(400, f"{field}: a {turn.role}'s turn has no {cast(ToolUseBlock, block).type} block", field)
     if not parts:
@@ -199,18 +196,10 @@ def _of_result(part: Text | ToolReference) -> str:
 
 
 def _image(source: Source, field: str) -> Answer:
-    if source.type == "text" or not (source.url or source.data):
+    if not (source.url or source.data):
         raise ApiError(400, f"{field}: an image has a source of type base64 or url", field, "invalid_value")
     url = source.url if source.type == "url" else f"data:{source.media_type};base64,{source.data}"
     return {"type": "image_url", "image_url": {"url": url}}
-
-
-def _document(source: Source, field: str) -> str:
-    if source.type != "text" or source.data is None:
-        raise ApiError(
-            400, f"{field}: of documents only plain text is read (source.type text)", field, "unsupported_field"
-        )
-    return source.data
 
 
 def _assistant(turn: Turn, field: str, said: TrajectoryCalls) -> Message:
@@ -226,7 +215,7 @@ def _assistant(turn: Turn, field: str, said: TrajectoryCalls) -> Message:
             restored = said.restore(block.id, block.name, block.input)
             arguments = restored[1] if restored is not None else arguments_text(block.input)
             calls.append({"id": block.id, "type": "function", "function": {"name": block.name, "arguments": arguments}})
-        elif isinstance(block, Image | Document | ToolResultBlock):
+        elif isinstance(block, Image | ToolResultBlock):
             raise ApiError(400, f"{field}: an assistant's turn has no {block.type} block", field, "invalid_value")
     message: Message = {"role": "assistant", "content": "".join(texts) or (None if calls else "")}
     if thoughts:

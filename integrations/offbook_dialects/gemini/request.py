@@ -43,21 +43,21 @@ _GONE = {
 }
 
 
-def chat_body(request: GenerateContent, said: TrajectoryCalls) -> dict[str, Json]:
+def chat_body(request: GenerateContent, sampled: TrajectoryCalls) -> dict[str, Json]:
     """The body of a chat completion, without `model` and `stream`. Raises ApiError 400, naming the field."""
     _known(request, "")
-    body: dict[str, Json] = {"messages": _messages(request, said)}
+    body: dict[str, Json] = {"messages": _messages(request, sampled)}
     if tools := _tools(request.tools or ()):
         body["tools"] = tools
         body |= _tool_choice(request.tool_config)
     return body | _settings(request.generation_config or GeminiConfig())
 
 
-def _messages(request: GenerateContent, said: TrajectoryCalls) -> list[Message]:
+def _messages(request: GenerateContent, sampled: TrajectoryCalls) -> list[Message]:
     messages: list[Message] = []
     if request.system_instruction is not None:
         messages.append({"role": "system", "content": _text_only(request.system_instruction, "systemInstruction")})
-    conversation = _Conversation(said)
+    conversation = _Conversation(sampled)
     for content in _joined(request.contents):
         messages += conversation.turn(content)
     return messages
@@ -77,8 +77,8 @@ def _joined(contents: Sequence[GeminiContent]) -> list[GeminiContent]:
 class _Conversation:
     """Turns as messages, in order. A result that names no call belongs to the first open call of its function."""
 
-    def __init__(self, said: TrajectoryCalls) -> None:
-        self._said = said
+    def __init__(self, sampled: TrajectoryCalls) -> None:
+        self._sampled = sampled
         self._open: list[tuple[str, str]] = []  # name and id of calls without a result
         self._calls = 0
 
@@ -93,8 +93,8 @@ class _Conversation:
         results = [part.function_response for part in content.parts if part.function_response is not None]
         messages = [self._result(result) for result in results]
         images = [blob for result in results for blob in _images(result)]
-        said = _said([*(part for part in content.parts if part.function_response is None)], images)
-        return messages if said is None and messages else [*messages, {"role": "user", "content": said or ""}]
+        shown = _user_content([*(part for part in content.parts if part.function_response is None)], images)
+        return messages if shown is None and messages else [*messages, {"role": "user", "content": shown or ""}]
 
     def _model(self, parts: Iterable[GeminiPart]) -> Message:
         text, thought, calls = "", "", list[Json]()
@@ -120,7 +120,7 @@ class _Conversation:
         args = call.args or {}
         self._calls += 1
         named = call.id or signed or None
-        restored = self._said.restore(named, call.name, args) or self._said.restore(None, call.name, args)
+        restored = self._sampled.restore(named, call.name, args) or self._sampled.restore(None, call.name, args)
         call_id, arguments = restored or (named or f"call-{self._calls}", arguments_text(args))
         if any(call_id == waiting for _, waiting in self._open):  # equal calls of clients that drop ids
             call_id = f"call-{self._calls}"
@@ -159,7 +159,7 @@ def _images(result: GeminiResult) -> list[GeminiBlob]:
     return [part.inline_data for part in result.parts if part.inline_data is not None]
 
 
-def _said(parts: Iterable[GeminiPart], images: Iterable[GeminiBlob]) -> str | list[Json] | None:
+def _user_content(parts: Iterable[GeminiPart], images: Iterable[GeminiBlob]) -> str | list[Json] | None:
     """What the user says: text, joined as it stands, or with images a list of parts; None for nothing."""
     pieces: list[Json] = []
     for part in parts:

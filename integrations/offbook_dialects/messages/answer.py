@@ -178,7 +178,7 @@ def _counts(usage: Answer) -> Answer:
 def error_body(error: ApiError) -> Answer:
     """An error in Anthropic's format."""
     kind = _ERRORS.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
-    said: Answer = {"type": kind, "message": str(error)}
+    shown: Answer = {"type": kind, "message": str(error)}
     if error.code == NO_THREADS:
-        said["details"] = {"error_code": NO_THREADS, "unsupported": [error.param]}
-    return {"type": "error", "error": said}
+        shown["details"] = {"error_code": NO_THREADS, "unsupported": [error.param]}
+    return {"type": "error", "error": shown}

@@ -34,14 +34,14 @@ BILLING = "x-anthropic-billing-header"
 """Begins a block of Claude Code's system prompt whose hash is another one in each request: no prompt would extend another."""
 
 
-def chat_body(asked: MessagesRequest, model: str, sampled: TrajectoryCalls) -> dict[str, Json]:
+def chat_body(body: MessagesRequest, model: str, sampled: TrajectoryCalls) -> dict[str, Json]:
     """The body of a chat completion without its settings. Raises ApiError."""
-    chat: dict[str, Json] = {"model": model, "messages": _messages(asked, sampled), **_tools(asked)}
-    if asked.thinking is not None:
-        chat["thinking"] = {"type": asked.thinking.type}
-    if asked.output_config is not None and asked.output_config.effort is not None:
-        chat["reasoning_effort"] = asked.output_config.effort
-    if _goes_on(asked.messages[-1]):
+    chat: dict[str, Json] = {"model": model, "messages": _messages(body, sampled), **_tools(body)}
+    if body.thinking is not None:
+        chat["thinking"] = {"type": body.thinking.type}
+    if body.output_config is not None and body.output_config.effort is not None:
+        chat["reasoning_effort"] = body.output_config.effort
+    if _goes_on(body.messages[-1]):
         chat |= {"continue_final_message": True, "add_generation_prompt": False}
     return chat
 
@@ -59,20 +59,20 @@ def read_request(body: dict[str, Json]) -> MessagesRequest:
         raise bad_request(error, "body") from error
 
 
-def settings(asked: MessagesRequest) -> dict[str, Json]:
+def settings(body: MessagesRequest) -> dict[str, Json]:
     """The settings of a chat completion. Raises ApiError."""
-    if asked.max_tokens is None:
+    if body.max_tokens is None:
         raise ApiError(400, "max_tokens: field required", "max_tokens", "invalid_value")
     taken: dict[str, Json] = {
-        "max_tokens": asked.max_tokens,
-        "temperature": asked.temperature,
-        "top_p": asked.top_p,
-        "top_k": asked.top_k,
-        "stop": asked.stop_sequences or None,
-        "stream": asked.stream,
-        "stream_options": {"include_usage": True} if asked.stream else None,
+        "max_tokens": body.max_tokens,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "top_k": body.top_k,
+        "stop": body.stop_sequences or None,
+        "stream": body.stream,
+        "stream_options": {"include_usage": True} if body.stream else None,
     }
-    form = asked.output_format or (asked.output_config.format if asked.output_config is not None else None)
+    form = body.output_format or (body.output_config.format if body.output_config is not None else None)
     if form is not None:
         taken["response_format"] = {
             "type": "json_schema",
@@ -81,18 +81,18 @@ def settings(asked: MessagesRequest) -> dict[str, Json]:
     return {name: value for name, value in taken.items() if value is not None}
 
 
-def _tools(asked: MessagesRequest) -> dict[str, Json]:
+def _tools(body: MessagesRequest) -> dict[str, Json]:
     """The tools that are offered, and which must be called. A deferred one is hidden until a result refers to it."""
-    found = {
+    referred = {
         part.tool_name
-        for turn in asked.messages
+        for turn in body.messages
         for block in (turn.content if isinstance(turn.content, list) else ())
         if isinstance(block, ToolResultBlock) and isinstance(block.content, list)
         for part in block.content
         if isinstance(part, ToolReference)
     }
-    offered = [_tool(tool) for tool in asked.tools or () if not tool.defer_loading or tool.name in found]
-    return {"tools": offered, **_choice(asked.tool_choice)} if offered else {}
+    offered = [_tool(tool) for tool in body.tools or () if not tool.defer_loading or tool.name in referred]
+    return {"tools": offered, **_choice(body.tool_choice)} if offered else {}
 
 
 def _tool(tool: Tool) -> Answer:
@@ -120,15 +120,15 @@ def _choice(choice: ToolChoice | None) -> dict[str, Json]:
     return taken | {"auto": {}, "any": {"tool_choice": "required"}, "none": {"tool_choice": "none"}}[choice.type]
 
 
-def _messages(asked: MessagesRequest, said: TrajectoryCalls) -> list[Message]:
-    system = [Text(type="text", text=asked.system)] if isinstance(asked.system, str) else asked.system or []
+def _messages(body: MessagesRequest, sampled: TrajectoryCalls) -> list[Message]:
+    system = [Text(type="text", text=body.system)] if isinstance(body.system, str) else body.system or []
     texts = [block.text for block in system if block.text and not block.text.startswith(BILLING)]
     messages: list[Message] = [{"role": "system", "content": "\n\n".join(texts)}] if texts else []
-    for number, turn in _joined(asked.messages):
+    for number, turn in _joined(body.messages):
         if isinstance(turn.content, str):
             messages.append({"role": turn.role, "content": turn.content})
         elif turn.role == "assistant":
-            messages.append(_assistant(turn, f"messages.{number}", said))
+            messages.append(_assistant(turn, f"messages.{number}", sampled))
         else:
             messages += _user(turn, f"messages.{number}")
     return messages
@@ -202,7 +202,7 @@ def _image(source: Source, field: str) -> Answer:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-def _assistant(turn: Turn, field: str, said: TrajectoryCalls) -> Message:
+def _assistant(turn: Turn, field: str, sampled: TrajectoryCalls) -> Message:
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[Answer] = []
@@ -212,7 +212,7 @@ def _assistant(turn: Turn, field: str, said: TrajectoryCalls) -> Message:
         elif isinstance(block, Thinking):
             thoughts.append(block.thinking)
         elif isinstance(block, ToolUseBlock):
-            restored = said.restore(block.id, block.name, block.input)
+            restored = sampled.restore(block.id, block.name, block.input)
             arguments = restored[1] if restored is not None else arguments_text(block.input)
             calls.append({"id": block.id, "type": "function", "function": {"name": block.name, "arguments": arguments}})
         elif isinstance(block, Image | ToolResultBlock):

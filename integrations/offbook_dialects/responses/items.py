@@ -96,15 +96,15 @@ def call_item(call: Answer, item_id: str, offered: Offered, status: str = "compl
 
 async def earlier_messages(response: str, recorded: SampledCalls) -> list[Message]:
     """The conversation up to and with a response, without its instructions. Raises ApiError 404 if it is not recorded."""
-    found = await recorded_response(response, recorded)
-    if found is None:
+    recorded_call = await recorded_response(response, recorded)
+    if recorded_call is None:
         raise unsupported(
             f"Previous response with id {response!r} not found: it is not among the recorded calls",
             "previous_response_id",
             404,
             "previous_response_not_found",
         )
-    call, instructed = found
+    call, instructed = recorded_call
     return [*call.messages[1 if instructed else 0 :], call.outputs[0].message]
 
 
@@ -115,15 +115,15 @@ async def recorded_response(response: str, recorded: SampledCalls) -> tuple[Call
     return None if match is None or call is None or not call.outputs else (call, match["rest"] == "i")
 
 
-async def input_messages(items: Sequence[Json], said: TrajectoryCalls, recorded: SampledCalls) -> list[Answer]:
+async def input_messages(items: Sequence[Json], sampled: TrajectoryCalls, recorded: SampledCalls) -> list[Answer]:
     """The messages of input items. Raises ApiError for an item that has no place in a chat."""
-    reader = _Reader(said)
-    found: dict[str, Call | None] = {}
+    reader = _Reader(sampled)
+    calls: dict[str, Call | None] = {}
     for index, value in enumerate(items):
         where = f"input[{index}]"
         item = an_object(value, where)
         if _is_reference(item):
-            await _refer(item, where, recorded, found, reader)
+            await _refer(item, where, recorded, calls, reader)
         else:
             reader.add(item, where)
     reader.end_results()
@@ -155,14 +155,14 @@ def _is_reference(item: Answer) -> bool:
 
 
 async def _refer(
-    item: Answer, where: str, recorded: SampledCalls, found: dict[str, Call | None], reader: _Reader
+    item: Answer, where: str, recorded: SampledCalls, calls: dict[str, Call | None], reader: _Reader
 ) -> None:
     name = a_text(item.get("id"), f"{where}.id")
     match = _ID.fullmatch(name)
     call_id = "" if match is None else match["call"]
-    if call_id and call_id not in found:
-        found[call_id] = await recorded.call(call_id)
-    call = found.get(call_id)
+    if call_id and call_id not in calls:
+        calls[call_id] = await recorded.call(call_id)
+    call = calls.get(call_id)
     if match is None or call is None or not call.outputs:
         raise unsupported(
             f"Item with id {name!r} not found: it is not in a recorded call", where, 404, "item_not_found"
@@ -186,9 +186,9 @@ async def _refer(
 class _Reader:
     """Items in order. The items of a turn of the model become one message."""
 
-    def __init__(self, said: TrajectoryCalls) -> None:
+    def __init__(self, sampled: TrajectoryCalls) -> None:
         self.messages: list[Answer] = []
-        self._sampled = said
+        self._sampled = sampled
         self._turn: Answer | None = None
         self._of: str | None = None  # the recorded call of the open turn, if its items say so
         self._images: list[Answer] = []  # of results: they follow all results
@@ -199,7 +199,7 @@ class _Reader:
             case "message" if item.get("role") == "assistant":
                 self.turn(_call_of(item), "content", _plain(item.get("content"), f"{where}.content"))
             case "message":
-                self._said(item, where)
+                self._message(item, where)
             case "reasoning":
                 if thought := _thought(item, where):
                     self.turn(_call_of(item), "reasoning", thought)
@@ -234,7 +234,7 @@ class _Reader:
             self.messages.append({"role": "user", "content": self._images})
             self._images = []
 
-    def _said(self, item: Answer, where: str) -> None:
+    def _message(self, item: Answer, where: str) -> None:
         role = item.get("role")
         if role not in ("user", "system", "developer"):
             raise unsupported(

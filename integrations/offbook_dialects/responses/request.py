@@ -118,10 +118,10 @@ async def _messages(request: DialectRequest) -> list[Answer]:
     if body.get("previous_response_id") is not None:
         previous = a_text(body["previous_response_id"], "previous_response_id")
         messages += await earlier_messages(previous, request.recorded)
-    given = body.get("input")
-    if isinstance(given, str):
-        return [*messages, {"role": "user", "content": given}]
-    messages += await input_messages(a_list(given or [], "input"), request.sampled, request.recorded)
+    sent = body.get("input")
+    if isinstance(sent, str):
+        return [*messages, {"role": "user", "content": sent}]
+    messages += await input_messages(a_list(sent or [], "input"), request.sampled, request.recorded)
     return results_beside_calls(messages)
 
 
@@ -145,11 +145,11 @@ def _tool(tool: Answer, where: str, offered: Offered, space: str | None = None) 
     if kind == "namespace" and space is None:
         inner = a_list(tool.get("tools") or [], f"{where}.tools")
         space = a_text(tool.get("name"), f"{where}.name")
-        found = [
+        inner_functions = [
             _tool(an_object(item, f"{where}.tools[{number}]"), f"{where}.tools[{number}]", offered, space)
             for number, item in enumerate(inner)
         ]
-        return [function for functions in found for function in functions]
+        return [function for functions in inner_functions for function in functions]
     if kind not in ("function", "custom"):
         if isinstance(kind, str) and kind.startswith(_LEFT_OUT):
             logger.info(
@@ -195,12 +195,12 @@ def _named(tool: Answer, where: str) -> Answer:
 
 def _format(body: Answer) -> Answer:
     text = an_object(body.get("text") or {}, "text")
-    given = an_object(text.get("format") or {"type": "text"}, "text.format")
-    kind = given.get("type")
+    form = an_object(text.get("format") or {"type": "text"}, "text.format")
+    kind = form.get("type")
     if kind == "text":
         return {}
     if kind != "json_schema":
         return {"response_format": {"type": kind}}
     names = ("name", "schema", "strict", "description")
-    schema = {name: given[name] for name in names if given.get(name) is not None}
+    schema = {name: form[name] for name in names if form.get(name) is not None}
     return {"response_format": {"type": "json_schema", "json_schema": schema}}

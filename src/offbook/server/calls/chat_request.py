@@ -215,11 +215,11 @@ class ChatRequest:
         """The texts of which the answer must be one, if nothing else constrains it; else empty."""
         if self.constrained == "guided_choice":
             return tuple(self.fields.guided_choice or ())
-        given = cast(
+        constraint = cast(
             dict[str, Json], self.body["structured_outputs"] if self.constrained == "structured_outputs" else {}
         )
-        kinds = {name for name, value in given.items() if value is not None}
-        texts = cast(list[Json], given["choice"]) if kinds == {"choice"} else []
+        kinds = {name for name, value in constraint.items() if value is not None}
+        texts = cast(list[Json], constraint["choice"]) if kinds == {"choice"} else []
         return tuple(text for text in texts if isinstance(text, str))
 
     def with_messages(self, messages: list[Message]) -> Self:

@@ -91,17 +91,17 @@ class SampledCalls:
         if trajectory_id is None:
             return TrajectoryCalls()
         if trajectory_id not in self._trajectories:
-            said = TrajectoryCalls()  # calls that are recorded meanwhile are added to it
-            self._trajectories[trajectory_id] = (said, asyncio.create_task(self._read(trajectory_id, said)))
+            calls = TrajectoryCalls()  # calls that are recorded meanwhile are added to it
+            self._trajectories[trajectory_id] = (calls, asyncio.create_task(self._read(trajectory_id, calls)))
         self._trajectories.move_to_end(trajectory_id)
         self._shrink()
-        said, reading = self._trajectories[trajectory_id]
+        calls, reading = self._trajectories[trajectory_id]
         try:
             await asyncio.shield(reading)
         except Exception:
             self._trajectories.pop(trajectory_id, None)
             raise
-        return said
+        return calls
 
     async def call(self, call_id: str) -> Call | None:
         """A recorded call; None if there is none with this id. Raises StoreError."""
@@ -121,12 +121,12 @@ class SampledCalls:
 
     def _shrink(self) -> None:
         """Forget the trajectories that were asked for longest ago, beyond the limits."""
-        characters = sum(said.characters for said, _ in self._trajectories.values())
+        characters = sum(calls.characters for calls, _ in self._trajectories.values())
         while len(self._trajectories) > 1 and (
             len(self._trajectories) > MAX_TRAJECTORIES or characters > MAX_CHARACTERS
         ):
             characters -= self._trajectories.popitem(last=False)[1][0].characters
 
-    async def _read(self, trajectory_id: str, said: TrajectoryCalls) -> None:
+    async def _read(self, trajectory_id: str, calls: TrajectoryCalls) -> None:
         for message in await self._store.sampled_messages(trajectory_id):
-            said.add(message)
+            calls.add(message)

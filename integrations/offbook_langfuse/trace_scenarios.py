@@ -117,21 +117,19 @@ def _scored(rest: LangfuseRest, bound: ScoreBound, since: datetime | None) -> di
     scores: dict[str, float] = {}
     parameters = {**bound.parameters, "fields": "subject", "limit": SCORES, "fromTimestamp": _time(since)}
     for score in rest.by_cursor("/api/public/v3/scores", parameters):
-        trace, _ = subject_of(score)
+        trace = _trace_of(score)
         value = score.get("value")
         if trace is not None and isinstance(value, int | float) and bound.holds(float(value)):
             scores.setdefault(trace, float(value))
     return scores
 
 
-def subject_of(score: Mapping[str, Json]) -> tuple[str | None, str | None]:
-    """The trace that a score is on, and the observation in it; None for what it has not. A session's score has no trace."""
+def _trace_of(score: Mapping[str, Json]) -> str | None:
+    """The trace that a score is on, itself or in an observation. A session's score has no trace."""
     about: Json = score.get("subject")
     subject = cast(Mapping[str, Json], about if isinstance(about, dict) else {})
-    trace, observation = subject.get("traceId"), subject.get("id") if subject.get("kind") == "observation" else None
-    if subject.get("kind") == "trace":
-        trace = subject.get("id")
-    return None if trace is None else str(trace), None if observation is None else str(observation)
+    trace = subject.get("id") if subject.get("kind") == "trace" else subject.get("traceId")
+    return None if trace is None else str(trace)
 
 
 def _scenarios(

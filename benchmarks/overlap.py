@@ -33,14 +33,13 @@ SCENARIOS = [{"id": word, "prompt": f"say the word {word}"} for word in ("blue",
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds of one run: in all, of its rollouts, of its updates, and of updates beside rollouts. Staleness in steps."""
+    """Seconds of one run: in all, of its rollouts and of its updates. Staleness in steps."""
 
     overlap: bool
     tool_seconds: float
     wall: float
     rollouts: float
     training: float
-    beside: float
     staleness_mean: float
     staleness_max: float
 
@@ -80,7 +79,6 @@ def measure(backend: offbook.LocalBackend, steps: int, tool_seconds: float, stal
         wall=wall,
         rollouts=sum(each.rollout_seconds for each in report.iterations),
         training=sum(each.train_seconds for each in report.iterations),
-        beside=sum(each.metrics.get("overlap/seconds", 0.0) for each in report.iterations),
         staleness_mean=statistics.fmean(ages),
         staleness_max=max(each.metrics.get("staleness/max", 0.0) for each in report.iterations),
     )
@@ -97,8 +95,8 @@ def main() -> None:
     options = parser.parse_args()
     results: list[Measured] = []
     print(f"load before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; 16 rollouts a step, {options.steps} steps")
-    print("| tool s | overlap | wall s | rollouts s | training s | of it beside rollouts s | staleness mean, max |")
-    print("|---|---|---|---|---|---|---|")
+    print("| tool s | overlap | wall s | rollouts s | training s | staleness mean, max |")
+    print("|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         backend = offbook.LocalBackend(Path(folder), threads=options.threads)
         try:
@@ -109,7 +107,7 @@ def main() -> None:
                     results.append(found)
                     print(
                         f"| {found.tool_seconds:g} | {'yes' if found.overlap else 'no'} | {found.wall:.1f} | "
-                        f"{found.rollouts:.1f} | {found.training:.1f} | {found.beside:.1f} | "
+                        f"{found.rollouts:.1f} | {found.training:.1f} | "
                         f"{found.staleness_mean:.2f}, {found.staleness_max:.0f} |",
                         flush=True,
                     )

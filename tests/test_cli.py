@@ -76,7 +76,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     ("words", "message"),
     [
         ("train app:agent --scenarios none.jsonl", "scenarios: none.jsonl cannot be read: No such file"),
-        ("train app:agent --scenarios .", "not a dataset that save_to_disk wrote"),
+        ("train app:agent --scenarios .", "is not a file that ends in .jsonl, .json, .csv"),
         ("train app:agent --scenarios data.jsonl --eval none.csv", "scenarios: none.csv cannot be read: No such file"),
         ("train app:agent --scenarios data.jsonl --loss ppo", "Invalid value for '--loss'"),
         ("train app:agent --scenarios data.jsonl --learning-rate -1", "TrainConfig.learning_rate"),

@@ -71,7 +71,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "commands.options": {"base", "commands.help_pages"},
     "commands.help_pages": {"base"},
     "commands.generated_options": {"base", "commands.help_pages"},
-    "commands.option_values": USER | {*CLIENT, "commands.generated_options", "commands.options", "tracing", "trainer"},
+    "commands.option_values": USER
+    | {*CLIENT, "commands.generated_options", "commands.options", "rewards", "tracing", "trainer"},
     "commands": USER
     | {
         *CLIENT,

@@ -13,6 +13,7 @@ import pytest
 from offbook.base.errors import OffbookError
 from offbook.base.http_access import key_option
 from offbook.client.local import running_server
+from offbook.commands.option_values import judge_option
 from offbook.contracts import Alert
 from offbook.llms.cache import AnswerCache
 from offbook.memory_plan.parts import shape_in
@@ -23,7 +24,6 @@ from offbook.server.http.auth import SignedOut, key_for
 from offbook.server.models.checkpoints import scan_models
 from offbook.tracing.jsonl import JsonlSink
 from offbook.trainer.evaluate import read_report
-from offbook.trainer.judge_check import read_ranked, ruler_at
 from offbook_mcp.commands.permissions import Permissions
 from offbook_mcp.connection.target import read_mcp_json
 from offbook_mcp.scenarios.scenario import load_scenarios as load_mcp_scenarios
@@ -59,11 +59,9 @@ def _cache(folder: Path) -> object:
 
 
 ROW = '{"input": "a", "id": "%d"}\n'
-RANKED = '{"group": "a", "messages": [{"role": "user", "content": "b"}], "score": %d}\n'
 READERS = {
     "scenarios.jsonl": Reader("f.jsonl", "".join(ROW % i for i in range(3)), lambda f: load_scenarios(f / "f.jsonl")),
     "scenarios.csv": Reader("f.csv", "input,id\na,1\nb,2\n", lambda f: load_scenarios(f / "f.csv")),
-    "dataset": Reader("dataset_dict.json", '{"splits": ["a"]}', lambda f: load_scenarios(f)),
     "MCP scenarios": Reader("f.jsonl", "".join(ROW % i for i in range(3)), lambda f: load_mcp_scenarios(f / "f.jsonl")),
     "mcp.json": Reader("f.json", '{"mcpServers": {"a": {"command": "b"}}}', lambda f: read_mcp_json(f / "f.json")),
     "permissions": Reader("file.json", '{"a": {"tool": "b", "allowed": true}}', _permitted),
@@ -72,8 +70,9 @@ READERS = {
     "signed out": Reader("signed_out", "a\nb\nc\n", lambda f: SignedOut(f / "signed_out")),
     "server.json": Reader("server.json", '{"url": "http://127.0.0.1:1", "pid": 1}', running_server),
     "report": Reader("f.json", '{"scores": [1.0]}', lambda f: read_report(f / "f.json")),
-    "ranked": Reader("f.jsonl", "".join(RANKED % i for i in range(3)), lambda f: read_ranked(f / "f.jsonl")),
-    "--rubric": Reader("file", "- a\n- b\n- c\n", lambda f: ruler_at("openai/none", None, f / "file")),
+    "--rubric": Reader(
+        "file", "- a\n- b\n- c\n", lambda f: judge_option({"judge": "openai/none", "rubric": f / "file"})
+    ),
     "rubric": Reader("rubric.md", "- a\n- b\n- c\n", _rubric),
     "alerts.jsonl": Reader("alerts.jsonl", '{"id": "a"}\n' * 3, _alert),
     "model.json": Reader("p/models/m/model.json", '{"name": "m"}', lambda f: scan_models(f)),

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from offbook.base.errors import install_command
-from offbook.scenarios.loading import load_scenarios
+from offbook.client.rollouts.dataset import unpadded
 from tests.families.builders import ATTENTION, QWEN3_5, Family, make_tokenizer
 from tests.families.tool_calls import ASKED, SAID, TOOL
 
@@ -28,14 +27,13 @@ MESSAGES = [
 
 @pytest.mark.parametrize("family", [*ATTENTION, QWEN3_5], ids=lambda family: family.name)
 def test_a_prompt_of_a_dataset_row_has_no_arguments_of_other_tools(
-    family: Family, tmp_path: Path, require: Callable[[bool, str], None]
+    family: Family, require: Callable[[bool, str], None]
 ) -> None:
     require(find_spec("datasets") is not None, install_command("hf"))
     import datasets
 
     row: dict[str, Any] = {"id": "a", "tools": [TOOL, WEATHER], "messages": MESSAGES if family.shows_tools else ASKED}
-    datasets.Dataset.from_list([row]).save_to_disk(tmp_path / "rows")
-    [scenario] = load_scenarios(tmp_path / "rows")
+    [scenario] = unpadded(datasets.Dataset.from_list([row]))
     tokenizer = make_tokenizer(family)
 
     def prompt(messages: Any, tools: Any) -> str:

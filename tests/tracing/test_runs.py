@@ -6,7 +6,6 @@ import asyncio
 import io
 import itertools
 import json
-import logging
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +27,7 @@ from offbook.base.alerts import AlertLimits, signs
 from offbook.base.errors import ConfigError
 from offbook.base.types import new_id
 from offbook.commands import main as cli
-from offbook.contracts import Alert, CheckpointSaved, EvaluationFinished, GroupsFinished, StepFinished
+from offbook.contracts import CheckpointSaved, EvaluationFinished, GroupsFinished, StepFinished
 from offbook.server.stored_models import DirectoryRecords
 from offbook.tracing.export import ExportError, export_run, read_records, run_events
 from offbook.tracing.jsonl import JsonlSink
@@ -179,26 +178,16 @@ def test_wrong_keys_end_the_run_before_its_first_rollout(
     assert next(rollouts.numbers) == 0
 
 
-def test_alerts_stand_in_the_steps_line_reach_the_sinks_and_on_alert(
-    model: TrainableModel, server: TraceServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_alerts_stand_in_the_steps_line_and_reach_the_sinks(
+    model: TrainableModel, server: TraceServer, tmp_path: Path
 ) -> None:
-    seen: list[Alert] = []
-
-    def told(alert: Alert) -> None:
-        seen.append(alert)
-        raise RuntimeError("the user's own fault")
-
     progress, out = quiet()
     limits = AlertLimits(no_spread_share=0.5, no_spread_steps=1, cut_off_share=None)
-    more = options(sinks=[JsonlSink(tmp_path)], on_alert=told, alert_limits=limits, patience=1, progress=progress)
-    with caplog.at_level(logging.ERROR):
-        report = Trainer(model, Rollouts(same=True), SCENARIOS, **more).train(1)
-    assert [alert.kind for alert in seen] == [alert.kind for alert in report.iterations[0].alerts] == ["no_spread"]
+    more = options(sinks=[JsonlSink(tmp_path)], alert_limits=limits, patience=1, progress=progress)
+    report = Trainer(model, Rollouts(same=True), SCENARIOS, **more).train(1)
+    assert [alert.kind for alert in report.iterations[0].alerts] == ["no_spread"]
     assert "alert: in 1 steps almost all groups had equal rewards" in out.getvalue()
     assert [json.loads(line)["kind"] for line in (tmp_path / "alerts.jsonl").read_text().splitlines()] == ["no_spread"]
-    assert "on_alert= failed for no_spread" in caplog.text
-    with pytest.raises(ConfigError, match="on_alert: a function"):
-        Trainer(model, Rollouts(), SCENARIOS, **options(on_alert="mail"))
     with pytest.raises(ConfigError, match="alert_limits: collapse_share"):
         AlertLimits(collapse_share=-1)
 

@@ -137,11 +137,8 @@ async def test_rollouts_that_would_be_too_old_wait_for_the_update(server: Script
         await asyncio.sleep(0)
     assert (rollouts.trained, len(server.requests)) == (2 * GROUP, 1)
     server.gates[1].set()
-    report = await run
+    await run
     assert rollouts.trained == 3 * GROUP
-    waited = [each.metrics["overlap/waited_seconds"] for each in report.iterations]
-    assert (waited[:2], waited[2] > 0) == ([0, 0], True)
-    assert report.iterations[0].metrics["overlap/seconds"] > 0
 
 
 async def test_a_rollout_that_begins_after_the_update_is_not_stale(server: ScriptedTraining) -> None:
@@ -366,13 +363,12 @@ async def test_a_cancelled_run_leaves_no_task_behind(server: ScriptedTraining) -
     assert "Waiting for: training step 1 of agent, 4 rollouts with step 0\n" in progress.out.getvalue()
 
 
-async def test_the_lines_tell_what_overlaps_and_how_old_rollouts_were(server: ScriptedTraining) -> None:
+async def test_the_lines_tell_how_old_rollouts_were(server: ScriptedTraining) -> None:
     progress = Said()
     await trainer(server, Rollouts(server), 2, progress=progress).atrain(2)
-    watch, first, *_, last, _ = progress.out.getvalue().splitlines()
+    watch, *_, last, _ = progress.out.getvalue().splitlines()
     assert watch.startswith("watch the run: http://127.0.0.1:")
-    assert first == "overlap: rollouts go on during the updates and are at most 2 steps old when they are trained"
-    assert "s of it beside rollouts)  staleness 1.00, max 1  taught -  tokens" in last
+    assert "  staleness 1.00, max 1  taught -  tokens" in last
 
 
 @pytest.mark.parametrize(

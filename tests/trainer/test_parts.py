@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 import sys
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -23,10 +22,10 @@ from offbook.rewards.reward_result import RewardResult, as_reward
 from offbook.scenarios.identity import scenario_id, scenario_text
 from offbook.scenarios.ordering import batch, split
 from offbook.trainer.evaluate import summarise
-from offbook.trainer.messages import held_out_lines, solved_line, table_row, watch_line
+from offbook.trainer.messages import step_note, watch_line
 from offbook.trainer.models import ModelStep, StepOutcome
-from offbook.trainer.progress import Doing, LiveProgress, PlainProgress, StepRow, sparkline
-from offbook.trainer.report import Iteration, Stopped, TrainReport
+from offbook.trainer.progress import Doing, PlainProgress
+from offbook.trainer.report import Iteration
 from offbook.trainer.run import Repeats
 
 
@@ -76,62 +75,6 @@ def test_a_scenarios_id_is_its_own_or_follows_from_its_content() -> None:
     assert scenario_text(Task("why?")) == "why?"
     with pytest.raises(ConfigError, match="its keys are task"):
         scenario_text({"task": "why?"})
-
-
-@pytest.mark.parametrize(
-    ("rewards", "held_out", "says"),
-    [
-        ([0.5, 0.9, 1.0, 1.0], [1.0, 0.0, 0.0, 1.0] * 10, True),
-        ([0.5, 0.9, 1.0, 1.0], [1.0, 1.0, 1.0, 0.0, 1.0] * 8, False),  # 0.8: within a fifth of the range
-        ([0.5, 0.9, 1.0, 1.0], [1.0, 0.0], False),  # two scenarios decide nothing
-        ([1.0, 0.5, 0.5, 0.4], [1.0, 0.0, 0.0, 1.0] * 10, False),
-    ],
-)
-def test_a_run_says_that_it_learned_its_scenarios_more_than_the_task(
-    rewards: list[float], held_out: list[float], says: bool
-) -> None:
-    iterations = [
-        Iteration(step, True, reward, None, 0, 1.0, 1.0, {"reward/min": 0.0, "reward/max": 1.0})
-        for step, reward in enumerate(rewards, 1)
-    ]
-    evaluation = summarise([scored(reward) for reward in held_out], {"agent": 4}, temperature=0.0)
-    report = TrainReport("agent", 0, 4, Stopped.FINISHED, tuple(iterations), (evaluation,), None)
-    lines = list(held_out_lines(report, {1, 2, 3, 4}))
-    assert len(lines) == says
-    assert all(line.startswith("the reward of held-out scenarios is 0.50, in training it was 0.97") for line in lines)
-
-
-def of_steps(**rewards: list[float]) -> TrainReport:
-    """A report of 8 iterations with the evaluations of these steps, such as `s8=[1.0, 0.0]`."""
-    evaluations = tuple(
-        summarise([scored(reward) for reward in values], {"agent": int(step[1:])}, temperature=0.0)
-        for step, values in rewards.items()
-    )
-    iterations = tuple(Iteration(step, True, 0.25, None, 0, 1.0, 1.0, {}) for step in range(1, 9))
-    return TrainReport("agent", 0, evaluations[-1].step, Stopped.FINISHED, iterations, evaluations, None)
-
-
-def test_a_run_names_the_step_that_was_better_than_its_last_if_it_can_still_be_had() -> None:
-    report = of_steps(s0=[0.0] * 20, s4=[1.0] * 20, s8=[1.0] * 10 + [0.0] * 10)
-    [line] = held_out_lines(report, {4, 8})
-    assert line.startswith("step 4 was better on the held-out scenarios than step 8: reward 1.000, now 0.500.")
-    assert "`offbook export --step 4`" in line
-    assert list(held_out_lines(report, {8})) == []
-    assert list(held_out_lines(of_steps(s0=[0.0] * 20, s4=[1.0] * 20, s8=[1.0] * 19 + [0.0]), {4, 8})) == []
-
-
-def test_a_run_says_that_it_made_no_certain_gain() -> None:
-    [line] = held_out_lines(of_steps(s0=[0.0, 0.0, 0.0, 1.0] * 5, s8=[0.0, 0.0, 0.0, 1.0] * 5), {8})
-    assert line.startswith("no certain gain on the held-out scenarios in 8 iterations: reward 0.250 before, 0.250 now.")
-    assert "`min_reward=`" in line
-    assert list(held_out_lines(of_steps(s0=[0.0, 0.0, 0.0, 1.0] * 5, s8=[1.0] * 20), {8})) == []
-
-
-@pytest.mark.parametrize(("success", "says"), [(0.95, True), (0.85, False)])
-def test_a_run_says_at_once_that_the_held_out_scenarios_are_solved_before_it(success: float, says: bool) -> None:
-    groups = [scored(1.0, success=float(number < 20 * success)) for number in range(20)]
-    line = solved_line(summarise(groups, {"agent": 0}, temperature=0.0))
-    assert (line is not None and line.startswith("success is 95% before this run")) == says
 
 
 def test_an_evaluation_counts_each_scenario_once_and_failed_rollouts_not_as_zero() -> None:
@@ -213,64 +156,20 @@ def test_what_is_no_finite_number_is_no_reward(wrong: object) -> None:
         as_reward(wrong, "reward=")
 
 
-ROW = StepRow(3, 0.5, 0.25, 1.25, 2.0, 1234.0, 0.00012, "2 rollouts failed", 4, taught=0.75)
+METRICS = {"tokens/trained": 1234.0, "kl/sampler_learner": 0.00012, "staleness/mean": 0.75, "staleness/max": 1.0}
 
 
 def test_away_from_a_terminal_each_step_is_one_line_and_the_first_one_is_announced() -> None:
     out = io.StringIO()
     progress = PlainProgress(Console(file=out, width=40), 9)
-    with progress:
-        for what in ("rollouts", "training, rollouts", "rollouts"):
-            progress.doing(what)
-        progress.finished(ROW)
-        progress.doing("training")
+    for what in ("rollouts", "training, rollouts", "rollouts"):
+        progress.doing(what)
+    progress.finished(Iteration(3, True, 0.5, 0.25, 2, 1.25, 2.0, METRICS), 4, "2 rollouts failed")
+    progress.doing("training")
     assert out.getvalue() == (
         "rollouts ...\ntraining, rollouts ...\n"
-        "step 3/9  iteration 4  reward 0.500  success 25%  rollouts 1.2 s  training 2.0 s  taught 75%  tokens 1,234  KL 0.0001  2 rollouts failed\n"
+        "step 3/9  iteration 4  reward 0.500  success 25%  rollouts 1.2 s  training 2.0 s  staleness 0.75, max 1  taught -  tokens 1,234  KL 0.0001  2 rollouts failed\n"
     )
-
-
-def test_in_a_terminal_a_table_is_drawn_and_lines_are_said_as_they_are() -> None:
-    out = io.StringIO()
-    progress = LiveProgress(Console(file=out, width=100, force_terminal=True), 9)
-    line = 'warning: pip install "offbook[hf]" [/bold] ' + "a-path/" * 20
-    with progress:
-        progress.say(line)
-        progress.doing("rollouts with step 3")
-        progress.finished(ROW)
-    assert line in out.getvalue()
-    assert "3/9" in out.getvalue()
-    assert "1,234" in out.getvalue()
-
-
-def test_what_overlaps_is_shown_beside_the_training_it_is_part_of() -> None:
-    row = replace(ROW, note="", beside_seconds=1.5, staleness=(0.75, 1.0))
-    out = io.StringIO()
-    PlainProgress(Console(file=out, width=40), 9).finished(row)
-    assert (
-        "rollouts 1.2 s  training 2.0 s (1.5 s of it beside rollouts)  staleness 0.75, max 1  taught 75%  tokens"
-        in out.getvalue()
-    )
-    out = io.StringIO()
-    with LiveProgress(Console(file=out, width=130, force_terminal=True), 9) as live:
-        live.finished(replace(ROW, step=2))
-        live.finished(row)
-    shown = [re.split(r"\s{2,}", line.strip()) for line in out.getvalue().splitlines() if "/9" in line][-2:]
-    assert [cells[5:8] for cells in shown] == [["2.0 s", "-", "-"], ["2.0 s", "1.5 s", "0.75, max 1"]]
-
-
-@pytest.mark.parametrize("width", [60, 80])
-def test_a_narrow_terminal_cuts_no_heading_no_number_and_no_note(width: int) -> None:
-    out = io.StringIO()
-    note = "24 rollouts failed: 24 x KeyError: the scenario has id, prompt, question, answer, intent"
-    with LiveProgress(Console(file=out, width=width, force_terminal=True), 36) as live:
-        live.finished(replace(ROW, step=36, iteration=36, tokens=12_345.0, success=None, note=note))
-        shown = [line.rstrip() for line in shown_by(live, width).splitlines()]
-    assert f"step 36: {note}" in out.getvalue()
-    assert "…" not in "".join(shown)
-    headings = shown[-3].split()
-    assert {"step", "reward", "taught", "KL"} <= set(headings) and "success" not in headings, shown
-    assert all(len(line) <= width for line in shown)
 
 
 def test_what_goes_on_at_once_is_told_as_one_line_until_it_ends() -> None:
@@ -290,39 +189,16 @@ def test_what_goes_on_at_once_is_told_as_one_line_until_it_ends() -> None:
     ]
 
 
-def test_the_spinner_ends_with_the_run() -> None:
-    out = io.StringIO()
-    with LiveProgress(Console(file=out, width=100, force_terminal=True), 9) as live:
-        live.doing("32 rollouts with step 0")
-        assert "32 rollouts" in shown_by(live)
-    assert shown_by(live).strip() == ""
-
-
-def shown_by(live: LiveProgress, width: int = 100) -> str:
-    console = Console(width=width)
-    with console.capture() as captured:
-        console.print(live._render())
-    return captured.get()
-
-
 def test_one_scenario_is_said_in_the_singular() -> None:
     group = TrajectoryGroup([Trajectory(reward=1.0)])
     assert ", 1 scenario: " in str(summarise([group], {"agent": 1}, 0.0))
 
 
-def test_a_sparkline_spans_lowest_to_highest_and_averages_what_does_not_fit() -> None:
-    assert sparkline([]) == ""
-    assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"
-    assert sparkline([0.0, 0.0, 1.0, 1.0], width=2) == "▁█"
-    assert sparkline([0.3, 0.3, 0.3]) == "▁▁▁"
-    assert sparkline([0.3, 0.9]) == "", "two points are no line"
-
-
 def test_the_row_of_a_step_says_that_the_tree_was_refused() -> None:
     def note(refused: float) -> str:
         step = Iteration(3, True, 0.5, None, 0, 1.0, 2.0, metrics={"layout/tree_refused": refused})
-        step.models["agent"] = ModelStep(3, StepOutcome.TRAINED, 2.0)
-        return table_row(step, 1, Repeats()).note
+        step.models["agent"] = ModelStep(3, StepOutcome.TRAINED)
+        return step_note(step, Repeats())
 
     assert (note(1.0), note(0.0)) == ("plain rows: the tree is refused", "")
 
@@ -346,7 +222,7 @@ def test_a_sentence_is_said_once_in_a_run_and_counted_at_its_end() -> None:
         step = Iteration(3, False, 0.5, None, failed, 1.0, 2.0, failures=tuple(kinds), alerts=tuple(alerts))
         step.models["agent"] = ModelStep(3, StepOutcome.NO_SIGNAL, why=why)
         step.models["writer"] = ModelStep(3, StepOutcome.NO_SIGNAL, why=equal)
-        notes.append(table_row(step, len(notes) + 1, repeats).note)
+        notes.append(step_note(step, repeats))
     other = "writer: step 3, no signal"
     assert notes == [
         f"no signal: {equal}; {other}; 2 rollouts failed: 2 x KeyError: 'city'; alert: {alert.message}",

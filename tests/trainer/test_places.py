@@ -21,7 +21,6 @@ from offbook import (
 from offbook.base.errors import ConfigError, RolloutError
 from offbook.base.types import new_id
 from offbook.base.wire import TrajectoryQuery, TrajectoryRecord
-from tests.fakes.scripted_training import scripted_training
 
 SCENARIOS = [{"id": word, "prompt": f"say the word {word}"} for word in ("blue", "teal")]
 SMALL: dict[str, Any] = {"group_size": 4, "scenarios_per_step": 2, "config": TrainConfig(learning_rate=1e-3)}
@@ -157,18 +156,3 @@ def test_a_name_that_rollouts_cannot_be_listed_by_is_refused_before_the_first(na
     if len(str(name)) > 1:
         with pytest.raises(ConfigError, match="scenarios: the id of a scenario: 1 to 500 characters"):
             Trainer(model, Rollouts(), [{"id": name, "prompt": "hi"}])
-
-
-async def test_a_server_whose_models_have_made_their_steps_is_still_told_of_the_rollouts() -> None:
-    rewards = itertools.count()
-
-    async def rollout(models: Any, scenario: dict[str, str]) -> Trajectory:
-        return Trajectory(captured=True, reward=float(next(rewards)))
-
-    with scripted_training() as here, scripted_training() as there:
-        there.steps["done"] = 1
-        await Trainer([here.model("learns"), there.model("done")], rollout, SCENARIOS, **SMALL).atrain(1)
-        assert there.api is not None and not there.requests
-        (body,) = there.api.bodies("/api/trajectories")
-    places = Counter(record["place"]["scenario"] for record in body["trajectories"])
-    assert places == {"blue": 4, "teal": 4}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,12 @@ from offbook import (
     capture_auto_trajectory,
 )
 from offbook.base.errors import ConfigError, RolloutError
-from offbook.base.types import call_ref, new_id
+from offbook.base.types import new_id
 from offbook.tracing.jsonl import JsonlSink
 from offbook.trainer.models import StepOutcome
 from offbook.trainer.progress import PlainProgress
 from offbook.trainer.report import Stopped
+from tests.fakes.scripted_training import scripted_training
 
 Team = tuple[TrainableModel, ...]
 Rollout = Callable[[Team, dict[str, str]], Awaitable[Trajectory]]
@@ -46,13 +47,6 @@ def planner(local_backend: LocalBackend) -> TrainableModel:
 @pytest.fixture
 def writer(local_backend: LocalBackend) -> TrainableModel:
     return TrainableModel(name=new_id("writer"), base_model="tiny", backend=local_backend)
-
-
-@pytest.fixture(scope="module")
-def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBackend]:
-    backend = LocalBackend(tmp_path_factory.mktemp("elsewhere"), threads=1)
-    yield backend
-    backend.close()
 
 
 async def ask(model: Model, text: str) -> Choice:
@@ -207,41 +201,11 @@ def test_choices_kept_by_hand_train_the_model_that_gave_each(planner: TrainableM
     assert [made.metrics["calls/trained"] for made in report.iterations[0].models.values()] == [4, 4]
 
 
-@pytest.mark.slow("more real servers")
-def test_models_on_two_servers_are_trained_from_one_set_of_rollouts(
-    planner: TrainableModel, elsewhere: LocalBackend
-) -> None:
-    writer = TrainableModel(name=new_id("writer"), base_model="tiny", backend=elsewhere)
-    turns = itertools.count()
-
-    async def rollout(models: Team, scenario: dict[str, str]) -> Trajectory:
-        turn = next(turns)
-
-        called: list[Choice] = []
-
-        async def agent() -> None:
-            for model in models[: 1 if turn < 4 else 2]:
-                called.append(await ask(model, scenario["prompt"]))
-
-        trajectory = await capture_auto_trajectory(agent())
-        trajectory.reward = float(turn)
-        ids = [str(ref.call_id) for choice in called if (ref := call_ref(choice)) is not None]
-        trajectory.weights = dict.fromkeys(ids, 0.5)
-        trajectory.unused = ids
-        return trajectory
-
-    trainer = Trainer([planner, writer], rollout, SCENARIOS, progress=quiet()[0], **SMALL)
-    report = trainer.train(2)
-    assert [[made.outcome for made in each.models.values()] for each in report.iterations] == [
-        [StepOutcome.TRAINED, StepOutcome.NO_CALLS],
-        [StepOutcome.TRAINED, StepOutcome.TRAINED],
-        [StepOutcome.DONE, StepOutcome.TRAINED],
-    ]
-    both = report.iterations[1].models.values()
-    assert [made.metrics["calls/weighted"] for made in both] == [4, 4]  # each server was told of its own calls
-    assert trainer.evaluate(SCENARIOS).scored == 2
-    with pytest.raises(ConfigError, match=r"names its calls by their choices.*capture_auto_trajectory"):
-        Trainer([planner, writer], by_hand, SCENARIOS, progress=quiet()[0], **SMALL).train(3)
+async def test_models_on_several_servers_are_refused(planner: TrainableModel) -> None:
+    with scripted_training() as elsewhere:
+        writer = elsewhere.model()
+        with pytest.raises(ConfigError, match="all models of a Trainer need one server"):
+            await Trainer([planner, writer], by_hand, SCENARIOS, progress=quiet()[0], **SMALL).atrain(1)
 
 
 async def test_a_choice_of_another_endpoint_is_refused_because_no_one_knows_whose_it_is(

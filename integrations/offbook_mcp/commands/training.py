@@ -18,7 +18,6 @@ from offbook.commands.help_pages import more_option
 from offbook.llms.llm import Llm
 from offbook.tracing.sink_registry import named_sinks, resolve_sinks
 from offbook.trainer.evaluate import printing_failures
-from offbook.trainer.messages import evaluation_line
 from offbook.trainer.report import TrainReport
 from offbook_mcp.connection.target import Target
 from offbook_mcp.training.defaults import default_config
@@ -143,7 +142,7 @@ def evaluate(
     trainer = MCPTrainer(target, model_from(target, model, base, dir, url), scenarios, **options)
     with printing_failures():
         measured = trainer.evaluate(temperature=temperature, rollouts=rollouts, step=step)
-    echo(evaluation_line(measured))
+    echo(str(measured))
     for line in tool_lines(measured.metrics):
         echo(line)
     if results is not None:

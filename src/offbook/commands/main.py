@@ -32,7 +32,6 @@ OWN: Final = {
     "eval": "training:evaluate",
     "sft": "sft:sft",
     "wrap": "wrap:wrap",
-    "judge-check": "judge_check:judge_check",
     "runs": "runs:runs",
     "show": "runs:show_records",
     "usage": "usage:usage",
@@ -46,7 +45,7 @@ OWN: Final = {
 """Command -> its module in this room, and the function or `typer.Typer` there, in the order of the help."""
 HEADINGS: Final = {
     "First steps": ("quickstart", "doctor", "serve", "train", "eval"),
-    "Train": ("sft", "wrap", "judge-check"),
+    "Train": ("sft", "wrap"),
     "Look": ("runs", "show", "usage", "traces"),
     "Keep": ("checkpoints", "export", "import", "verify", "backup"),
 }

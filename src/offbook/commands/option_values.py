@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from offbook.base.config import TrainConfig
 from offbook.base.errors import ConfigError
 from offbook.client.model import TrainableModel
+from offbook.rewards.judge_prompt import DEFAULT_RUBRIC
+from offbook.rewards.ruler_judge import Ruler
 from offbook.tracing.sink_registry import named_sinks, resolve_sinks
-from offbook.trainer.judge_check import ruler_at
 
 from .generated_options import options_of
 from .options import JudgeOptions, ModelOptions
@@ -25,10 +27,22 @@ def judge_option(options: Mapping[str, Any]) -> dict[str, Any]:
     """The option `judge=`, empty without `--judge`. Raises ConfigError for the judge's other options without it."""
     judge = JudgeOptions(**options_of(JudgeOptions, options))
     if judge.judge is not None:
-        return {"judge": ruler_at(judge.judge, judge.judge_api_base, judge.rubric)}
+        return {"judge": Ruler(judge.judge, rubric=_rubric(judge.rubric), api_base=judge.judge_api_base)}
     if (judge.judge_api_base, judge.rubric) != (None, None):
         raise ConfigError("judge_api_base and rubric need --judge too, as in --judge openai/o3")
     return {}
+
+
+def _rubric(file: Path | None) -> str:
+    if file is None:
+        return DEFAULT_RUBRIC
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--rubric: {file} cannot be read: {error}") from error
+    if not text.strip():
+        raise ConfigError(f"--rubric: {file} is empty")
+    return text
 
 
 def model_option(options: Mapping[str, Any]) -> dict[str, Any]:

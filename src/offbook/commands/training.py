@@ -16,7 +16,7 @@ from offbook.processes.command import Command, CommandOptions
 from offbook.processes.environment import passed_variables
 from offbook.scenarios.loading import load_scenarios
 from offbook.trainer.evaluate import RegressionGate, interval_lines, printing_failures, report_json
-from offbook.trainer.messages import evaluation_line, failure_lines
+from offbook.trainer.messages import failure_lines
 from offbook.trainer.options import EvaluateOptions, TrainOptions
 from offbook.trainer.trainable_target import TrainableTarget, load_target
 
@@ -127,7 +127,7 @@ def evaluate(
     if results is not None:
         results.write_text(report_json(evaluation), encoding="utf-8")
     comparison, faults = gate.examine(evaluation)
-    measured = [evaluation_line(evaluation), *interval_lines(evaluation, success_at), *comparison]
+    measured = [str(evaluation), *interval_lines(evaluation, success_at), *comparison]
     echo("\n".join([*measured, *failure_lines(evaluation.failures)]))
     if faults:
         echo("\n".join(faults), err=True)

@@ -15,8 +15,7 @@ from pydantic import BaseModel
 from offbook.base.errors import ConfigError
 
 TEXT_KEYS = ("input", "question", "prompt")
-_LABEL = 60  # most characters of a scenario's words in its label
-_NAMED = 40  # and in its id
+_NAMED = 40  # most characters of a scenario's words in its id
 
 
 def scenario_fields(scenario: object) -> dict[str, object]:
@@ -48,19 +47,6 @@ def scenario_id(scenario: object) -> str:
     digest = hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:10]
     words = shorten(" ".join(re.findall(r"\w+", _first_words(scenario).lower())), _NAMED, placeholder="")
     return "-".join([*words.split(), digest])
-
-
-def scenario_label(scenario: object, number: int) -> str:
-    """What people read of it: its own `id`, else its number in the list, from 0, and its first words.
-
-    >>> scenario_label({"question": "Where is box 4821?", "answer": "A7"}, 3), scenario_label({"id": "box"}, 4)
-    ('3: Where is box 4821?', 'box')
-    """
-    own = scenario_fields(scenario).get("id")
-    if own is not None and str(own):
-        return str(own)
-    words = _first_words(scenario)
-    return f"{number}: {shorten(words, _LABEL, placeholder=' …')}" if words else str(number)
 
 
 def _first_words(scenario: object) -> str:

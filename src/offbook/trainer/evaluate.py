@@ -10,9 +10,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
-from html import escape
 from pathlib import Path
-from types import MappingProxyType
 from typing import cast
 
 from pydantic import TypeAdapter, ValidationError
@@ -32,8 +30,6 @@ from offbook.client.rollouts.failures import (
 
 from .statistics import mean_reward, paired_difference, pass_at_k
 
-_ROWS = 100
-"""Rows of the table in a notebook."""
 _failures_printed: ContextVar[bool] = ContextVar("offbook_failures_printed", default=False)
 
 
@@ -56,13 +52,12 @@ def failures_printed() -> bool:
 @dataclass(frozen=True)
 class ScenarioScore:
     """The rewards of one scenario's scored rollouts, in order. `successes`: the metric `success` of those that report
-    it. `failed`: number of rollouts without a reward. `label`: what people read of it, where it has no id of its own."""
+    it. `failed`: number of rollouts without a reward."""
 
     id: str
     rewards: tuple[float, ...]
     successes: tuple[float, ...]
     failed: int
-    label: str = ""
 
     def succeeded(self, success_at: float | None) -> tuple[bool, ...]:
         """For every scored rollout, whether its reward is at least `success_at`; if that is None, whether its metric
@@ -106,25 +101,6 @@ class Evaluation:
         reward = mean_reward(rewards).text() if len(rewards) > 1 else reward
         where = steps_line(self.steps) if self.steps else f"step {self.step}"
         return f"{where}, {kind}, {counted(self.scored, 'scenario')}: {success}reward {reward}{failed}"
-
-    def _repr_html_(self) -> str:
-        """The evaluation as a table, as notebooks show it: a row for each scenario, the worst first."""
-        worst = sorted(self.scores, key=lambda score: mean(score.rewards) if score.rewards else -math.inf)
-        rows = [
-            (
-                *(score.label or score.id, f"{mean(score.rewards):.3f}" if score.rewards else "-"),
-                *(
-                    f"{mean(score.successes):.0%}" if score.successes else "-",
-                    str(len(score.rewards)),
-                    str(score.failed),
-                ),
-            )
-            for score in worst[:_ROWS]
-        ]
-        heads = "".join(f"<th>{name}</th>" for name in ("scenario", "reward", "success", "scored", "failed"))
-        body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-        more = f"<p>and {counted(len(worst) - _ROWS, 'more scenario')}</p>" if len(worst) > _ROWS else ""
-        return f"<p>{escape(str(self))}</p><table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>{more}"
 
     @property
     def success(self) -> float | None:
@@ -173,14 +149,9 @@ def failed_note(count: int, kinds: Sequence[FailureKind]) -> str:
     return f"{count} rollout{'s' * (count != 1)} failed: {summary(kinds)}"
 
 
-def summarise(
-    groups: Sequence[TrajectoryGroup],
-    steps: Mapping[str, int],
-    temperature: float | None,
-    labels: Mapping[str, str] = MappingProxyType({}),
-) -> Evaluation:
+def summarise(groups: Sequence[TrajectoryGroup], steps: Mapping[str, int], temperature: float | None) -> Evaluation:
     """The evaluation of `groups`, one per scenario. A scenario's value is the mean over its scored rollouts; failed
-    rollouts do not count as 0. `steps`: the models' steps by name, the first model first. `labels`: by scenario id."""
+    rollouts do not count as 0. `steps`: the models' steps by name, the first model first."""
     rewards: list[float] = []
     metrics: dict[str, list[float]] = {}
     failed = 0
@@ -206,27 +177,21 @@ def summarise(
         metrics={name: mean(values) for name, values in sorted(metrics.items())},
         steps=dict(steps),
         failures=unscored_kinds(groups),
-        scores=tuple(_score(group, number, labels) for number, group in enumerate(groups)),
+        scores=tuple(_score(group, number) for number, group in enumerate(groups)),
     )
 
 
-def _score(group: TrajectoryGroup, number: int, labels: Mapping[str, str]) -> ScenarioScore:
+def _score(group: TrajectoryGroup, number: int) -> ScenarioScore:
     scored = _scored(group)
-    name = _scenario_of(group) or str(number)
+    places = (group.place, *(trajectory.place for trajectory in group))
     return ScenarioScore(
-        id=name,
-        label=labels.get(name, ""),
+        id=next((place.scenario for place in places if place.scenario is not None), str(number)),
         rewards=tuple(float(trajectory.reward or 0.0) for trajectory in scored),
         successes=tuple(
             float(trajectory.metrics["success"]) for trajectory in scored if "success" in trajectory.metrics
         ),
         failed=len(group) + len(group.exceptions) - len(scored),
     )
-
-
-def _scenario_of(group: TrajectoryGroup) -> str | None:
-    places = (group.place, *(trajectory.place for trajectory in group))
-    return next((place.scenario for place in places if place.scenario is not None), None)
 
 
 def _scored(group: TrajectoryGroup) -> list[Trajectory]:

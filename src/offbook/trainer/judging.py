@@ -4,10 +4,9 @@ finite rewards."""
 from __future__ import annotations
 
 import asyncio
-import functools
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from typing import cast
 
 from offbook.base.errors import (
@@ -35,8 +34,8 @@ SAME_FAULT_AGAIN = (BudgetExceeded, CaptureError, ConfigError, MissingExtraError
 
 
 def check_judge(judge: object) -> None:
-    """Raise ConfigError unless `judge` is an async function of one group. The result of a lambda is checked when it is
-    called."""
+    """Raise ConfigError unless `judge` is an async function of one group. The result of a lambda or a callable object is checked
+    when it is called."""
     if isinstance(judge, str | Llm):
         raise ConfigError(f"judge: {judge!r} is a model: write judge=offbook.Ruler({judge!r})")
     fault = _fault(judge)
@@ -52,30 +51,10 @@ def _fault(judge: object) -> str | None:
         return ""
     if isinstance(judge, type):
         return ", a class: pass an instance"
-    function = _function(judge)
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        return ", a generator"
-    if inspect.isfunction(function) and function.__name__ != "<lambda>" and not inspect.iscoroutinefunction(function):
+    function = inspect.unwrap(judge)
+    if inspect.isroutine(function) and function.__name__ != "<lambda>" and not inspect.iscoroutinefunction(function):
         return ", which is not async"
-    try:
-        signature = inspect.signature(judge)
-    except ValueError:  # it has no signature; its result is checked when it is called
-        return None
-    try:
-        signature.bind(None)
-    except TypeError as error:
-        return f", which cannot be called with one group ({error})"
     return None
-
-
-def _function(judge: Callable[..., object]) -> object:
-    """The function inside a partial, a method, a callable object, or decorators that use functools.wraps."""
-    function: object = judge
-    while isinstance(function, functools.partial):
-        function = cast("functools.partial[object]", function).func
-    if not (inspect.isroutine(function) or inspect.iscoroutinefunction(function)):
-        function = function.__call__  # type: ignore[operator]  # a callable object
-    return inspect.unwrap(cast(Callable[..., object], getattr(function, "__func__", function)))
 
 
 async def judged(groups: Sequence[TrajectoryGroup], judge: Judge) -> list[TrajectoryGroup]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -27,9 +26,7 @@ from offbook.base.types import (
 )
 from offbook.base.wire import LogRequest
 from offbook.client.backend import train_groups
-from offbook.client.connection.http import Api
 from offbook.client.model import TrainableModel
-from offbook.client.rollouts.capture import recorded_calls
 from offbook.client.rollouts.records import rollout_records
 from offbook.llms.ledger import Spending, budget
 
@@ -54,7 +51,6 @@ class ModelStep:
 
     step: int
     outcome: StepOutcome
-    seconds: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     warnings: tuple[str, ...] = ()
     why: str = ""
@@ -82,7 +78,11 @@ def _is_model(value: object) -> TypeGuard[TrainableModel]:
 
 
 async def steps_of(models: Models) -> dict[str, int]:
-    """The newest step of every model, by name."""
+    """The newest step of every model, by name. Raises ConfigError for models on several servers."""
+    if len(urls := {(await model.api()).url for model in models}) > 1:
+        raise ConfigError(
+            f"model: all models of a Trainer need one server, got {', '.join(sorted(urls))}: share a backend"
+        )
     return {model.name: await model.get_step() for model in models}
 
 
@@ -111,111 +111,41 @@ async def train_each(
     configs: Mapping[str, TrainConfig],
     replayed: Mapping[str, Sequence[str]],
 ) -> dict[str, ModelStep]:
-    """Send one train request per model in `configs`; models without a config are DONE. Returns the results by name.
+    """Send one train request per model in `configs`, in order; models without a config are DONE. Returns the results by name.
     `replayed`: by model, the good rollouts of earlier steps that are imitated again.
 
-    Requests to one server are sequential, servers run concurrently. An error is raised after all servers have ended. A
-    model that no rollout called is no error, but RolloutError is raised if no model was called."""
-    servers = await _by_server(models)
-
-    async def on_one_server(own: Sequence[TrainableModel]) -> dict[str, ModelStep]:
-        known = groups if len(servers) == 1 else await _known_to(await own[0].api(), groups)
-        trained: dict[str, ModelStep] = {}
-        if all(configs.get(model.name) is None for model in own):  # no train request would send it the rollouts
-            await _finish(own[0], known)
-        for model in own:
-            step, config = steps[model.name], configs.get(model.name)
-            if config is None:
-                trained[model.name] = ModelStep(step, StepOutcome.DONE)
-            elif len(servers) > 1 and (why := await _why_not_called(model, known)):
-                trained[model.name] = ModelStep(step, StepOutcome.NO_CALLS, why=why)
-            else:
-                again = replayed.get(model.name, ())
-                trained[model.name] = await _train(model, known, step, config, again, several=len(models) > 1)
-        return trained
-
-    results = await asyncio.gather(*(on_one_server(own) for own in servers.values()), return_exceptions=True)
+    A model that no rollout called is no error, but RolloutError is raised if no model was called."""
     trained: dict[str, ModelStep] = {}
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-        trained |= result
+    for model in models:
+        config = configs.get(model.name)
+        if config is None:
+            trained[model.name] = ModelStep(steps[model.name], StepOutcome.DONE)
+            continue
+        try:
+            again = replayed.get(model.name, ())
+            result = await train_groups(await model.api(), model.name, groups, config, logs=False, replayed=again)
+        except ServerError as error:
+            if len(models) == 1 or error.code != "no_calls":
+                raise
+            trained[model.name] = ModelStep(steps[model.name], StepOutcome.NO_CALLS, why=str(error))
+            continue
+        trained[model.name] = ModelStep(
+            result.step,
+            StepOutcome.TRAINED if result.applied else StepOutcome.NO_SIGNAL,
+            result.metrics,
+            result.warnings,
+            why=result.why,
+            no_signal=result.no_signal,
+            checkpoint=result.checkpoint,
+        )
     if all(step.outcome == StepOutcome.NO_CALLS for step in trained.values()):
         raise RolloutError("\n".join(f"{name} was not called: {step.why}" for name, step in trained.items()))
-    return {model.name: trained[model.name] for model in models}
-
-
-async def _by_server(models: Models) -> dict[str, list[TrainableModel]]:
-    servers: dict[str, list[TrainableModel]] = {}
-    for model in models:
-        servers.setdefault((await model.api()).url, []).append(model)
-    return servers
-
-
-async def _known_to(api: Api, groups: Sequence[TrajectoryGroup]) -> list[TrajectoryGroup]:
-    """The groups for one of several servers: without weights, call rewards and `unused` of calls that another server
-    recorded, which it would reject."""
-
-    async def known(trajectory: Trajectory) -> Trajectory:
-        if not (trajectory.weights or trajectory.call_rewards or trajectory.unused):
-            return trajectory
-        own = {call.id for call in await recorded_calls(api, trajectory.id)}
-        weights = {call_id: weight for call_id, weight in trajectory.weights.items() if call_id in own}
-        rewards = {call_id: reward for call_id, reward in trajectory.call_rewards.items() if call_id in own}
-        unused = [call_id for call_id in trajectory.unused if call_id in own]
-        return trajectory.model_copy(update={"weights": weights, "call_rewards": rewards, "unused": unused})
-
-    return [
-        group.model_copy(update={"trajectories": await asyncio.gather(*map(known, group.trajectories))})
-        for group in groups
-    ]
-
-
-async def _train(
-    model: TrainableModel,
-    groups: Sequence[TrajectoryGroup],
-    step: int,
-    config: TrainConfig,
-    replayed: Sequence[str],
-    *,
-    several: bool,
-) -> ModelStep:
-    began = time.monotonic()
-    try:
-        result = await train_groups(await model.api(), model.name, groups, config, logs=False, replayed=replayed)
-    except ServerError as error:
-        if not several or error.code != "no_calls":
-            raise
-        return ModelStep(step, StepOutcome.NO_CALLS, time.monotonic() - began, why=str(error))
-    outcome = StepOutcome.TRAINED if result.applied else StepOutcome.NO_SIGNAL
-    return ModelStep(
-        result.step,
-        outcome,
-        time.monotonic() - began,
-        result.metrics,
-        result.warnings,
-        why=result.why,
-        no_signal=result.no_signal,
-        checkpoint=result.checkpoint,
-    )
-
-
-async def _why_not_called(model: TrainableModel, groups: Sequence[TrajectoryGroup]) -> str | None:
-    """Why a model has nothing to learn from: its server recorded no call in any rollout. None: it recorded some."""
-    recorded = await _finish(model, groups)
-    return None if any(recorded.values()) else f"{(await model.api()).url} recorded no call in any rollout"
-
-
-async def _finish(model: TrainableModel, groups: Sequence[TrajectoryGroup]) -> dict[str, int]:
-    return await (await model.api()).finish(rollout_records(groups, model.name, RolloutPlace()))
+    return trained
 
 
 async def save_rollouts(models: Models, groups: Sequence[TrajectoryGroup]) -> None:
-    """Finish the rollouts, with their rewards, on every server, so that they are stored even if they are never
-    trained."""
-    servers = await _by_server(models)
-    for model, *_ in servers.values():
-        await _finish(model, groups if len(servers) == 1 else await _known_to(await model.api(), groups))
+    """Finish the rollouts, with their rewards, so that they are stored even if they are never trained."""
+    await (await models[0].api()).finish(rollout_records(groups, models[0].name, RolloutPlace()))
 
 
 async def save_rollouts_after(error: OffbookError, models: Models, groups: Sequence[TrajectoryGroup]) -> None:
@@ -226,22 +156,16 @@ async def save_rollouts_after(error: OffbookError, models: Models, groups: Seque
         error.add_note(f"The rollouts could not be kept on the server: {type(failure).__name__}: {failure}")
 
 
-async def check_choices(models: Models, groups: Sequence[TrajectoryGroup]) -> None:
-    """With several models, raise ConfigError for rollouts whose calls cannot be assigned to a model."""
+def check_choices(models: Models, groups: Sequence[TrajectoryGroup]) -> None:
+    """With several models, raise ConfigError for a rollout that keeps a choice whose model is not known."""
     if len(models) == 1:
         return
     kept = [trajectory for group in groups for trajectory in group if not trajectory.captured]
     foreign = next((trajectory for trajectory in kept if None in map(call_ref, _choices(trajectory))), None)
     if foreign is not None:
         raise ConfigError(
-            f"trajectory {foreign.id} keeps a choice of another endpoint, and which of {_names(models)} should learn it "
-            "is not known: keep it as a plain message"
-        )
-    if kept and len(await _by_server(models)) > 1:
-        raise ConfigError(
-            f"trajectory {kept[0].id} names its calls by their choices. Only the server that answered can resolve them, and "
-            f"{_names(models)} run on several: run the agent in offbook.capture_auto_trajectory(...), or give all models "
-            "one backend"
+            f"trajectory {foreign.id} keeps a choice of another endpoint, and which of "
+            f"{', '.join(model.name for model in models)} should learn it is not known: keep it as a plain message"
         )
 
 
@@ -254,10 +178,8 @@ async def log_to_each(
 ) -> None:
     """Log evaluated rollouts with every model at its own step. The first model is last, because a rollout's record
     names the last model that it was finished for; lists show it under all models."""
-    several = len(await _by_server(models)) > 1
     for model in reversed(models):
-        known = await _known_to(await model.api(), groups) if several else groups
-        await model.log(known, metrics=metrics, split=split, step=steps[model.name])
+        await model.log(groups, metrics=metrics, split=split, step=steps[model.name])
 
 
 class CostLog:
@@ -301,7 +223,3 @@ async def logged_costs(model: TrainableModel, max_cost: float | None) -> AsyncGe
 def _choices(trajectory: Trajectory) -> Iterator[Choice]:
     for history in (trajectory, *trajectory.additional_histories):
         yield from (item for item in history.entries() if isinstance(item, Choice))
-
-
-def _names(models: Models) -> str:
-    return ", ".join(model.name for model in models)

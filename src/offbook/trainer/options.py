@@ -18,7 +18,7 @@ from offbook.base.types import PlaceName, Trajectory
 from offbook.base.user_values import as_list
 from offbook.client.rollouts.capture import MAX_COMPLETION_TOKENS
 from offbook.client.rollouts.dataset import unpadded
-from offbook.contracts import Alert, Judge, RolloutRunner, TraceSink
+from offbook.contracts import Judge, RolloutRunner, TraceSink
 from offbook.llms.ledger import check_max_cost
 
 from .judging import check_judge
@@ -29,9 +29,6 @@ RewardFunction = Callable[[object, Trajectory], object]
 
 Schedule = Callable[[int], TrainConfig]
 """The number of the next step, from 1 -> its options. Use it for a decaying learning rate, for example."""
-
-AlertFunction = Callable[[Alert], object]
-"""Called with an alert in the trainer's event loop; its return value is ignored."""
 
 _PLACE: TypeAdapter[str] = TypeAdapter(PlaceName)
 
@@ -96,13 +93,10 @@ class TrainerOptions(RolloutOptions):
     )
     seed: int = option(0, "random seed for the order of the scenarios")
     alert_limits: AlertLimits = option(AlertLimits(), "metric limits that cause alerts")
-    on_alert: AlertFunction | None = option(None, "called with every alert")
     runner: str | RolloutRunner | None = option(
         None, "runs the rollouts elsewhere: a name such as ray, or an object; None: in this process"
     )
-    progress: TrainerProgress | None = option(
-        None, "how progress is shown; None: a live table in a terminal, else plain lines"
-    )
+    progress: TrainerProgress | None = option(None, "how progress is shown; None: one line per step")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -116,7 +110,8 @@ class TrainerOptions(RolloutOptions):
                 f"reward: a function (scenario, trajectory) -> number is needed, got {type(self.reward).__name__} "
                 f"{self.reward!r}"
             )
-        check_alerts(self.alert_limits, self.on_alert)
+        if not isinstance(self.alert_limits, AlertLimits):  # pyright: ignore[reportUnnecessaryIsInstance]  # user input
+            raise ConfigError(f"alert_limits: an AlertLimits is needed, got {self.alert_limits!r:.200}")
         check_config(self.config)
 
     def check_evaluations(self) -> None:
@@ -162,14 +157,6 @@ def load_runner(runner: str | RolloutRunner | None) -> RolloutRunner | None:
     if not isinstance(runner, str):
         return runner
     return cast(Callable[[], RolloutRunner], plugins.load("offbook.runners", runner))()
-
-
-def check_alerts(limits: object, on_alert: object) -> None:
-    """Raise ConfigError unless `limits` is an AlertLimits and `on_alert` is callable or None."""
-    if on_alert is not None and not callable(on_alert):
-        raise ConfigError(f"on_alert: a function of an Alert is needed, got {on_alert!r:.200}")
-    if not isinstance(limits, AlertLimits):
-        raise ConfigError(f"alert_limits: an AlertLimits is needed, got {limits!r:.200}")
 
 
 def check_config(config: object) -> None:

@@ -7,8 +7,7 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
@@ -46,7 +45,6 @@ class RolloutBatch:
     first_began: Steps  # the models' steps when the first rollout started
     began: Mapping[str, Steps]  # by trajectory id: the models' steps when it started
     seconds: float  # wall time of the rollouts with their rewards
-    waited: float  # seconds that they waited for an update before they started
     spent: Mapping[str, float] = field(default_factory=dict[str, float])  # token and cost metrics of other LLMs
 
     @property
@@ -85,33 +83,6 @@ class Repeats:
         return [f"in {count} iterations: {sentence}" for sentence, count in self._sentences.values() if count > 1]
 
 
-class Stopwatch:
-    """Measures the total time spent in `running` blocks, including the current one."""
-
-    def __init__(self) -> None:
-        self._seconds = 0.0
-        self._since: float | None = None
-
-    @property
-    def seconds(self) -> float:
-        """Seconds measured since the last `taken`."""
-        return self._seconds + (0.0 if self._since is None else time.monotonic() - self._since)
-
-    def taken(self) -> float:
-        """Return `seconds` and reset it to 0."""
-        seconds, self._seconds = self.seconds, 0.0
-        return seconds
-
-    @contextmanager
-    def running(self) -> Generator[None]:
-        """Measure the block. Blocks must not overlap."""
-        self._since = time.monotonic()
-        try:
-            yield
-        finally:
-            self._seconds, self._since = self.seconds, None
-
-
 @dataclass
 class Run:
     """The state of one `atrain`.
@@ -130,8 +101,6 @@ class Run:
     iterations: list[Iteration] = field(default_factory=list[Iteration])
     evaluations: list[Evaluation] = field(default_factory=list[Evaluation])
     under_way: list[RolloutBatch] = field(default_factory=list[RolloutBatch])
-    rolling: Stopwatch = field(default_factory=Stopwatch)
-    waiting: Stopwatch = field(default_factory=Stopwatch)
     repeats: Repeats = field(default_factory=Repeats)
     _configs: dict[int, TrainConfig] = field(default_factory=dict[int, TrainConfig])
     _known_failures: set[tuple[str, str, str]] = field(default_factory=set[tuple[str, str, str]])
@@ -192,18 +161,12 @@ class Run:
         furthest, every = max(self.current.values()), self.options.eval_every
         return bool(every) and any((furthest + ahead) % every == 0 for ahead in range(1, len(self.under_way) + 1))
 
-    def overlapped(self, batch: RolloutBatch, steps: Mapping[str, ModelStep], beside: float) -> dict[str, ModelStep]:
-        """The models' steps with the metrics of the overlap added. `beside`: seconds of the update during which
-        rollouts of later steps ran. Call it before `applied`."""
+    def overlapped(self, batch: RolloutBatch, steps: Mapping[str, ModelStep]) -> dict[str, ModelStep]:
+        """The models' steps with the staleness of their rollouts added. Call it before `applied`."""
         extended: dict[str, ModelStep] = {}
         for name, step in steps.items():
             ages = batch.staleness(name, self.current[name])
-            metrics = {
-                "staleness/mean": mean(ages),
-                "staleness/max": float(max(ages)),
-                "overlap/seconds": beside,
-                "overlap/waited_seconds": batch.waited,
-            }
+            metrics = {"staleness/mean": mean(ages), "staleness/max": float(max(ages))}
             requested = step.outcome in (StepOutcome.TRAINED, StepOutcome.NO_SIGNAL)
             extended[name] = replace(step, metrics=step.metrics | metrics) if requested else step
         return extended

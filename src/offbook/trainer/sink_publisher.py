@@ -12,7 +12,6 @@ prefix the metrics of steps with `train/`, and those of evaluations with `val/` 
 | costs/{purpose} | USD for other LLMs, by what they were asked for; logged before the rollouts are trained |
 | tokens/{purpose}/prompt, completion | tokens of the same |
 | staleness/mean, max | with overlap: steps made since each rollout began |
-| overlap/seconds, waited_seconds | with overlap: of the update in which rollouts ran; for which rollouts waited |
 | {model}/{metric} | with several models: the same of each model after the first |
 
 | name | meaning |
@@ -36,8 +35,7 @@ from offbook.base.alerts import signs
 from offbook.base.config import TrainConfig
 from offbook.base.errors import OffbookError
 from offbook.base.redaction import Redaction, error_text
-from offbook.base.types import Json, TrajectoryGroup, as_rollout_exception
-from offbook.client.connection.http import Api
+from offbook.base.types import Json, TrajectoryGroup
 from offbook.contracts import (
     Alert,
     CheckpointSaved,
@@ -79,7 +77,7 @@ class SinkPublisher:
         if not self._sinks:
             return
         await asyncio.gather(*(_check(sink) for sink in self._sinks))
-        self._fanout = FanOut(self._sinks, run, await self._servers())
+        self._fanout = FanOut(self._sinks, run, [await self._models[0].api()])
         self._fanout.publish(
             RunStarted(run, self._models[0].name, step, clock.now(), settings(self._options, self._models))
         )
@@ -109,8 +107,6 @@ class SinkPublisher:
             Alert(self._run, first, iteration.step, now, sign.kind, sign.message, sign.value, sign.limit)
             for sign in signs(self._history, self._options.alert_limits)
         )
-        for alert in alerts:
-            self._tell(alert)
         if self._fanout is not None:
             untrained = "" if iteration.applied else digest(*_ids(groups))
             metrics = sink_metrics(iteration)
@@ -127,17 +123,6 @@ class SinkPublisher:
         """Wait a bounded time for the sinks. Returns lines about events that they did not accept."""
         fanout, self._fanout = self._fanout, None
         return fanout.close() if fanout is not None else []
-
-    def _tell(self, alert: Alert) -> None:
-        if self._options.on_alert is None:
-            return
-        try:
-            self._options.on_alert(alert)
-        except Exception as error:  # noqa: BLE001  # the user's function must not end the run
-            logger.error("on_alert= failed for %s:\n%s", alert.kind, as_rollout_exception(error).traceback)
-
-    async def _servers(self) -> list[Api]:
-        return list({api.url: api for api in [await model.api() for model in self._models]}.values())
 
 
 async def _check(sink: TraceSink) -> None:
@@ -175,7 +160,7 @@ def _ids(groups: Sequence[TrajectoryGroup]) -> tuple[str, ...]:
 
 def settings(options: TrainerOptions, models: Models) -> dict[str, Json]:
     """The options of a run as JSON, without keys. Functions and objects are replaced by their names."""
-    left_out = ("sinks", "progress", "eval", "on_alert", "run", "runner")
+    left_out = ("sinks", "progress", "eval", "run", "runner")
     names = [option.name for option in fields(TrainerOptions) if option.name not in left_out]
     values: dict[str, Json] = {name: _plain(getattr(options, name)) for name in names}
     named = [{"name": model.name, "project": model.project, "base_model": model.base_model} for model in models]

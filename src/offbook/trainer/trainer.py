@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +15,7 @@ from offbook.base.errors import BudgetExceeded, ConfigError, OffbookError, Rollo
 from offbook.base.option_names import names_checked
 from offbook.base.options import takes
 from offbook.base.sync_calls import run_sync
+from offbook.base.terminal import Terminal
 from offbook.base.text import counted
 from offbook.base.types import RolloutPlace, Trajectory, TrajectoryGroup
 from offbook.base.user_values import as_list
@@ -23,25 +25,19 @@ from offbook.client.rollouts.dataset import unpadded
 from offbook.client.rollouts.gather import gather_trajectory_groups
 from offbook.contracts import Judge
 from offbook.rewards.reward_result import as_reward
-from offbook.scenarios.identity import scenario_id, scenario_label
+from offbook.scenarios.identity import scenario_id
 from offbook.scenarios.ordering import batch
 
 from .evaluate import Evaluation, failures_printed, steps_line, summarise
 from .imitation import Replay
 from .judging import judged
 from .messages import (
-    checkpoints_line,
     closing_line,
     evaluation_failures_line,
-    evaluation_line,
     failure_lines,
-    held_out_lines,
     interrupted_line,
-    overlap_line,
-    solved_line,
-    table_row,
+    step_note,
     unscored_causes,
-    untrained_line,
     warnings_of,
     watch_line,
 )
@@ -58,7 +54,7 @@ from .models import (
     train_each,
 )
 from .options import TrainerOptions, check_evaluation, check_place, load_runner
-from .progress import make_progress
+from .progress import PlainProgress
 from .report import ModelReport, Stopped, TrainReport, make_iteration
 from .run import RolloutBatch, Run, Steps, UpdateQueue, announced, run_name
 from .sink_publisher import SinkPublisher
@@ -132,7 +128,7 @@ class Trainer:
         `Stopped`. Raises ConfigError, and RolloutError if no rollout of an iteration is scored."""
         if not isinstance(steps, int) or steps < 1:  # pyright: ignore[reportUnnecessaryIsInstance]  # user input
             raise ConfigError(f"steps: a whole number of at least 1 is needed, got {steps!r}")
-        progress = self.options.progress or make_progress(steps)
+        progress = self.options.progress or PlainProgress(Terminal(), steps)
         started = await settled_steps_of(self.models, progress.say)
         name = self.options.run or run_name("train", self.model.name)
         replay = Replay(self.models, self.options.replayed, self.options.seed)
@@ -142,16 +138,13 @@ class Trainer:
         await self._publisher.started(run.id, started[self.model.name])
         async with logged_costs(self.model, self.options.max_cost) as costs:
             run.spending = costs.spending
-            with run.progress:
-                run.progress.say(watch_line(self.models, run.id))
-                try:
-                    stopped = await announced(
-                        self._iterate(run, costs), lambda: run.progress.say(interrupted_line(run))
-                    )
-                    await (await self.model.api()).end_run(run.id)
-                finally:
-                    for line in self._publisher.close():
-                        run.progress.say(line)
+            run.progress.say(watch_line(self.models, run.id))
+            try:
+                stopped = await announced(self._iterate(run, costs), lambda: run.progress.say(interrupted_line(run)))
+                await (await self.model.api()).end_run(run.id)
+            finally:
+                for line in self._publisher.close():
+                    run.progress.say(line)
         return await self._ended(run, stopped)
 
     @names_checked("Trainer.evaluate")
@@ -197,8 +190,7 @@ class Trainer:
         self.examine_evaluation(groups)
         if self.options.judge is not None:
             groups = await self._judged(groups, self.options.judge)
-        labels = {scenario_id(scenario): scenario_label(scenario, number) for number, scenario in enumerate(scenarios)}
-        evaluation = summarise(groups, steps, temperature, labels)
+        evaluation = summarise(groups, steps, temperature)
         if not evaluation.scored:
             unscored = RolloutError(
                 f"evaluation at {steps_line(steps)}: no rollout was scored: {unscored_causes(groups)}"
@@ -227,8 +219,6 @@ class Trainer:
         run. On an error, it waits for started updates; no task is left running when it raises."""
         updates = UpdateQueue()
         try:
-            if line := overlap_line(run.configs().values()):
-                run.progress.say(line)
             await self._evaluate_new(run, costs)
             while True:
                 if not run.under_way:
@@ -237,8 +227,7 @@ class Trainer:
                         break
                     await self._evaluate_due(run, costs)
                 if not run.may_begin():
-                    with run.waiting.running():
-                        await updates.one_ended()
+                    await updates.one_ended()
                     continue
                 scored = await updates.beside(self._rollouts(run, costs))
                 if run.evaluation_ahead():
@@ -257,7 +246,8 @@ class Trainer:
                 run.progress.say(f"an error ends the run, when the update under way has ended: {error}")
             await updates.settle(error)
             if run.under_way:
-                error.add_note(untrained_line(sum(batch.rollouts for batch in run.under_way)))
+                rollouts = counted(sum(batch.rollouts for batch in run.under_way), "finished rollout")
+                error.add_note(f"not trained: {rollouts}; their calls stay on the server")
             raise
         finally:
             await updates.cancel()
@@ -275,16 +265,15 @@ class Trainer:
                 began[trajectory.id] = steps
             return trajectory
 
-        with run.rolling.running():
-            with run.doing(f"{counted(len(scenarios) * self.options.group_size, 'rollout')} with {steps_line(first)}"):
-                place = RolloutPlace(run=run.id, split="train", step=first[self.model.name])
-                groups = await self._gather(scenarios, self.options.group_size, noted, place)
-            costs.belong_to(groups, first[self.model.name])
-            if line := self.examine_rollouts(groups):
-                run.progress.say(line)
-            if self.options.judge is not None:
-                with run.doing("judging"):
-                    groups = await self._judged(groups, self.options.judge)
+        with run.doing(f"{counted(len(scenarios) * self.options.group_size, 'rollout')} with {steps_line(first)}"):
+            place = RolloutPlace(run=run.id, split="train", step=first[self.model.name])
+            groups = await self._gather(scenarios, self.options.group_size, noted, place)
+        costs.belong_to(groups, first[self.model.name])
+        if line := self.examine_rollouts(groups):
+            run.progress.say(line)
+        if self.options.judge is not None:
+            with run.doing("judging"):
+                groups = await self._judged(groups, self.options.judge)
         if not any(trajectory.reward is not None for group in groups for trajectory in group):
             unscored = RolloutError(
                 f"after {steps_line(first)}: no rollout was scored, so nothing can be trained: {unscored_causes(groups)}"
@@ -296,18 +285,18 @@ class Trainer:
         if run.under_way or spent:
             await save_rollouts(self.models, groups)
         await costs.log()
-        return RolloutBatch(groups, first, began, seconds, run.waiting.taken(), spent)
+        return RolloutBatch(groups, first, began, seconds, spent)
 
     async def _update(self, run: Run, scored: RolloutBatch) -> None:
         """Send one train request per model below the target step, and record the iteration."""
         configs = run.configs()
-        began, rolled = time.monotonic(), run.rolling.seconds
+        began = time.monotonic()
         with run.doing("training " + " and ".join(f"step {run.current[name] + 1} of {name}" for name in configs)):
             replayed = await run.replay.drawn(configs, scored.groups, run.current)
             steps = await train_each(self.models, scored.groups, run.current, configs, replayed)
             run.replay.add(scored.groups)
         if any(config.overlap for config in configs.values()):
-            steps = run.overlapped(scored, steps, run.rolling.seconds - rolled)
+            steps = run.overlapped(scored, steps)
         seconds = time.monotonic() - began
         iteration = make_iteration(scored.groups, steps, scored.seconds, seconds, scored.spent)
         iteration = self._publisher.step(iteration, scored.groups, scored.first_began[self.model.name])
@@ -315,7 +304,7 @@ class Trainer:
             if run.repeats.new(warning):
                 run.progress.say(warning)
         run.applied(iteration)
-        run.progress.finished(table_row(iteration, len(run.iterations), run.repeats))
+        run.progress.finished(iteration, len(run.iterations), step_note(iteration, run.repeats))
         for line in failure_lines(run.new_failures(iteration.failures)):
             run.progress.say(line)
         if self.options.keep_checkpoints is not None:
@@ -364,7 +353,7 @@ class Trainer:
                 retries=self.options.retries,
                 max_exceptions=len(scenarios) * rollouts,
             )
-        await check_choices(self.models, groups)
+        check_choices(self.models, groups)
         return groups
 
     async def _scored(self, rollout: AnyRollout, scenario: object) -> Trajectory:
@@ -396,21 +385,14 @@ class Trainer:
         if self._eval and (not run.evaluations or run.evaluations[-1].steps != run.current):
             with run.doing(f"evaluating {steps_line(run.current)} on {counted(len(self._eval), 'scenario')}"):
                 run.evaluations.append(await self._evaluate(self._eval, 0.0, 1, run.id, costs))
-            run.progress.say(evaluation_line(run.evaluations[-1]))
-            first = len(run.evaluations) == 1 and not run.iterations
-            if first and (line := solved_line(run.evaluations[-1])):
-                run.progress.say(line)
+            run.progress.say(str(run.evaluations[-1]))
             for line in failure_lines(run.new_failures(run.evaluations[-1].failures)):
                 run.progress.say(line)
 
     async def _ended(self, run: Run, stopped: Stopped) -> TrainReport:
         models: dict[str, ModelReport] = {}
-        kept: dict[str, set[int]] = {}
-        sizes: list[str] = []
         for model in self.models:
             saved = await model.checkpoints()
-            sizes += checkpoints_line(model.name, saved)
-            kept[model.name] = {checkpoint.step for checkpoint in saved}
             models[model.name] = ModelReport(
                 run.started[model.name], run.current[model.name], saved[-1].path if saved else None
             )
@@ -427,12 +409,7 @@ class Trainer:
             run=run.id,
             spending=run.spending.by_purpose(),
         )
-        for line in (
-            *sizes,
-            *run.repeats.repeated(),
-            *run.spending.lines(),
-            *held_out_lines(report, kept[report.model]),
-        ):
+        for line in (*run.repeats.repeated(), *run.spending.lines()):
             run.progress.say(line)
         run.progress.say(closing_line(report, self.options.patience, self.options.target_reward))
         return report
@@ -447,10 +424,6 @@ def checked_scenarios(scenarios: Iterable[object], option: str) -> list[object]:
     ids = [scenario_id(scenario) for scenario in checked]
     for name in ids:
         check_place(f"{option}: the id of a scenario", name)
-    labels = {
-        name: scenario_label(scenario, number) for number, scenario in enumerate(checked) for name in [ids[number]]
-    }
-    twice = [label for name, label in labels.items() if ids.count(name) > 1] if len(labels) < len(ids) else []
-    if twice:
-        raise ConfigError(f"{option}: scenarios must differ; these appear twice: {', '.join(sorted(twice)[:5])}")
+    if twice := sorted(name for name, times in Counter(ids).items() if times > 1):
+        raise ConfigError(f"{option}: scenarios must differ; these appear twice: {', '.join(twice[:5])}")
     return checked

@@ -8,7 +8,6 @@ try:
     from .calls.capture_block import capture, observe
     from .calls.fallback_calls import Chooser, ChosenModel
     from .chat_model import ChatOffbook
-    from .training.replayed_tools import replayed_tools
     from .training.trainable import trainable
 except ModuleNotFoundError as error:
     if error.name is None or error.name.startswith("offbook"):
@@ -21,7 +20,6 @@ __all__ = [
     "ChosenModel",
     "capture",
     "observe",
-    "replayed_tools",
     "trainable",
     "uncaptured",
 ]

@@ -14,7 +14,7 @@ from langchain_core.globals import set_llm_cache
 from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 
-from offbook import AsyncClient, TrainableModel, Trajectory
+from offbook import TrainableModel, Trajectory
 from offbook.base.errors import CaptureError
 from offbook.client.rollouts.capture import capturing
 from offbook.testing import ScriptedServer
@@ -115,9 +115,9 @@ def test_a_cache_of_langchains_does_not_answer_for_an_explicit_chat_model(
         set_llm_cache(None)
 
 
-async def explicit_client(kind: str, model: TrainableModel, server: ScriptedServer) -> openai.AsyncOpenAI:
+async def explicit_client(model: TrainableModel) -> openai.AsyncOpenAI:
     await model.register()
-    return model.openai_client() if kind == "openai_client" else AsyncClient(server.url)
+    return model.openai_client()
 
 
 async def complete(client: openai.AsyncOpenAI, model: TrainableModel, stream: bool) -> None:
@@ -127,11 +127,10 @@ async def complete(client: openai.AsyncOpenAI, model: TrainableModel, stream: bo
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("kind", ["openai_client", "AsyncClient"])
 async def test_an_explicit_client_takes_no_other_rollouts_answer(
-    stand_in: TrainableModel, obedient: ScriptedServer, cache: Any, kind: str, stream: bool
+    stand_in: TrainableModel, obedient: ScriptedServer, cache: Any, stream: bool
 ) -> None:
-    client = await explicit_client(kind, stand_in, obedient)
+    client = await explicit_client(stand_in)
     with cache(), capturing(Trajectory()):
         await complete(client, stand_in, stream)
     with cache() as cassette, capturing(Trajectory()), pytest.raises(openai.ConflictError, match=OTHER):
@@ -140,11 +139,10 @@ async def test_an_explicit_client_takes_no_other_rollouts_answer(
     await client.close()
 
 
-@pytest.mark.parametrize("kind", ["openai_client", "AsyncClient"])
 async def test_an_explicit_client_takes_an_answer_once(
-    stand_in: TrainableModel, obedient: ScriptedServer, cache: Any, kind: str
+    stand_in: TrainableModel, obedient: ScriptedServer, cache: Any
 ) -> None:
-    client = await explicit_client(kind, stand_in, obedient)
+    client = await explicit_client(stand_in)
     with cache():
         await complete(client, stand_in, stream=False)
     with cache(), pytest.raises(openai.ConflictError, match=AGAIN):
@@ -155,7 +153,7 @@ async def test_an_explicit_client_takes_an_answer_once(
 async def test_a_request_that_is_sent_again_under_its_idempotency_key_gets_its_answer_again(
     stand_in: TrainableModel, obedient: ScriptedServer
 ) -> None:
-    client = await explicit_client("AsyncClient", stand_in, obedient)
+    client = await explicit_client(stand_in)
     with capturing(Trajectory()):
         for _ in range(2):
             await client.chat.completions.create(

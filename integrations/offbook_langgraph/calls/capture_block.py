@@ -27,7 +27,7 @@ from offbook_langgraph.chat_model import Answering, chat_model, in_own_loop
 
 from .active_capture import ActiveCapture, CallRoute, OnLeak, Scope, SharedState, activated, active
 from .langchain_patches import install
-from .origins import OriginCounts, Predicate, Selection, as_predicate, origin_of, warn_unlike
+from .origins import OriginCounts, Predicate, Selection, as_predicate, origin_of
 from .recorded_calls import RecordedCalls, StartedCall, TrainOn, answers, output_of, show, started_call, tokens_of
 from .run_tree import RunTree
 
@@ -96,7 +96,7 @@ class capture:  # used like a function: `async with capture(model) as trajectory
     select, exclude: which calls (see `Selection`); the others stay on the app's own model.
     scope: "process" also captures threads and event loops that ran before the block. One such capture per process.
     on_leak: what happens when a request to another LLM bypasses the capture; "error" raises LeakError.
-    shared_state: whether two rollouts may use one checkpointer thread or store namespace; "error" raises SharedStateError.
+    shared_state: whether two rollouts may use one checkpointer thread; "error" raises SharedStateError.
     max_completion_tokens: limit per call, unless the app sets a smaller one; None: the Trainer's limit, else 1,024.
     train_on: origin -> the weight of a call in training, or False. `origin.unused` is set when the app discarded the output.
 
@@ -185,7 +185,6 @@ class capture:  # used like a function: `async with capture(model) as trajectory
         """Write metrics, weights and conversations on the trajectory. Raises a capture error that the app swallowed."""
         self._stack.close()
         add_tool_note(error)
-        warn_unlike(self._active.calls)
         bases = {model.base_model for model in self._models if isinstance(model, TrainableModel)}
         self._recorded.add_length_note(error, self._limit(), sorted(bases))
         self._trajectory.metrics[CAPTURED] = self._trajectory.metrics.get(CAPTURED, 0) + self._recorded.count

@@ -13,7 +13,6 @@ import offbook.testing as kit
 from tests.paths import ROOT
 
 NAMES = [
-    "AsyncClient",
     "Command",
     "EngineOptions",
     "History",

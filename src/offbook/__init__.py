@@ -18,7 +18,6 @@ if TYPE_CHECKING:
         TrajectoryGroup,
     )
     from .client.backend import RemoteBackend
-    from .client.inference import AsyncClient
     from .client.local import LocalBackend
     from .client.model import Model, TrainableModel
     from .client.rollouts.capture import (
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     from .trainer.trainer import Trainer
 
 __all__ = [
-    "AsyncClient",
     "Command",
     "EngineOptions",
     "History",
@@ -76,7 +74,6 @@ __all__ = [
 ]
 
 _MODULE_OF = {
-    "AsyncClient": "client.inference",
     "Command": "processes.command",
     "EngineOptions": "base.server_options",
     "History": "base.types",

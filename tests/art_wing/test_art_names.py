@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import importlib
 import re
@@ -14,7 +13,6 @@ from openai.types.chat import ChatCompletion
 import offbook
 import offbook_art as compat
 from offbook.base.errors import ConfigError, RolloutError
-from offbook.client.model import MODEL_ATTRIBUTES
 from offbook_art import ELSEWHERE, MODULES
 from offbook_art.guided_completion import get_guided_completion_params  # type: ignore[import-not-found]
 
@@ -89,18 +87,11 @@ async def test_a_keyword_of_arts_batches_says_what_to_use_and_leaves_no_coroutin
     assert [str(warning.message) for warning in recwarn] == []
 
 
-async def test_an_attribute_of_arts_models_answers_or_says_what_to_use() -> None:
-    model = art.Model("judge")
-    assert await model.get_step() == 0
-    for name, says in MODEL_ATTRIBUTES.items():
-        with pytest.raises(AttributeError, match=re.escape(says)):
-            getattr(model, name)
-    assert not hasattr(model, "nothing") and copy.deepcopy(model).name == "judge"
-    trained = art.TrainableModel("agent", base_model="tiny")
-    with pytest.raises(AttributeError, match=r"await model\.log"):
-        trained.set_cost_calculator(None)
+async def test_what_arts_models_take_and_ours_do_not_is_refused_with_what_to_use() -> None:
+    assert await art.Model("judge").get_step() == 0
     with pytest.raises(ConfigError, match="use project="):
         art.Model("judge", entity="me")
+    trained = art.TrainableModel("agent", base_model="tiny")
     with pytest.raises(ConfigError, match="use LocalBackend"):
         await trained.register(None, _openai_client_config={})
 

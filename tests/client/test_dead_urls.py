@@ -34,7 +34,7 @@ def model_at(url: str) -> offbook.TrainableModel:
 
 
 @pytest.mark.parametrize("url", ["refused", "silent"], indirect=True)
-@pytest.mark.parametrize("way", ["register", "get_step", "train", "chat", "client"])
+@pytest.mark.parametrize("way", ["register", "get_step", "train", "chat"])
 async def test_a_url_where_nobody_ever_answered_is_known_within_five_seconds(url: str, way: str) -> None:
     model = model_at(url)
     request: Any = {"model": "agent", "messages": [{"role": "user", "content": "hello"}]}
@@ -43,7 +43,6 @@ async def test_a_url_where_nobody_ever_answered_is_known_within_five_seconds(url
         "get_step": model.get_step,
         "train": lambda: model.train([offbook.TrajectoryGroup([offbook.Trajectory(captured=True, reward=1)])]),
         "chat": lambda: model.openai_client().chat.completions.create(**request),
-        "client": lambda: offbook.AsyncClient(url).chat.completions.create(**request),
     }
     started = time.monotonic()
     with pytest.raises(Exception, match=rf"no answer from the server at {url} .*is it running"):

@@ -287,51 +287,6 @@ def test_a_name_that_cannot_be_a_folder_is_refused_at_once() -> None:
         offbook.TrainableModel(name="a b/c", base_model="tiny")
 
 
-async def test_a_client_with_only_a_url_submits_what_its_completions_remember(
-    local_backend: offbook.LocalBackend,
-) -> None:
-    await model_of(local_backend, "by-url").register()
-    await model_of(local_backend, "by-url-too").register()
-    api = await local_backend.connect()
-    async with offbook.AsyncClient(api.url + "/v1", api.key) as client:
-        group = offbook.TrajectoryGroup()
-        for reward, asking in ((0.0, client), (1.0, client.with_options(timeout=300))):
-            messages = ask(reward)
-            completion = await asking.chat.completions.create(model="by-url", messages=messages, max_tokens=4)
-            trajectory = completion.trajectory  # type: ignore[attr-defined]
-            assert trajectory.messages_and_choices == [*messages, completion.choices[0]]
-            completion.trajectory.reward = reward  # type: ignore[attr-defined]
-            group.trajectories.append(trajectory)
-        result = await client.submit_trajectories([group], model="by-url", config={"learning_rate": 1e-4})
-        assert (result.model, result.step) == ("by-url", 1)
-        for several in (None, "lora:latest"):
-            with pytest.raises(ConfigError, match=r"model: 'lora:latest' is ambiguous: .*by-url, by-url-too.*model="):
-                await client.submit_trajectories([group], model=several)
-
-
-async def test_a_trajectory_that_the_caller_names_keeps_its_id_and_all_its_turns(
-    local_backend: offbook.LocalBackend,
-) -> None:
-    await model_of(local_backend, "named").register()
-    api = await local_backend.connect()
-    group = offbook.TrajectoryGroup()
-    async with offbook.AsyncClient(api.url, api.key) as client:
-        for reward in (0.0, 1.0):
-            name, messages = f"named-{reward}", ask(reward)
-            for _ in range(2):
-                completion = await client.chat.completions.create(
-                    model="named", messages=messages, max_tokens=4, extra_body={"offbook": {"trajectory_id": name}}
-                )
-                trajectory = completion.trajectory  # type: ignore[attr-defined]
-                assert trajectory.id == name
-                messages = [*trajectory.messages(), {"role": "user", "content": "And then?"}]
-            trajectory.reward = reward
-            group.trajectories.append(trajectory)
-        await client.submit_trajectories([group], model="named", config={"learning_rate": 1e-4})
-    found = await api.trajectory("named-1.0")
-    assert found.trajectory is not None and (found.trajectory.reward, len(found.calls)) == (1.0, 2)
-
-
 async def test_a_server_that_cannot_be_reached_says_so_through_the_openai_client(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

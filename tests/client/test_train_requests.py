@@ -348,7 +348,7 @@ async def test_a_step_that_is_not_applied_is_logged_with_its_reason_once_a_call(
     reply = Reply(events=(warned, {"kind": "result", "result": outcome}))
     with scripted_api(lambda asked: reply if asked.path == "/api/train" else None) as api:
         await model_at(api.url).train([offbook.TrajectoryGroup([rollout()])])
-        await offbook.AsyncClient(api.url).submit_trajectories([offbook.TrajectoryGroup([rollout()])], model="agent")
+        await model_at(api.url).train([offbook.TrajectoryGroup([rollout()])])
     [first, step, *again] = [record.getMessage() for record in caplog.records if record.name == "offbook"]
     assert (first, again) == ("of the learner", [first, step])
     assert step.startswith(f"no step of 'agent' was applied, it stays at step 3: {why}. {advice}")

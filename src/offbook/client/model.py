@@ -57,24 +57,6 @@ logger = logging.getLogger("offbook")
 
 BEST_METRIC = "val/reward"
 TRAIN_SPLIT = "train/"
-_SERIALISED = (
-    "`model.name`, `model.project` and `model.config` describe it; as a field of a pydantic model it is written by name"
-)
-_COSTS = "costs of other LLMs are counted by offbook.Ruler; log others with `await model.log(metrics={...})`"
-MODEL_ATTRIBUTES = {
-    **dict.fromkeys(("model_dump", "model_dump_json", "safe_model_dump", "model_copy"), _SERIALISED),
-    **dict.fromkeys(("metrics_builder", "activate_metrics_context", "cost_calculator", "set_cost_calculator"), _COSTS),
-    "backend": "only a TrainableModel has one",
-    "base_path": "the folder is LocalBackend(dir=...)'s",
-    "entity": "there is only `model.project`",
-    "id": "its identity is `model.name`",
-    "report_metrics": "pass sinks=['wandb'] to the Trainer, see docs/wandb.md",
-    "run_id": "its identity is `model.name`",
-    "update_wandb_config": "pass sinks=['wandb'] to the Trainer, see docs/wandb.md",
-    "write_state": "use `await model.overwrite_state(state)`",
-}
-"""Attribute of OpenPipe ART's models that ours do not have -> what to use."""
-
 
 Rollouts = Iterable[Trajectory | TrajectoryGroup]
 
@@ -110,10 +92,6 @@ class Model(Generic[ConfigT]):
         self._backend: Backend | None = None
 
     trainable = False
-
-    def __getattr__(self, name: str) -> Any:
-        hint = f": {MODEL_ATTRIBUTES[name]}" if name in MODEL_ATTRIBUTES else ""
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=self)
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:

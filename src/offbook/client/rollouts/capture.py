@@ -241,7 +241,7 @@ def auto_trajectory(*, required: bool = False) -> Trajectory | None:
 
 
 async def capture_auto_trajectory(rollout: Awaitable[object]) -> Trajectory:
-    """Run a coroutine and return the trajectory of the calls that it made through `openai_client()` or `AsyncClient`.
+    """Run a coroutine and return the trajectory of the calls that it made through `openai_client()`.
 
     Inside the coroutine, `auto_trajectory()` returns the trajectory, so that it can set the reward. Calls that continue
     the same conversation form one history. The first history is the trajectory's own; the others are its

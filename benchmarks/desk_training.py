@@ -35,9 +35,9 @@ from offbook.engine.learner.learner import Learner
 from offbook.engine.learner.model.policy import Policy
 from offbook.engine.protocol import JobTrajectory, Sample, TrainCommand, TrainJob, write_job
 from offbook.quickstart.desk import Desk, Request, reward
-from offbook.scenarios.ordering import batch
 from offbook.tiny import path as tiny_path
 from offbook.trainer.imitation import ScoredRollout, draw
+from offbook.trainer.run import batch
 
 TRAIN_REQUESTS, TEST_REQUESTS = 600, 120
 MAX_TOKENS = 48

@@ -39,7 +39,7 @@ from mcp_training import time_case
 
 from offbook import LocalBackend, LoraOptions, TrainableModel, TrainConfig
 from offbook.quickstart.run import STEPS, schedule
-from offbook.trainer.statistics import Interval
+from offbook.trainer.evaluate import Interval
 from offbook_mcp import MCPTrainer
 from offbook_mcp.scenarios.scenario import load_scenarios
 from offbook_mcp.training.defaults import default_config

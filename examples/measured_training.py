@@ -13,9 +13,8 @@ from typing import Any
 from openai import AsyncOpenAI
 
 import offbook
-from offbook.trainer.evaluate import Evaluation
+from offbook.trainer.evaluate import Evaluation, paired_difference
 from offbook.trainer.report import TrainReport
-from offbook.trainer.statistics import paired_difference
 
 Play = Callable[[AsyncOpenAI, str, Any], Awaitable[float]]
 """(client, model's name, scenario) -> reward."""

@@ -34,7 +34,7 @@ from offbook.client.connection.progress import Bar
 from offbook.client.model import TrainableModel
 from offbook.client.supervised_training import SupervisedTraining, TrainingExample, TrainingExamples
 from offbook.tracing.rollout_reader import pages
-from offbook.trainer.statistics import Interval
+from offbook.trainer.evaluate import Interval
 from offbook_compare.comparison import acompare
 from offbook_compare.report import shown_interval
 from offbook_compare.targets import ComparableTarget, bound_to

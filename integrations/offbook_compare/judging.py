@@ -17,9 +17,8 @@ from offbook.base.types import (
     new_id,
 )
 from offbook.contracts import Judge
-from offbook.trainer.evaluate import mean
+from offbook.trainer.evaluate import Interval, bootstrap_mean, mean
 from offbook.trainer.judging import DROPPED, judged, nothing_scored
-from offbook.trainer.statistics import Interval, bootstrap_mean
 
 from .journal import ComparedRollout
 

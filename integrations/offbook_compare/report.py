@@ -10,7 +10,7 @@ from pathlib import Path
 
 from offbook.base.text import counted
 from offbook.base.types import Json
-from offbook.trainer.statistics import Interval
+from offbook.trainer.evaluate import Interval
 
 from .judging import WinRate
 from .results import CandidateResult, ComparisonReport, DifferingSample

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from offbook.base.types import Json, Message
-from offbook.trainer.evaluate import Evaluation, mean, measured
-from offbook.trainer.statistics import Interval, mean_reward, paired_difference
+from offbook.trainer.evaluate import Evaluation, Interval, mean, mean_reward, measured, paired_difference
 
 from .candidates import Candidate
 from .journal import ComparedRollout, MeasuredCall

@@ -46,7 +46,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "langfuse": ("langfuse",),
     "judge": ("litellm",),
     "hf": ("datasets",),
-    "plot": ("matplotlib", "plotext"),
+    "plot": ("matplotlib",),
     "wandb": ("wandb",),
 }
 """Extra -> the packages that show whether it is installed."""

@@ -16,8 +16,8 @@ from offbook.base.choices import choice_of
 from offbook.base.errors import ConfigError, RolloutError
 from offbook.client.supervised_training import SFTResult, SFTUpdate
 from offbook.supervised.conversations import read_conversations
+from offbook.trainer.evaluate import Interval
 from offbook.trainer.report import Stopped, TrainReport
-from offbook.trainer.statistics import Interval
 from offbook_auto.good_runs import good_runs, row_of, with_rewards
 from offbook_auto.improve import Improver
 from offbook_auto.options import ImproveOptions

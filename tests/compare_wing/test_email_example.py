@@ -26,7 +26,7 @@ from offbook.base.types import new_id
 from offbook.base.wire import TrajectoryQuery
 from offbook.commands.main import run
 from offbook.testing import LlmReply, LlmRequest, fails, says, scripted_llm
-from offbook.trainer.statistics import Interval
+from offbook.trainer.evaluate import Interval
 from offbook_compare.journal import ComparedRollout
 from offbook_langgraph import trainable
 from offbook_langgraph.training.trainable import TrainableRunnable

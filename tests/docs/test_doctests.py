@@ -56,7 +56,7 @@ CONVERSIONS = [
     "policies.services",  # a value -> an answer
     "policies.tool_sets",  # a tool -> its signature
     "policies.train",  # characters -> tokens
-    "offbook.trainer.statistics",  # successes -> pass@k; two scorings -> Kendall's tau
+    "offbook.trainer.evaluate",  # successes -> pass@k
 ]
 
 

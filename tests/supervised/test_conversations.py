@@ -65,22 +65,7 @@ def test_a_file_as_openai_takes_it_is_read(tmp_path: Path) -> None:
     assert (with_results.tools, with_results.weights) == ((TOOL,), {})
     assert with_results.messages[2:4] == (result(), result("c2"))  # in the order of the calls
     assert ends_in_call.messages[-1] == calls(call())
-    assert (read.skipped, read.faults, read.redacted, read.unread) == (0, (), 0, ())
-
-
-def test_functions_of_the_older_api_become_tools() -> None:
-    function = TOOL["function"]
-    old = [
-        ASK,
-        {"role": "assistant", "content": None, "function_call": {"name": "file", "arguments": "{}"}},
-        {"role": "function", "name": "file", "content": "filed"},
-        SAY,
-    ]
-    [conversation] = read_conversations([{"messages": old, "functions": [function]}]).conversations
-    assert conversation.tools == (TOOL,)
-    assert conversation.messages[1]["tool_calls"] == [call(arguments="{}", call_id="call_1")]
-    assert conversation.messages[2] == {"role": "tool", "name": "file", "content": "filed", "tool_call_id": "call_1"}
-    assert "function_call" in old[1]  # the caller's own rows are left as they are
+    assert (read.skipped, read.faults, read.redacted) == (0, (), 0)
 
 
 def test_rows_of_other_forms_are_converted() -> None:
@@ -98,7 +83,6 @@ def test_rows_of_other_forms_are_converted() -> None:
     assert said[1] == [("user", "hi"), ("assistant", "hello")]
     assert read.conversations[2].weights == {1: 0.0}  # the completion alone is trained
     assert said[3] == said[4] == [("user", ASK["content"]), ("assistant", SAY["content"])]
-    assert read.unread == ("id", "prompt", "prompt_id")
 
 
 def test_tools_of_a_column_of_text_and_calls_without_ids_are_read() -> None:
@@ -185,11 +169,11 @@ def test_a_hugging_face_data_set_is_read_without_arrows_padding() -> None:
         ),
         ({"messages": [ASK, SAY], "tools": [{"type": "retrieval"}]}, "tools.0.type: Input should be 'function'"),
         ({"messages": [ASK, SAY], "tools": "[{"}, "tools: not JSON: "),
-        ({"messages": [ASK, SAY], "tools": [TOOL], "functions": [{"name": "f"}]}, "functions: the row has `tools` too"),
         (
-            {"messages": [ASK, calls(call(), function_call={"name": "file"})]},
-            "messages.1.function_call: the message has `tool_calls` too",
+            {"messages": [ASK, SAY], "functions": [{"name": "f"}]},
+            "functions: write OpenAI's older functions as `tools`",
         ),
+        ({"messages": [ASK, SAY | {"function_call": {"name": "file"}}]}, "messages.1.function_call: write it as"),
         (
             {"messages": [ASK, {"role": "function", "name": "file", "content": "x"}, SAY]},
             "messages.1: a result of a tool",

@@ -20,13 +20,12 @@ from offbook.client.rollouts.failures import FailureKind
 from offbook.contracts import Alert
 from offbook.rewards.reward_result import RewardResult, as_reward
 from offbook.scenarios.identity import scenario_id, scenario_text
-from offbook.scenarios.ordering import batch, split
 from offbook.trainer.evaluate import summarise
 from offbook.trainer.messages import step_note, watch_line
 from offbook.trainer.models import ModelStep, StepOutcome
 from offbook.trainer.progress import Doing, PlainProgress
 from offbook.trainer.report import Iteration
-from offbook.trainer.run import Repeats
+from offbook.trainer.run import Repeats, batch
 
 
 def scored(*rewards: float | None, **metrics: float) -> TrajectoryGroup:
@@ -48,16 +47,6 @@ def test_a_batch_holds_nothing_twice_even_where_two_epochs_meet() -> None:
         taken = batch(range(5), 3, iteration, seed=0)
         assert len(set(taken)) == 3
     assert sorted(batch(range(3), 8, 2, seed=0)) == [0, 1, 2]
-
-
-def test_a_split_is_decided_by_each_scenario_alone() -> None:
-    names = [f"scenario {number}" for number in range(400)]
-    kept, held_out = split(names, 0.25)
-    assert sorted(kept + held_out) == sorted(names)
-    assert 70 <= len(held_out) <= 130
-    assert set(split(names[:100], 0.25)[1]) <= set(held_out)
-    with pytest.raises(ConfigError, match=r"share.*1\.5"):
-        split(names, 1.5)
 
 
 def test_a_scenarios_id_is_its_own_or_follows_from_its_content() -> None:

@@ -12,7 +12,6 @@ import offbook
 from offbook.base.errors import ConfigError
 from offbook.client.rollouts.dataset import iterate_dataset
 from offbook.client.rollouts.records import checked_groups
-from offbook.scenarios.ordering import split
 from offbook.trainer.options import TrainerOptions
 from offbook.trainer.trainer import Trainer, checked_scenarios
 from offbook_langgraph import trainable
@@ -53,7 +52,6 @@ def test_what_is_no_collection_of_scenarios_is_refused_by_what_it_is(value: Any,
 async def test_a_generator_is_read_once_wherever_scenarios_are_passed() -> None:
     trainer = Trainer(MODEL, rollout, (text for text in QUESTIONS), eval=(text for text in QUESTIONS))
     assert (trainer.scenarios, trainer.options.eval) == (QUESTIONS, QUESTIONS)
-    assert split((text for text in QUESTIONS), 0.999) == ([], QUESTIONS)
     batches = iterate_dataset((text for text in QUESTIONS), 2, shuffle=False)
     assert [batch.items for batch in batches] == [QUESTIONS]
 

@@ -17,12 +17,14 @@ from offbook.trainer.evaluate import (
     Evaluation,
     RegressionGate,
     ScenarioScore,
+    bootstrap_mean,
     interval_lines,
+    paired_difference,
+    pass_at_k,
     read_report,
     report_json,
     summarise,
 )
-from offbook.trainer.statistics import bootstrap_mean, paired_difference, pass_at_k
 
 
 @pytest.mark.parametrize(("rollouts", "successes"), [(4, 1), (5, 0), (5, 5), (6, 2)])

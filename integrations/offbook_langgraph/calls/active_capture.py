@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 from uuid import UUID
 
 from langchain_core.language_models import BaseChatModel
@@ -23,6 +23,7 @@ from .origins import (
     EXCLUDED,
     JUDGED,
     OWN_MODEL,
+    CallLabels,
     OriginCounts,
     Predicate,
     call_origin,
@@ -84,18 +85,12 @@ class ActiveCapture:
         """Id of the trajectory under which calls are recorded; None if they are not recorded."""
         return self.trajectory.id if self.trajectory is not None else None
 
-    def stand_in(
-        self,
-        original: BaseChatModel,
-        tags: list[str] | None,
-        metadata: Mapping[str, Any] | None,
-        callbacks: object,
-    ) -> ChatOffbook | None:
+    def stand_in(self, original: BaseChatModel, labels: CallLabels) -> ChatOffbook | None:
         """The chat model that answers one call of `original`; None when `original` answers it.
 
         Tries this capture, then the enclosing ones. Raises CaptureError for a call that no capture may let through.
         """
-        origin = self.origin_of(original, tags, metadata, callbacks)
+        origin = self.origin_of(original, labels)
         chosen, unmatched = self.choose(origin, original)
         if chosen is not None:
             capture, route = chosen
@@ -107,16 +102,10 @@ class ActiveCapture:
             capture.count_own_model(origin, original)
         return None
 
-    def own_run(
-        self,
-        original: BaseChatModel,
-        tags: list[str] | None,
-        metadata: Mapping[str, Any] | None,
-        callbacks: object,
-    ) -> OwnRun | None:
+    def own_run(self, original: BaseChatModel, labels: CallLabels) -> OwnRun | None:
         """The run of the app's own code for a call of `original`, whose calls go where the call itself would go; None when
         its calls are chosen one by one."""
-        origin = self.origin_of(original, tags, metadata, callbacks)
+        origin = self.origin_of(original, labels)
         chosen, unmatched = self.choose(origin, original)
         if chosen is None:
             excluded = [capture for capture in unmatched if capture.excludes(origin, original)]
@@ -126,7 +115,7 @@ class ActiveCapture:
         capture, route = chosen
 
         def answerer(called: BaseChatModel) -> ChatOffbook:
-            inner = origin if called is original else self.origin_of(called, tags, metadata, callbacks)
+            inner = origin if called is original else self.origin_of(called, labels)
             return capture.answerer(route, called, inner)
 
         return OwnRun(original, answerer)
@@ -153,15 +142,9 @@ class ActiveCapture:
         self.counts.add(route.target.model_name, origin)
         return self.target_for_call(route.target, original, origin)
 
-    def origin_of(
-        self,
-        original: BaseChatModel,
-        tags: list[str] | None,
-        metadata: Mapping[str, Any] | None,
-        callbacks: object,
-    ) -> CallOrigin:
+    def origin_of(self, original: BaseChatModel, labels: CallLabels) -> CallOrigin:
         """The origin of a call."""
-        return call_origin(original, tags, metadata, callbacks, self.agent_of(enclosing_run(callbacks)))
+        return call_origin(original, labels, self.agent_of(enclosing_run(labels.callbacks)))
 
     def agent_of(self, run: UUID | None) -> str | None:
         """Name of the agent that a run belongs to.
@@ -196,17 +179,10 @@ class ActiveCapture:
             f"{self.counts.lines()}"
         )
 
-    def count_judge(
-        self,
-        package: str,
-        original: BaseChatModel,
-        tags: list[str] | None,
-        metadata: Mapping[str, Any] | None,
-        callbacks: object,
-    ) -> None:
+    def count_judge(self, package: str, original: BaseChatModel, labels: CallLabels) -> None:
         """Count a call of an evaluation package, which stays on the app's own model. Logs the first of each package."""
         warn_judge(package)
-        self.counts.add(JUDGED, self.origin_of(original, tags, metadata, callbacks))
+        self.counts.add(JUDGED, self.origin_of(original, labels))
 
     def check_alive(self) -> None:
         """Raise CaptureError for a call after the block's end, or from a forked process, which must not use its parent's

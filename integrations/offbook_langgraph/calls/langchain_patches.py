@@ -29,6 +29,7 @@ from offbook_langgraph.chat_model import ChatOffbook
 from . import leaks
 from .active_capture import ActiveCapture, ActiveHandler, active
 from .fallback_calls import FallbackCall, FallbackChat
+from .origins import CallLabels
 from .own_code import GENERATION, OwnRun, answer, opens, own_run, run_inside, runs, stays, warn_replaced, without_cache
 from .provider_formats import check_text, to_openai
 
@@ -116,16 +117,16 @@ def wrapped(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         if run is not None and (run.model is self or run.answerer is None):  # decided further out
             return original(self, *args, **kwargs)
         labels = _labels(name, args, kwargs)
-        if (judge := capture.site(labels[2]).judge) is not None:
-            capture.count_judge(judge, self, *labels)
+        if (judge := capture.site(labels.callbacks).judge) is not None:
+            capture.count_judge(judge, self, labels)
             return run_inside(stays(), name, original, self, *args, **kwargs)
         if capture.fallback:
             return _with_fallback(capture, original, name, self, args, kwargs)
         with _faults_kept(capture, self):
             if opens(self, original):
-                stand_in, own = None, capture.own_run(self, *labels)
+                stand_in, own = None, capture.own_run(self, labels)
             else:
-                stand_in, own = capture.stand_in(self, *labels), stays() if run is not None else None
+                stand_in, own = capture.stand_in(self, labels), stays() if run is not None else None
             arguments = kwargs if stand_in is None else to_openai(kwargs, type(self).__name__)
             if stand_in is not None and stand_in.trajectory_id is not None:
                 check_text(_messages(name, args, kwargs))
@@ -178,9 +179,9 @@ def wrapped_generation(name: str, original: Callable[..., Any]) -> Callable[...,
             warn_replaced(self)
             stand_in = run.answer_for(self)
         elif opens(self, original):
-            return _on_its_own(capture.own_run(self, None, None, None), name, original, self, args, kwargs)
+            return _on_its_own(capture.own_run(self, CallLabels()), name, original, self, args, kwargs)
         else:
-            stand_in = capture.stand_in(self, None, None, None)
+            stand_in = capture.stand_in(self, CallLabels())
         if stand_in is None:
             return run_inside(stays(), name, original, self, *args, **kwargs)
         return answer(stand_in, name, type(self).__name__, args, kwargs)
@@ -200,8 +201,8 @@ def _with_fallback(
     labels = _labels(name, args, kwargs)
     several = name in ("generate", "agenerate") and len(args[0] if args else kwargs["messages"]) != 1
     try:
-        own = capture.own_run(model, *labels) if (of_app := opens(model, original)) else None
-        stand_in = None if of_app else capture.stand_in(model, *labels)
+        own = capture.own_run(model, labels) if (of_app := opens(model, original)) else None
+        stand_in = None if of_app else capture.stand_in(model, labels)
         messages = None if several else _messages(name, args, kwargs)
     except Exception as error:  # noqa: BLE001  # such as a part of the prompt that is kept at the provider, or a user's select=
         logger.warning("deployed app: its own model answers a call of %s: %s", type(model).__name__, error_text(error))
@@ -218,12 +219,13 @@ def is_labelled(model: BaseChatModel) -> bool:
     return isinstance(model, ChatOffbook) and (model.trajectory_id is not None or model.origin is not None)
 
 
-def _labels(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
+def _labels(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallLabels:
     """Tags, metadata and callbacks of a call. `generate` takes them as arguments, the streaming methods in a config."""
     if name in ("generate", "agenerate"):
-        return kwargs.get("tags"), kwargs.get("metadata"), kwargs.get("callbacks", args[2] if len(args) > 2 else None)
+        callbacks = kwargs.get("callbacks", args[2] if len(args) > 2 else None)
+        return CallLabels(kwargs.get("tags"), kwargs.get("metadata"), callbacks)
     config = ensure_config(kwargs.get("config", args[1] if len(args) > 1 else None))
-    return config.get("tags"), config.get("metadata"), config.get("callbacks")
+    return CallLabels(config.get("tags"), config.get("metadata"), config.get("callbacks"))
 
 
 def _messages(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[BaseMessage]:

@@ -8,7 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 from langchain_core.callbacks import BaseCallbackManager
 from langchain_core.language_models import BaseChatModel
@@ -91,22 +91,25 @@ def described(origin: CallOrigin) -> str:
     return ", ".join([*known, *(f"tag {tag!r}" for tag in origin.tags)]) or "nothing known of it"
 
 
-def call_origin(
-    original: BaseChatModel,
-    tags: list[str] | None,
-    metadata: Mapping[str, Any] | None,
-    callbacks: object,
-    agent: str | None,
-) -> CallOrigin:
+class CallLabels(NamedTuple):
+    """Tags, metadata and callbacks that an app gives with a call."""
+
+    tags: list[str] | None = None
+    metadata: Mapping[str, Any] | None = None
+    callbacks: object = None
+
+
+def call_origin(original: BaseChatModel, labels: CallLabels, agent: str | None) -> CallOrigin:
     """The origin of a call, from the config, the callbacks and the call's own metadata.
 
     All three are needed, since metadata passed with the call hides the inherited metadata. `agent` is the name in the run
     tree.
     """
     config = var_child_runnable_config.get() or {}
+    callbacks = labels.callbacks
     inherited = callbacks.inheritable_metadata if isinstance(callbacks, BaseCallbackManager) else {}
-    facts: dict[str, Any] = {**(config.get("metadata") or {}), **inherited, **(metadata or {})}
-    return origin_of(original, facts, config.get("configurable") or {}, tags, agent)
+    facts: dict[str, Any] = {**(config.get("metadata") or {}), **inherited, **(labels.metadata or {})}
+    return origin_of(original, facts, config.get("configurable") or {}, labels.tags, agent)
 
 
 def origin_of(

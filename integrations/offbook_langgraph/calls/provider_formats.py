@@ -43,43 +43,19 @@ PROVIDER_ONLY = frozenset(
     }
 )
 """Keyword arguments without effect on what is sampled. They are dropped."""
-_TOKENS = "its token ids are those of another tokenizer"
-_LOGPROBS = "the recorded logprobs would no longer be the policy's"
-_THOUGHTS = "every provider configures reasoning differently; the trained model's chat template decides"
-_SHORTENED = "it shortens the conversation at the provider; the trained model gets all of it"
-_FILTERED = "the provider's service filters with it; the trained model's answers are not filtered"
-_ENDPOINT = "it was written for the app's own endpoint"
-DROPPED = {
-    "logit_bias": _TOKENS,
-    "stop_token_ids": _TOKENS,
-    "allowed_token_ids": _TOKENS,
-    "frequency_penalty": _LOGPROBS,
-    "presence_penalty": _LOGPROBS,
-    "repetition_penalty": _LOGPROBS,
-    "repeat_penalty": _LOGPROBS,
-    "length_penalty": _LOGPROBS,
-    "mirostat": _LOGPROBS,
-    "tfs_z": _LOGPROBS,
-    "thinking": _THOUGHTS,
-    "thinking_budget": _THOUGHTS,
-    "thinking_config": _THOUGHTS,
-    "thinking_level": _THOUGHTS,
-    "include_thoughts": _THOUGHTS,
-    "reasoning": _THOUGHTS,
-    "reasoning_effort": _THOUGHTS,
-    "reasoning_format": _THOUGHTS,
-    "context_management": _SHORTENED,
-    "truncation": _SHORTENED,
-    "safety_settings": _FILTERED,
-    "guardrail_config": _FILTERED,
-    "guardrails": _FILTERED,
-    "safe_mode": _FILTERED,
-    "safe_prompt": _FILTERED,
-    "extra_body": _ENDPOINT,
-    "additional_model_request_fields": _ENDPOINT,
-}
-"""Options that change what the app's own model samples -> why the trained model does not get them. Each is dropped with a
-warning."""
+DROPPED = frozenset(
+    {
+        *("logit_bias", "stop_token_ids", "allowed_token_ids"),  # ids of another tokenizer
+        *("frequency_penalty", "presence_penalty", "repetition_penalty", "repeat_penalty", "length_penalty"),
+        *("mirostat", "tfs_z"),  # as penalties: the logprobs would no longer be the policy's
+        *("thinking", "thinking_budget", "thinking_config", "thinking_level", "include_thoughts"),
+        *("reasoning", "reasoning_effort", "reasoning_format"),  # the trained model's chat template decides
+        *("context_management", "truncation"),  # shorten the conversation at the provider
+        *("safety_settings", "guardrail_config", "guardrails", "safe_mode", "safe_prompt"),
+        *("extra_body", "additional_model_request_fields"),
+    }
+)
+"""Options that change what the app's own model samples, and that the trained model cannot have. Each is dropped with a warning."""
 NEUTRAL = {"repetition_penalty": 1, "repeat_penalty": 1, "length_penalty": 1, "tfs_z": 1}
 """Values of these options that change nothing. For the others it is 0, or nothing."""
 SAME = {
@@ -113,7 +89,7 @@ def to_openai(arguments: Mapping[str, Any], kind: str = "the app's chat model") 
         if arguments.get(name):
             raise CaptureError(f"{name} cannot be redirected to the trained model: {alternative}")
     kept = {name: value for name, value in arguments.items() if name not in PROVIDER_ONLY | SAMPLING}
-    for name in DROPPED.keys() & kept.keys():
+    for name in DROPPED & kept.keys():
         if (value := kept.pop(name)) and value != NEUTRAL.get(name):
             warn_dropped(kind, name)
     wanted = _taken_format(kept)
@@ -138,7 +114,7 @@ def to_openai(arguments: Mapping[str, Any], kind: str = "the app's chat model") 
 @functools.cache  # the option is the same in each rollout
 def warn_dropped(kind: str, option: str) -> None:
     """Warn, once a process, that an option of the app's chat model is not passed on."""
-    logger.warning("%s of %s is not passed on to the trained model: %s", option, kind, DROPPED[option])
+    logger.warning("%s of %s is not passed on to the trained model: it was made for the app's own model", option, kind)
 
 
 def check_text(messages: Sequence[BaseMessage]) -> None:

@@ -20,7 +20,6 @@ from langchain_openai import ChatOpenAI
 from langgraph.graph.state import CompiledStateGraph  # pyright: ignore[reportMissingTypeStubs]
 from pydantic import SecretStr
 from rich.console import Console
-from rich.text import Text
 
 from offbook.base.config import TrainConfig
 from offbook.base.errors import ConfigError, MissingExtraError
@@ -38,10 +37,9 @@ from offbook_langgraph import trainable
 from .desk import Desk, Request, reward
 
 try:
-    import plotext  # pyright: ignore[reportMissingTypeStubs]  # it has none
     from matplotlib.figure import Figure
-except ImportError:  # packages of the extra `plot`; `require_plots` reports them
-    plotext = Figure = None
+except ImportError:  # of the extra `plot`; `main` reports it
+    Figure = None
 
 
 TRAIN_REQUESTS, TEST_REQUESTS = 600, 120
@@ -143,9 +141,8 @@ async def quickstart(
 
 
 def show(report: TrainReport, folder: Path, console: Console) -> None:
-    """Print the reward curve, the path of the LoRA, and the commands to try next."""
+    """Write the reward curve, and print where it is, the path of the LoRA, and the commands to try next."""
     if report.rewards:
-        print_curve(console, report.rewards)
         write_curve(report.rewards, folder / "rewards.png")
     offbook, where = shlex.quote(shell_command()), f"--dir {shlex.quote(str(folder / 'server'))}"
     lines = [
@@ -167,7 +164,8 @@ def main(
     engines: EngineOptions | None = None,
 ) -> None:
     """Run `offbook quickstart`. `results` is a file to write as JSON. Raises MissingExtraError, ConfigError and BackendError."""
-    require_plots()
+    if Figure is None:
+        raise MissingExtraError("matplotlib", "plot")
     console = Terminal()
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
@@ -226,12 +224,6 @@ class Transcripts(TraceSink):
         return max(pairs, key=lambda pair: len(pair[1]), default=None)
 
 
-def require_plots() -> None:
-    """Raise MissingExtraError if the plotting packages are not installed."""
-    if plotext is None:
-        raise MissingExtraError("matplotlib or plotext", "plot")
-
-
 def conversation(messages: Sequence[Message]) -> str:
     """A conversation as text, one line per message or tool call."""
     lines: list[str] = []
@@ -261,20 +253,6 @@ def arguments_of(call: Json) -> dict[str, Any]:
     except ValueError:
         return {"": text}
     return cast(dict[str, Any], parsed) if isinstance(parsed, dict) else {"": parsed}
-
-
-def print_curve(console: Console, rewards: Sequence[float]) -> None:
-    """Print the mean reward of each step as a text chart."""
-    figure: Any = cast(Any, plotext).figure
-    figure.clear()
-    curve = figure.signal(list(range(1, len(rewards) + 1)), list(rewards))
-    curve.lines()
-    figure.draw(curve)
-    figure.theme("colorless")
-    figure.plot_size(min(console.width, 90), 16)
-    figure.ruler("y").lim(0, 1)
-    figure.title("mean reward of each step")
-    console.print(Text.from_ansi(str(figure.build())))
 
 
 def write_curve(rewards: Sequence[float], path: Path) -> None:

@@ -1,1 +1,1 @@
-"""Scenarios: any mapping, dataclass, pydantic object or string; loaded, named and put in order."""
+"""Scenarios: any mapping, dataclass, pydantic object or string; loaded and named."""

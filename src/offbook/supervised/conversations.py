@@ -1,16 +1,16 @@
 """Reads training examples, one conversation a row, checked field by field: JSONL and JSON files, lists and Hugging Face data sets.
 
 The format is that of OpenAI's supervised fine-tuning: `messages`, `tools`, `parallel_tool_calls`, and `weight` on a message of
-the assistant. Its older `functions` and `function_call`, `prompt` with `completion`, and ShareGPT's `conversations` are converted."""
+the assistant. `prompt` with `completion`, and ShareGPT's `conversations` are converted."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, TypeAlias, cast
+from typing import TypeAlias, cast
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -46,13 +46,12 @@ class Conversation:
 @dataclass(frozen=True)
 class ConversationSet:
     """The examples that were read. `skipped`: rows that were left out, and `faults` those of the first of them;
-    `redacted`: texts that the filter changed; `unread`: fields of rows that no conversation has."""
+    `redacted`: texts that the filter changed."""
 
     conversations: tuple[Conversation, ...]
     skipped: int = 0
     faults: tuple[str, ...] = ()
     redacted: int = 0
-    unread: tuple[str, ...] = ()
 
 
 def read_conversations(
@@ -67,19 +66,17 @@ def read_conversations(
     conversations: list[Conversation] = []
     faults: list[str] = []
     skipped = 0
-    unread: dict[str, None] = {}
     for row, source in _rows(what):
         try:
             if row.values is None:
                 raise ConfigError(row.fault)
-            read = read_row(row.values)
+            read = read_row(row.values, source)
         except ConfigError as error:
             skipped += 1
             faults += [f"{source}: {error}"] if len(faults) < SHOWN_FAULTS else []
             continue
-        unread |= dict.fromkeys(sorted(read.unread))
         messages = tuple(masking.message(message) for message in read.messages)
-        conversations.append(Conversation(messages, masking.tools(read.tools), read.weights, source))
+        conversations.append(replace(read, messages=messages, tools=masking.tools(read.tools)))
     if skipped > len(faults):
         faults.append(f"and {skipped - len(faults)} more")
     name = str(what) if isinstance(what, str | Path) else "train_sft"
@@ -87,7 +84,7 @@ def read_conversations(
         raise ConfigError("\n".join([*faults, "skip_bad=True (--skip-bad) leaves such rows out and counts them"]))
     if not conversations:
         raise ConfigError("\n".join([*faults, f"{name}: it holds no conversation that can be trained"]))
-    return ConversationSet(tuple(conversations), skipped, tuple(faults), masking.count, tuple(unread))
+    return ConversationSet(tuple(conversations), skipped, tuple(faults), masking.count)
 
 
 def _rows(what: str | Path | Rows) -> Iterator[tuple[FileRow, str]]:
@@ -111,20 +108,8 @@ def _rows(what: str | Path | Rows) -> Iterator[tuple[FileRow, str]]:
         yield row_of(place, wrapped, "key"), f"row {place}"
 
 
-FIELDS = frozenset({"messages", "tools", "functions", "parallel_tool_calls"})
-"""The fields of a row in OpenAI's format. The other formats have their own instead of `messages`."""
 SHAREGPT = {"system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
 TEXT_PARTS = ("text", "refusal")
-
-
-class ChatRow(NamedTuple):
-    """What a row says. `weights`: those that the row names, by index of a message of the assistant. `unread`: its fields
-    that no conversation has."""
-
-    messages: tuple[Message, ...]
-    tools: tuple[Tool, ...] | None
-    weights: dict[int, float]
-    unread: frozenset[str]
 
 
 class _Fields(BaseModel):
@@ -135,11 +120,10 @@ class _Fields(BaseModel):
     parallel_tool_calls: bool | None = None
 
 
-def read_row(row: Mapping[str, Json]) -> ChatRow:
+def read_row(row: Mapping[str, Json], source: str) -> Conversation:
     """Read a row. Raises ConfigError that names the field, without the place of the row."""
     _check_imitable(row)
-    listed, read = _messages_of(row)
-    messages = _with_tool_calls([message.copy() if isinstance(message, dict) else message for message in listed])
+    messages = [_without_empty_calls(message) for message in _messages_of(row)]
     weights = _weights(messages)
     fields = {"messages": messages, "tools": _tools_of(row), "parallel_tool_calls": row.get("parallel_tool_calls")}
     try:
@@ -168,26 +152,26 @@ def read_row(row: Mapping[str, Json]) -> ChatRow:
         {name: value for name, value in message.items() if value is not None or name == "content"}
         for message in messages
     )
-    return ChatRow(kept, tuple(tools) or None, weights, frozenset(row.keys() - read))
+    return Conversation(kept, tuple(tools) or None, weights, source)
 
 
 # ---- formats
 
 
-def _messages_of(row: Mapping[str, Json]) -> tuple[list[Json], frozenset[str]]:
-    """The messages in OpenAI's form, and the row's fields that were read."""
+def _messages_of(row: Mapping[str, Json]) -> list[Json]:
+    """The messages in OpenAI's form."""
     if "messages" in row:
-        return _list(row["messages"], "messages"), FIELDS
+        return _list(row["messages"], "messages")
     if "conversations" in row:
         system = [{"role": "system", "content": row["system"]}] if row.get("system") else []
         turns = _list(row["conversations"], "conversations")
-        return [*system, *map(_of_sharegpt, turns, range(len(turns)))], FIELDS | {"conversations", "system"}
+        return [*system, *map(_of_sharegpt, turns, range(len(turns)))]
     if "prompt" in row and "completion" in row:
         prompt, completion = (
             [{"role": role, "content": row[name]}] if isinstance(row[name], str) else _list(row[name], name)
             for name, role in (("prompt", "user"), ("completion", "assistant"))
         )
-        return [*prompt, *completion], FIELDS | {"prompt", "completion"}
+        return [*prompt, *completion]
     fields = ", ".join(map(repr, row)) or "none"
     raise ConfigError(
         f"messages: it is missing (the fields are {one_line(fields)}): write "
@@ -222,46 +206,27 @@ def _only_prompt(row: Mapping[str, Json], messages: Sequence[Message]) -> list[i
 
 def _tools_of(row: Mapping[str, Json]) -> list[Tool] | None:
     """The tools as OpenAI's: also those of a text of JSON, and functions without their `type`."""
-    tools, functions = row.get("tools"), row.get("functions")
-    if tools and functions:
-        raise ConfigError("functions: the row has `tools` too; leave one of them out")
-    name, offered = ("functions", functions) if functions else ("tools", tools)
+    offered = row.get("tools")
     if isinstance(offered, str):  # columns of data sets, whose rows would need one schema for all tools
         try:
             offered = orjson.loads(offered or "null")
         except orjson.JSONDecodeError as error:
-            raise ConfigError(f"{name}: not JSON: {error}") from error
+            raise ConfigError(f"tools: not JSON: {error}") from error
     if offered is None:
         return None
     return [
         {"type": "function", "function": tool}
         if isinstance(tool, dict) and "name" in tool and "function" not in tool
         else tool
-        for tool in _list(offered, name)
+        for tool in _list(offered, "tools")
     ]
 
 
-def _with_tool_calls(messages: list[Json]) -> list[Json]:
-    """The messages with `tool_calls` and the role `tool` in place of `function_call` and the role `function`."""
-    converted: list[Json] = []
-    call_id: str | None = None
-    for index, message in enumerate(messages):
-        if not isinstance(message, dict):
-            converted.append(message)  # refused with the other types
-            continue
-        fields = cast(Message, message)
-        call = fields.pop("function_call", None)
-        if call is not None:
-            if fields.get("tool_calls"):
-                raise ConfigError(f"messages.{index}.function_call: the message has `tool_calls` too")
-            call_id = f"call_{index}"
-            fields["tool_calls"] = [{"id": call_id, "type": "function", "function": call}]
-        elif fields.get("role") == "function":
-            fields |= {"role": "tool", "tool_call_id": call_id}
-        if not fields.get("tool_calls"):
-            fields.pop("tool_calls", None)
-        converted.append(fields)
-    return converted
+def _without_empty_calls(message: Json) -> Json:
+    """A copy of a message, or what stands in its place: that is rejected with the other types."""
+    if not isinstance(message, dict):
+        return message
+    return {name: value for name, value in cast(Message, message).items() if name != "tool_calls" or value}
 
 
 def _weights(messages: Sequence[Json]) -> dict[int, float]:
@@ -300,6 +265,8 @@ def _check_imitable(row: Mapping[str, Json]) -> None:
         )
     if row.get("label") is False:
         raise ConfigError("label: false marks an answer that must not be imitated; leave the row out")
+    if row.get("functions"):
+        raise ConfigError("functions: write OpenAI's older functions as `tools`, and their calls as `tool_calls`")
     for name in ("images", "videos", "audios"):
         if row.get(name):
             raise ConfigError(f"{name}: only text is trained (got {one_line(repr(row[name]))})")
@@ -309,6 +276,8 @@ def _check_parts(messages: Sequence[Message]) -> None:
     """Check that every message of others has a content, and that each part of a content is a text."""
     for index, message in enumerate(messages):
         content: Json = message.get("content")
+        if message.get("function_call"):
+            raise ConfigError(f"messages.{index}.function_call: write it as `tool_calls`")
         if content is None and message["role"] != "assistant":
             raise ConfigError(f"messages.{index}.content: text is needed, since the role is {message['role']!r}")
         for place, item in enumerate(cast(list[Json], content) if isinstance(content, list) else []):

@@ -4,6 +4,7 @@ the updates (train requests) in the background, one after the other, while the r
 from __future__ import annotations
 
 import asyncio
+import random
 import re
 import secrets
 import time
@@ -27,6 +28,7 @@ from .report import Iteration, Stopped, verdict
 Steps = Mapping[str, int]
 """Step by model name."""
 Result = TypeVar("Result")
+Item = TypeVar("Item")
 Update = Callable[[], Awaitable[None]]
 _NUMBER = re.compile(r"\d+([.,]\d+)*(e[-+]?\d+)?")
 
@@ -35,6 +37,30 @@ def run_name(what: Literal["train", "eval"], model: str) -> str:
     """A name for a run that people can read, such as `train-20261125-153045-email-agent-3f2a`, in local time. It is
     unique, and its first letters tell runs apart where a list is cut."""
     return f"{what}-{time.strftime('%Y%m%d-%H%M%S')}-{model}-{secrets.token_hex(2)}"
+
+
+def batch(scenarios: Sequence[Item], size: int, iteration: int, seed: int) -> list[Item]:
+    """The scenarios of iteration 0, 1, ...: all of them in a shuffled order, then all in another one. A batch larger
+    than the set is the whole set."""
+    count = len(scenarios)
+    size = min(size, count)
+    picked: list[Item] = []
+    taken: set[int] = set()
+    place = iteration * size
+    while len(picked) < size:
+        epoch, offset = divmod(place, count)
+        index = _order(count, epoch, seed)[offset]
+        if index not in taken:  # a batch over the border of two epochs holds nothing twice
+            taken.add(index)
+            picked.append(scenarios[index])
+        place += 1
+    return picked
+
+
+def _order(count: int, epoch: int, seed: int) -> list[int]:
+    order = list(range(count))
+    random.Random(f"{seed} {epoch}").shuffle(order)
+    return order
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, overload
+from typing import Any
 
 from offbook.base.errors import BudgetExceeded, ConfigError, OffbookError, RolloutError
 from offbook.base.option_names import names_checked
@@ -26,7 +26,6 @@ from offbook.client.rollouts.gather import gather_trajectory_groups
 from offbook.contracts import Judge
 from offbook.rewards.reward_result import as_reward
 from offbook.scenarios.identity import scenario_id
-from offbook.scenarios.ordering import batch
 
 from .evaluate import Evaluation, failures_printed, steps_line, summarise
 from .imitation import Replay
@@ -56,16 +55,13 @@ from .models import (
 from .options import TrainerOptions, check_evaluation, check_place, load_runner
 from .progress import PlainProgress
 from .report import ModelReport, Stopped, TrainReport, make_iteration
-from .run import RolloutBatch, Run, Steps, UpdateQueue, announced, run_name
+from .run import RolloutBatch, Run, Steps, UpdateQueue, announced, batch, run_name
 from .sink_publisher import SinkPublisher
 
 logger = logging.getLogger("offbook")
 
-RolloutFunction = Callable[[TrainableModel, Any], Awaitable[Trajectory]]
-"""(model, scenario) -> the finished trajectory. If it raises, the rollout is unscored."""
-TeamRolloutFunction = Callable[[tuple[TrainableModel, ...], Any], Awaitable[Trajectory]]
-"""The same for a Trainer with several models: (models in the Trainer's order, scenario) -> the finished trajectory."""
-AnyRollout = Callable[[Any, Any], Awaitable[Trajectory]]
+RolloutFunction = Callable[[Any, Any], Awaitable[Trajectory]]
+"""(model, or with several the tuple of them; scenario) -> the finished trajectory. If it raises, the rollout is unscored."""
 
 
 @dataclass(frozen=True)
@@ -73,37 +69,13 @@ class TrainerArguments(TrainerOptions):
     """The arguments of a Trainer."""
 
     model: TrainableModel | Sequence[TrainableModel]
-    rollout: AnyRollout
-    scenarios: Iterable[object]
-
-
-@dataclass(frozen=True)
-class OneModel(TrainerArguments):
-    """The arguments of a Trainer of one model."""
-
-    model: TrainableModel
     rollout: RolloutFunction
-
-
-@dataclass(frozen=True)
-class SeveralModels(TrainerArguments):
-    """The arguments of a Trainer of several models."""
-
-    model: Sequence[TrainableModel]
-    rollout: TeamRolloutFunction
+    scenarios: Iterable[object]
 
 
 class Trainer:
     """Trains one or several models on rollouts of `scenarios`. Several models play different roles in the same
     rollouts; each learns from its own calls. For the options see `TrainerOptions`. Raises ConfigError."""
-
-    @overload
-    @takes(OneModel, "Trainer")
-    def __init__(self, options: OneModel) -> None: ...
-
-    @overload
-    @takes(SeveralModels, "Trainer")
-    def __init__(self, options: SeveralModels) -> None: ...
 
     @takes(TrainerArguments, "Trainer")
     def __init__(self, options: TrainerArguments) -> None:
@@ -331,7 +303,7 @@ class Trainer:
         return await judged(groups, judge)
 
     async def _gather(
-        self, scenarios: Sequence[object], rollouts: int, rollout: AnyRollout, place: RolloutPlace
+        self, scenarios: Sequence[object], rollouts: int, rollout: RolloutFunction, place: RolloutPlace
     ) -> list[TrajectoryGroup]:
         """Run `rollouts` rollouts per scenario. Returns one group per scenario, which includes failed rollouts."""
 
@@ -356,7 +328,7 @@ class Trainer:
         check_choices(self.models, groups)
         return groups
 
-    async def _scored(self, rollout: AnyRollout, scenario: object) -> Trajectory:
+    async def _scored(self, rollout: RolloutFunction, scenario: object) -> Trajectory:
         """Run one rollout and compute its reward; None if it failed. A rollout that returns an exception is retried
         here; one that raises is retried by `_gather`."""
         trajectory = await rollout(self._rollout_argument, scenario)

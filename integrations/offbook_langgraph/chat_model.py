@@ -377,20 +377,6 @@ async def chat_model(
     return shared.model_copy(update={"model_name": name, "temperature": chosen, "longest": longest})
 
 
-def chat_model_at(
-    url: str, api_key: str | None, model: TrainableModel, temperature: float | None, step: int | None
-) -> ChatOffbook:
-    """Create a chat model for the server at `url`, which must know the model by name. Registers nothing.
-
-    Without `api_key`, the environment variable OFFBOOK_API_KEY is sent, if set.
-    """
-    root = url.rstrip("/").removesuffix("/v1")
-    key = api_key or os.environ.get("OFFBOOK_API_KEY") or "none"
-    return ChatOffbook(
-        model=model.inference_name(step), base_url=f"{root}/v1", api_key=SecretStr(key), temperature=temperature
-    )
-
-
 def in_own_loop(work: Coroutine[Any, Any, Result]) -> Result:
     """Run a coroutine from sync code, also inside a running event loop: in a thread, with a copy of this context."""
     with ThreadPoolExecutor(1) as pool:

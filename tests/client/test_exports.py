@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections import namedtuple
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,6 @@ from offbook.tiny import path as tiny_policy
 from tests.fakes.cutting_proxy import cutting_proxy
 
 NAME = "exported"
-Usage = namedtuple("Usage", "total used free")
 
 
 @dataclass(frozen=True)
@@ -165,13 +163,7 @@ def test_an_output_that_is_in_use_is_refused_before_anything_is_downloaded(serve
     assert files(tmp_path / "empty") == served.lora
 
 
-def test_a_disk_without_room_is_said_before_and_while_it_fills(
-    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patched:
-        patched.setattr(shutil, "disk_usage", lambda path: Usage(1, 1, 1000))
-        with pytest.raises(ConfigError, match=r"--output: .* has 0\.00 GiB free, and .* GiB are needed"):
-            download(served.url, tmp_path / "lora")
+def test_a_disk_without_room_is_said_while_it_fills(served: Served, tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
     try:

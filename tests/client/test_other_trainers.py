@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +35,6 @@ def test_options_of_a_local_backend_are_answered_with_ours(options: Any, says: s
 def test_an_internal_config_is_answered_with_the_places_of_its_options() -> None:
     with pytest.raises(ConfigError, match=r"no option '_internal_config': use TrainableModel\(lora=LoraOptions"):
         art.TrainableModel("agent", base_model="tiny", _internal_config={"init_args": {"max_seq_length": 64}})
-
-
-def test_kl_penalty_coef_of_a_train_config_is_the_loss_term(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING)
-    assert art.TrainConfig(learning_rate=1e-4, kl_penalty_coef=0.05) == offbook.TrainConfig(
-        learning_rate=1e-4, kl_coef=0.05
-    )
-    assert "kl_penalty_coef is taken as kl_coef=0.05" in caplog.text
 
 
 @pytest.mark.parametrize(

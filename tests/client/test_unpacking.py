@@ -83,7 +83,7 @@ def test_names_and_sizes_that_no_export_has_are_refused(tmp_path: Path, bad: tar
 
 
 def test_an_archive_of_very_many_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download, "MOST_FILES", 3)
+    monkeypatch.setattr(download, "MAX_FILES", 3)
     sent = archive(tmp_path / "sent.tar", *(entry(f"file-{number}") for number in range(4)))
     with pytest.raises(ServerError, match="more than 3 files"):
         unpack(sent, tmp_path / "inside", "http://box")

@@ -6,7 +6,7 @@ import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 from uuid import UUID
@@ -223,10 +223,6 @@ class ActiveCapture:
         if isinstance(self.runs, RecordedCalls):
             stand_in.on_recorded(partial(self.runs.note, origin=origin))
         return stand_in
-
-    def heard_by(self, runs: RunTree, outer: ActiveCapture | None) -> ActiveCapture:
-        """A copy whose LangChain events go to `runs` and whose enclosing capture is `outer`."""
-        return replace(self, runs=runs, outer=outer)
 
 
 _active: ContextVar[ActiveCapture | None] = ContextVar("offbook_langgraph_capture", default=None)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from types import FrameType, TracebackType
+from dataclasses import replace
+from types import FrameType
 from typing import Any, TypeAlias, cast
 from uuid import UUID
 
@@ -17,7 +19,7 @@ from langchain_core.tools import BaseTool
 from langgraph.errors import GraphBubbleUp
 
 from offbook import OffbookError, TrainableModel, Trajectory, current_trajectory
-from offbook.base.errors import ConfigError
+from offbook.base.errors import CaptureError, ConfigError
 from offbook.base.redaction import error_text
 from offbook.base.types import Call, CallOrigin, CallOutput, CallStatus, CallTrace, as_rollout_exception
 from offbook.client.endpoint_model import EndpointModel
@@ -87,7 +89,39 @@ def check_length(max_completion_tokens: int | None) -> None:
         )
 
 
-class capture:  # used like a function: `async with capture(model) as trajectory`
+class Block(ABC):
+    """A block that records calls under a trajectory, once."""
+
+    def __init__(self, scope: Scope, trajectory: Trajectory | None) -> None:
+        check_choice("scope", scope)
+        self._scope: Scope = scope
+        self._trajectory = trajectory if trajectory is not None else Trajectory()
+        self._faults: list[CaptureError] = []
+        self._stack = ExitStack()
+        self._used = False
+
+    def _begin(self) -> None:
+        install()
+        if self._used:
+            raise ConfigError(f"this {type(self).__name__} was used before: make one for each rollout or block")
+        self._used = True
+
+    @abstractmethod
+    def _end(self, error: BaseException | None) -> None: ...
+
+    def __exit__(self, *raised: Any) -> None:
+        """Write what was recorded on the trajectory. Raises a capture error that the app swallowed."""
+        error: BaseException | None = raised[1]
+        self._stack.close()
+        self._end(error)
+        if self._faults and error is not self._faults[0]:
+            raise self._faults[0] from error
+
+    async def __aexit__(self, *raised: Any) -> None:
+        self.__exit__(*raised)
+
+
+class capture(Block):  # used like a function: `async with capture(model) as trajectory`
     """Send the selected chat model calls of a block to `model` and record them under one trajectory.
 
     `with` and `async with` return the trajectory; it has the conversations when the block ends. Use one capture per rollout.
@@ -117,13 +151,12 @@ class capture:  # used like a function: `async with capture(model) as trajectory
         shared_state: SharedState = "error",
         train_on: TrainOn | None = None,
     ) -> None:
-        for option, value in (("scope", scope), ("on_leak", on_leak), ("shared_state", shared_state)):
-            check_choice(option, value)
+        super().__init__(scope, trajectory)
+        check_choice("on_leak", on_leak)
+        check_choice("shared_state", shared_state)
         check_length(max_completion_tokens)
         self._models = by_answerer(model, select)
         self._exclude = as_predicate(exclude, "exclude")
-        self._scope: Scope = scope
-        self._trajectory = trajectory if trajectory is not None else Trajectory()
         self._temperature = temperature
         self._longest = max_completion_tokens
         self._on_leak: OnLeak = on_leak
@@ -131,8 +164,7 @@ class capture:  # used like a function: `async with capture(model) as trajectory
         self._train_on = train_on
         self.counts = OriginCounts()
         self._recorded = RecordedCalls()
-        self._stack = ExitStack()
-        self._used = False
+        self._faults = self._recorded.faults
 
     def _limit(self) -> int:
         """Most tokens of a call, unless the app sets fewer."""
@@ -148,29 +180,16 @@ class capture:  # used like a function: `async with capture(model) as trajectory
     async def __aenter__(self) -> Trajectory:
         return self._enter(await self._routes())
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._exit(error)
-
     def __enter__(self) -> Trajectory:
         return self._enter(in_own_loop(self._routes()))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._exit(error)
-
     def _enter(self, routes: tuple[CallRoute, ...]) -> Trajectory:
-        install()
-        if self._used:
-            raise ConfigError("this capture was used before: make one for each rollout, `with capture(model): ...`")
-        self._used = True
-        self._active = ActiveCapture(
+        self._begin()
+        active_capture = ActiveCapture(
             routes=routes,
             trajectory=self._trajectory,
             runs=self._recorded,
-            faults=self._recorded.faults,
+            faults=self._faults,
             counts=self.counts,
             exclude=self._exclude,
             on_leak=self._on_leak,
@@ -178,15 +197,12 @@ class capture:  # used like a function: `async with capture(model) as trajectory
             outer=active(),
         )
         self._stack.enter_context(capturing(self._trajectory, process=self._scope == "process"))
-        self._stack.enter_context(activated(self._active, self._scope))
+        self._stack.enter_context(activated(active_capture, self._scope))
         return self._trajectory
 
-    def _exit(self, error: BaseException | None) -> None:
-        """Write metrics, weights and conversations on the trajectory. Raises a capture error that the app swallowed."""
-        self._stack.close()
+    def _end(self, error: BaseException | None) -> None:
         add_tool_note(error)
-        bases = {model.base_model for model in self._models if isinstance(model, TrainableModel)}
-        self._recorded.add_length_note(error, self._limit(), sorted(bases))
+        self._recorded.add_length_note(error, self._limit())
         self._trajectory.metrics[CAPTURED] = self._trajectory.metrics.get(CAPTURED, 0) + self._recorded.count
         self._recorded.close(self._trajectory, self._train_on)
         try:
@@ -195,11 +211,9 @@ class capture:  # used like a function: `async with capture(model) as trajectory
             self._trajectory.log(f"the conversations cannot be shown: {unreadable!r}")
         if self._trajectory.reward is None:
             self._trajectory.reward = logged_reward(self._trajectory)
-        if self._active.faults and error is not self._active.faults[0]:
-            raise self._active.faults[0] from error
 
 
-class observe:  # used like a function: `with observe() as trajectory`
+class observe(Block):  # used like a function: `with observe() as trajectory`
     """Record the chat model calls of a block on the app's own models, whatever their provider. Needs no server.
 
     `with` and `async with` return a trajectory. When the block ends it has the conversations as plain messages and choices,
@@ -222,20 +236,17 @@ class observe:  # used like a function: `with observe() as trajectory`
         on_leak: OnLeak = "warn",
         filter: TextFilter | None = None,
     ) -> None:
-        check_choice("scope", scope)
+        super().__init__(scope, trajectory)
         check_choice("on_leak", on_leak)
-        self._trajectory = trajectory if trajectory is not None else Trajectory()
-        self._scope: Scope = scope
         self._capture = ActiveCapture(
             trajectory=self._trajectory,
             exclude=as_predicate(exclude, "exclude"),
             watches=as_predicate(select, "select"),
             on_leak=on_leak,
+            faults=self._faults,
         )
         self._filter = filter
         self._watcher = Watcher(self._capture)
-        self._stack = ExitStack()
-        self._used = False
 
     @property
     def calls(self) -> list[CallTrace]:
@@ -243,40 +254,24 @@ class observe:  # used like a function: `with observe() as trajectory`
         return self._watcher.traces()
 
     def __enter__(self) -> Trajectory:
-        install()
-        if self._used:
-            raise ConfigError("this observation was used before: make one for each block, `with observe(): ...`")
-        self._used = True
-        capture = self._capture.heard_by(self._watcher, active())
+        self._begin()
+        capture = replace(self._capture, runs=self._watcher, outer=active())
         self._stack.enter_context(activated(capture, self._scope))
         return self._trajectory
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()
-        self._watcher.close(self._trajectory)
-        self._mask()
-        if isinstance(error, Exception) and current_trajectory() is not self._trajectory:
-            self._trajectory.exception = as_rollout_exception(error)
-        self._trajectory.finish()
-        if self._capture.faults and error is not self._capture.faults[0]:
-            raise self._capture.faults[0] from error
+    async def __aenter__(self) -> Trajectory:
+        return self.__enter__()
 
-    def _mask(self) -> None:
+    def _end(self, error: BaseException | None) -> None:
+        self._watcher.close(self._trajectory)
         masking = Masking(self._filter)
         for history in (self._trajectory, *self._trajectory.additional_histories):
             masking.filter_in_place(history)
         if masking.count:
             self._trajectory.metrics["masked_texts"] = masking.count
-
-    async def __aenter__(self) -> Trajectory:
-        return self.__enter__()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.__exit__(kind, error, trace)
+        if isinstance(error, Exception) and current_trajectory() is not self._trajectory:
+            self._trajectory.exception = as_rollout_exception(error)
+        self._trajectory.finish()
 
 
 class Watcher(RunTree):
@@ -311,8 +306,7 @@ class Watcher(RunTree):
             messages = answers(response)
             outputs = tuple(output_of(index, message) for index, message in enumerate(messages))
             call = self._keep(started, outputs, outputs[0].status if outputs else CallStatus.FAILED, None)
-            used = tokens_of(messages)
-            self._tokens[call.id] = (0, 0) if used is None else (used.prompt, used.completion)
+            self._tokens[call.id] = tokens_of(messages)
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         started = self._started.pop(run_id, None)

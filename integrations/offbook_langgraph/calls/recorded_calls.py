@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 from uuid import UUID
@@ -16,14 +15,11 @@ from offbook import History, Trajectory
 from offbook.base import clock
 from offbook.base.errors import CaptureError, ConfigError
 from offbook.base.types import CUT, Call, CallOrigin, CallOutput, CallStatus, Message, Sampling, Tool, new_id
-from offbook.client.rollouts.capture import BUNDLED, continues, histories_of, replayed
-from offbook.llms.prices import UsedTokens, used_tokens
+from offbook.client.rollouts.capture import continues, histories_of, replayed
 from offbook_langgraph.chat_model import MARK
 
 from .provider_formats import openai_tools
 from .run_tree import RunTree, tool_call_ids
-
-logger = logging.getLogger(__name__)
 
 FINISHED = {"length": CallStatus.TRUNCATED, "max_tokens": CallStatus.TRUNCATED, "MAX_TOKENS": CallStatus.TRUNCATED}
 """Finish reasons of providers for a truncated answer."""
@@ -132,25 +128,10 @@ def output_of(index: int, message: BaseMessage) -> CallOutput:
     )
 
 
-def tokens_of(messages: Sequence[BaseMessage]) -> UsedTokens | None:
-    """The tokens as the provider reported them with the first choice; None if it did not, or reported what is no count."""
+def tokens_of(messages: Sequence[BaseMessage]) -> tuple[int, int]:
+    """Tokens of prompt and completion as the provider reported them with the first choice; 0 if it did not."""
     usage = next((message.usage_metadata for message in messages if isinstance(message, AIMessage)), None)
-    if usage is None:
-        return None
-    details: Mapping[str, Any] = usage.get("input_token_details") or {}
-    lifetimes = {name: details.get(name) or 0 for name in ("ephemeral_5m_input_tokens", "ephemeral_1h_input_tokens")}
-    written = {"cache_write_tokens": (details.get("cache_creation") or 0) + sum(lifetimes.values())}
-    chat = {
-        "prompt_tokens": usage["input_tokens"],
-        "completion_tokens": usage["output_tokens"],
-        "prompt_tokens_details": {"cached_tokens": details.get("cache_read"), **written},
-        "cache_creation": lifetimes,
-    }
-    try:
-        return used_tokens({"usage": chat})
-    except ValueError as error:
-        logger.warning("the tokens of an answer are unknown: %s", error)
-        return None
+    return (0, 0) if usage is None else (usage["input_tokens"], usage["output_tokens"])
 
 
 TrainOn = Callable[[CallOrigin], bool | float]
@@ -220,20 +201,15 @@ class RecordedCalls(RunTree):
                 calls.append(started.ended(trajectory, outputs, outputs[0].status, **recorded))
         show(trajectory, calls, marked=True)
 
-    def add_length_note(self, error: BaseException | None, longest: int, bases: Iterable[str]) -> None:
+    def add_length_note(self, error: BaseException | None, longest: int) -> None:
         """Add a note to an exception if calls were truncated: an app that reads the answer fails in ways of its own.
 
-        `longest`: the limit of a call in tokens. `bases`: the base models, since the bundled ones write little."""
+        `longest`: the limit of a call in tokens."""
         outputs = [output_of(0, messages[0]) for _, messages in list(self._answered)]
         cut = sum(output.status is CallStatus.TRUNCATED for output in outputs)
         if not cut or not isinstance(error, Exception) or any(CUT in note for note in getattr(error, "__notes__", ())):
             return
-        limits = "".join(
-            f". {BUNDLED[base]}, no other JSON: use another base for structured output"
-            for base in bases
-            if base in BUNDLED
-        )
-        error.add_note(f"{CUT}{cut} of {len(outputs)} model calls, at most {longest} tokens each{limits}")
+        error.add_note(f"{CUT}{cut} of {len(outputs)} model calls, at most {longest} tokens each")
 
     def _is_unused(self, call_id: str) -> bool:
         run = self._run_of.get(call_id)

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import contextvars
 import functools
 import inspect
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
@@ -23,6 +19,7 @@ from langgraph.types import Command, Interrupt
 from offbook import RewardResult, Trajectory
 from offbook.base.errors import CaptureError, ConfigError, RolloutError
 from offbook.base.options import RunOptions, option
+from offbook.base.sync_calls import in_own_thread
 from offbook.base.types import Message, as_rollout_exception
 from offbook.client.rollouts.capture import capturing, logged_reward
 from offbook.contracts import Judge
@@ -227,35 +224,6 @@ def positional(function: Callable[..., Any]) -> list[inspect.Parameter]:
     except (TypeError, ValueError):
         return [inspect.Parameter("scenario", inspect.Parameter.POSITIONAL_ONLY)]
     return [parameter for parameter in parameters if parameter.kind in kinds]
-
-
-async def in_own_thread(work: Callable[[], Any]) -> Any:
-    """Run blocking work in a new thread with a copy of this context. A cancelled caller does not stop the thread."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[Any] = loop.create_future()
-    context = contextvars.copy_context()
-
-    def settle(result: Any, error: BaseException | None) -> None:
-        if not done.done():
-            if error is None:
-                done.set_result(result)
-            else:
-                done.set_exception(error)
-
-    def run() -> None:
-        result, error = None, None
-        try:
-            result = context.run(work)
-        except StopIteration as raised:  # a future rejects StopIteration
-            error = RuntimeError(f"the function raised {raised!r}")
-            error.__cause__ = raised
-        except BaseException as raised:  # noqa: BLE001  # passed on to the awaiting task
-            error = raised
-        with contextlib.suppress(RuntimeError):  # the loop has ended, so nothing waits for the result
-            loop.call_soon_threadsafe(settle, result, error)
-
-    threading.Thread(target=run, name="offbook-rollout", daemon=True).start()
-    return await done
 
 
 Reward: TypeAlias = Callable[[Any, Any], object] | Literal["logged"]

@@ -7,10 +7,10 @@ import copy
 import functools
 import inspect
 import types
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping
 from contextvars import copy_context
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Protocol, cast
+from typing import Any, TypeAlias, cast
 
 from langchain_core.runnables import Runnable, RunnableBinding, RunnableSequence
 from pydantic import SecretStr
@@ -25,13 +25,11 @@ from offbook_langgraph.calls.active_capture import (
     activated,
 )
 from offbook_langgraph.calls.capture_block import Models
-from offbook_langgraph.calls.fallback_calls import Chooser, FallbackChat
 from offbook_langgraph.calls.langchain_patches import install
 from offbook_langgraph.calls.origins import Predicate
 from offbook_langgraph.chat_model import (
     ChatOffbook,
     chat_model,
-    chat_model_at,
     in_own_loop,
 )
 
@@ -97,9 +95,12 @@ class Serving:
     async def _target(self, model: TrainableModel) -> ChatOffbook:
         chosen = self.options
         step = chosen.step.get(model.name) if isinstance(chosen.step, Mapping) else chosen.step
-        if chosen.url is not None:
-            return chat_model_at(chosen.url, chosen.api_key, model, chosen.temperature, step)
-        return await chat_model(model, chosen.temperature, step)
+        if chosen.url is None:
+            return await chat_model(model, chosen.temperature, step)
+        connection: dict[str, Any] = {"base_url": chosen.url}
+        if chosen.api_key is not None:
+            connection["api_key"] = SecretStr(chosen.api_key)
+        return ChatOffbook(model=model.inference_name(step), temperature=chosen.temperature, **connection)
 
 
 @dataclass(frozen=True)
@@ -108,27 +109,6 @@ class FallbackServing:
 
     routes: tuple[CallRoute, ...]
     exclude: Predicate | None
-
-    @classmethod
-    def at(
-        cls,
-        url: str,
-        api_key: str | None,
-        temperature: float | None,
-        targets: Sequence[tuple[TrainableModel, Predicate | None, Chooser]],
-        exclude: Predicate | None,
-    ) -> FallbackServing:
-        """Over the server at `url`: for each trained model the calls that it takes, and who chooses."""
-        routes: list[CallRoute] = []
-        for model, select, chooser in targets:
-            target = FallbackChat(
-                model=model.name,
-                base_url=f"{url}/v1",
-                api_key=SecretStr(api_key or "none"),
-                temperature=temperature,
-            )
-            routes.append(CallRoute(target.chosen_by(chooser), select))
-        return cls(tuple(routes), exclude)
 
     async def capture(self) -> ActiveCapture:
         """Create the capture that asks the choosers."""
@@ -140,12 +120,8 @@ class FallbackServing:
         return ActiveCapture(routes=self.routes, exclude=self.exclude, fallback=True)
 
 
-class CaptureSource(Protocol):
-    """How the calls of an app are answered: a capture for each run."""
-
-    async def capture(self) -> ActiveCapture: ...
-
-    def capture_now(self) -> ActiveCapture: ...
+CaptureSource: TypeAlias = Serving | FallbackServing
+"""How the calls of an app are answered: a capture for each run."""
 
 
 def serving_function(function: Callable[..., Any], serving: CaptureSource) -> Callable[..., Any]:

@@ -11,6 +11,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast, get_type_hints, overl
 
 from langchain_core.runnables import Runnable
 from langgraph.graph import StateGraph  # pyright: ignore[reportMissingTypeStubs]
+from pydantic import SecretStr
 
 from offbook import (
     Model,
@@ -26,6 +27,7 @@ from offbook.trainer.evaluate import Evaluation
 from offbook.trainer.judging import check_judge
 from offbook.trainer.options import EvaluateOptions, TrainerOptions, TrainOptions
 from offbook.trainer.report import TrainReport
+from offbook_langgraph.calls.active_capture import CallRoute
 from offbook_langgraph.calls.capture_block import (
     Answerers,
     Models,
@@ -33,7 +35,7 @@ from offbook_langgraph.calls.capture_block import (
     check_choice,
     check_length,
 )
-from offbook_langgraph.calls.fallback_calls import Chooser
+from offbook_langgraph.calls.fallback_calls import Chooser, FallbackChat
 from offbook_langgraph.calls.origins import OWN_MODEL, OriginCounts, as_predicate
 from offbook_langgraph.chat_model import Answering
 
@@ -280,10 +282,14 @@ class TrainingMethods:
         """Return the app on its own models; a model of the server at `url` answers a call if `chooser`, made once for each trained
         model, chooses it and it does not fail. Nothing is recorded."""
         options = self._app_options
-        models = by_model(options.models(), options.select)
-        targets = [(model, select, chooser(model)) for model, select in models.items()]
-        exclude = as_predicate(options.exclude, "exclude")
-        return self._served(FallbackServing.at(url, api_key, temperature, targets, exclude))
+        connection: dict[str, Any] = {"base_url": f"{url}/v1", "api_key": SecretStr(api_key or "none")}
+        routes = tuple(
+            CallRoute(
+                FallbackChat(model=model.name, temperature=temperature, **connection).chosen_by(chooser(model)), select
+            )
+            for model, select in by_model(options.models(), options.select).items()
+        )
+        return self._served(FallbackServing(routes, as_predicate(options.exclude, "exclude")))
 
     def _served(self, serving: CaptureSource) -> Any:
         raise NotImplementedError

@@ -6,10 +6,9 @@ Losses, advantages and layouts never take these objects: their callers pass scal
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, Self, cast
+from typing import Annotated, Any, ClassVar, Literal, Self
 from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
@@ -53,8 +52,6 @@ def teacher_endpoint(teacher: str) -> TeacherEndpoint | None:
         )
     return TeacherEndpoint(model, root.removesuffix("/v1"))
 
-
-logger = logging.getLogger("offbook")
 
 RewardLossName = Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo"]
 LossName = Literal[RewardLossName, "cross_entropy"]
@@ -287,19 +284,6 @@ class TrainConfig(Options):
         "recorded; 1: never",
     )
     seed: int = Field(default=0, ge=0, lt=2**63, description="seed of the step's random numbers: the adapter's dropout")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _take_the_equivalent(cls, values: Any) -> Any:
-        if isinstance(values, dict) and "kl_penalty_coef" in values:
-            values = {**cast(dict[str, Any], values)}
-            values["kl_coef"] = values.pop("kl_penalty_coef")
-            logger.warning(
-                "kl_penalty_coef is taken as kl_coef=%r: here the KL to the base is a term of the loss, not of the "
-                "advantage",
-                values["kl_coef"],
-            )
-        return cast(Any, values)
 
     @model_validator(mode="after")
     def _without_teacher(self) -> Self:

@@ -1,11 +1,14 @@
-"""The sync twins of async methods, `train` of `atrain` and so on, and jobs that end together."""
+"""The sync twins of async methods, `train` of `atrain` and so on, jobs that end together, and blocking work in a thread."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from contextvars import copy_context
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
@@ -69,3 +72,33 @@ async def gather_all(jobs: Sequence[Awaitable[Result]]) -> list[Result]:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         raise
+
+
+async def in_own_thread(work: Callable[[], Result]) -> Result:
+    """Run blocking work in a new thread with a copy of this context. A cancelled caller does not stop the thread, and the end of
+    the process does not wait for it, as it does for the threads of an executor."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Result] = loop.create_future()
+    context = copy_context()
+
+    def settle(result: Any, error: BaseException | None) -> None:
+        if not done.done():
+            if error is None:
+                done.set_result(result)
+            else:
+                done.set_exception(error)
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = context.run(work)
+        except StopIteration as raised:  # a future rejects StopIteration
+            error = RuntimeError(f"the function raised {raised!r}")
+            error.__cause__ = raised
+        except BaseException as raised:  # noqa: BLE001  # passed on to the awaiting task
+            error = raised
+        with suppress(RuntimeError):  # the loop has ended, so nothing waits for the result
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, name="offbook-work", daemon=True).start()
+    return await done

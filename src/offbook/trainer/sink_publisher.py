@@ -25,9 +25,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 
 from offbook.base import clock
@@ -35,6 +33,7 @@ from offbook.base.alerts import signs
 from offbook.base.config import TrainConfig
 from offbook.base.errors import OffbookError
 from offbook.base.redaction import Redaction, error_text
+from offbook.base.sync_calls import in_own_thread
 from offbook.base.types import Json, TrajectoryGroup
 from offbook.contracts import (
     Alert,
@@ -126,7 +125,7 @@ class SinkPublisher:
 
 
 async def _check(sink: TraceSink) -> None:
-    check = asyncio.wrap_future(_in_background(sink.check))
+    check = asyncio.ensure_future(in_own_thread(sink.check))
     done, _ = await asyncio.wait([check], timeout=CHECK_SECONDS)
     error = check.exception() if done else TimeoutError(f"no answer within {CHECK_SECONDS:g} s")
     check.cancel()
@@ -137,21 +136,6 @@ async def _check(sink: TraceSink) -> None:
         logger.warning(
             "trace sink %r does not answer, what it misses is sent again when the run ends: %s", sink_name(sink), why
         )
-
-
-def _in_background(work: Callable[[], None]) -> Future[None]:
-    """Run it in a thread that the end of the process does not wait for, as it does for the threads of an executor."""
-    future = Future[None]()
-    future.set_running_or_notify_cancel()  # from now on the thread sets the result, whoever has stopped waiting
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except Exception as error:  # noqa: BLE001  # a sink is third-party code; the waiting side looks at the error
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="offbook-trace-check", daemon=True).start()
-    return future
 
 
 def _ids(groups: Sequence[TrajectoryGroup]) -> tuple[str, ...]:

@@ -33,8 +33,7 @@ from .progress import Bar
 logger = logging.getLogger("offbook")
 
 MIB = 2**20
-GIB = 2**30
-MOST_FILES = 10_000
+MAX_FILES = 10_000
 """Files of an export."""
 BAD_NAMES = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EILSEQ)
 """Errors of names that an archive chose."""
@@ -50,7 +49,7 @@ async def download_export(
 ) -> Path:
     """Write a step's export to the new or empty folder `output` and return its absolute path. `show` gets its note.
 
-    Raises ConfigError when the folder cannot be written or the disk has too little room, ServerError when the server
+    Raises ConfigError when the folder cannot be written, ServerError when the server
     rejects the request or sends a damaged or unsafe archive.
     """
     target = Path(os.path.abspath(output))
@@ -59,7 +58,6 @@ async def download_export(
         archive = await api.archive(model, step, ArchiveRequest(format=format))
         target.parent.mkdir(parents=True, exist_ok=True)
         part = target.with_name(f".{target.name}.{archive.sha256[:16]}.part")
-        _check_room(target, part, archive.size)
         await _fetch(api, archive, part)
         await _check_digest(api, archive, part)
         await asyncio.to_thread(_place, part, target, api.url)
@@ -84,11 +82,11 @@ def unpack(archive: Path, folder: Path, sender: str) -> None:
     try:
         with tarfile.open(archive, "r:") as tar:
             for number, entry in enumerate(tar, 1):
-                if number > MOST_FILES or not _is_plain(entry):
+                if number > MAX_FILES or not _is_plain(entry):
                     raise ServerError(
                         f"{sender} sent an archive with {entry.name!r:.200}, which is not a regular file inside the folder"
-                        if number <= MOST_FILES
-                        else f"{sender} sent an archive of more than {MOST_FILES} files"
+                        if number <= MAX_FILES
+                        else f"{sender} sent an archive of more than {MAX_FILES} files"
                     )
                 _write(tar, entry, folder / entry.name)
     except (tarfile.TarError, ValueError) as error:  # ValueError: numbers and names in extended headers
@@ -125,17 +123,6 @@ def _check_free(target: Path) -> None:
     if target.exists() or target.is_symlink():
         kind = "a folder that is not empty" if target.is_dir() else "not a folder"
         raise ConfigError(f"--output: {target} exists and is {kind}; name a new folder")
-
-
-def _check_room(target: Path, part: Path, size: int) -> None:
-    """Raise ConfigError unless there is room for the archive and its unpacked files at the same time."""
-    needed = 2 * size - _size(part)
-    free = shutil.disk_usage(target.parent).free
-    if free < needed:
-        raise ConfigError(
-            f"--output: {target.parent} has {free / GIB:.2f} GiB free, and {needed / GIB:.2f} GiB are needed: twice the export, "
-            "which is downloaded and then unpacked"
-        )
 
 
 async def _fetch(api: Api, archive: ArchiveState, part: Path) -> None:

@@ -364,12 +364,6 @@ def _choice(call: Call, marked: bool) -> Choice:
 MAX_COMPLETION_TOKENS = 1024
 """Default limit of a rollout's completions, in tokens."""
 
-BUNDLED = {
-    "tiny": "tiny answers with calls of tools that have one string argument",
-    "tiny-mcp": "tiny-mcp answers with calls of tools that have up to three arguments",
-}
-"""What the bundled bases can write, for failures of calls that want something else."""
-
 _temperature: ContextVar[float | None] = ContextVar("offbook_temperature", default=None)
 _completion_limit: ContextVar[int | None] = ContextVar("offbook_completion_limit", default=None)
 

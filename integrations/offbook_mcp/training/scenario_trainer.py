@@ -13,10 +13,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from offbook import TrainableModel, Trainer, TrajectoryGroup
 from offbook.base.text import one_line
-from offbook.trainer.messages import SOLVED
 from offbook_mcp.rollouts.rollout import McpRollout
 from offbook_mcp.scenarios.scenario import McpScenario
 
+SOLVED = 0.9
+"""Success before training that leaves little to learn."""
 RISES_AT = 0.6
 """Mean success at the hardest open difficulty that opens the next one."""
 LONGEST = 8

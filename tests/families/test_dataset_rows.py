@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -33,7 +33,7 @@ def test_a_prompt_of_a_dataset_row_has_no_arguments_of_other_tools(
     import datasets
 
     row: dict[str, Any] = {"id": "a", "tools": [TOOL, WEATHER], "messages": MESSAGES if family.shows_tools else ASKED}
-    [scenario] = unpadded(datasets.Dataset.from_list([row]))
+    [scenario] = cast(Iterable[dict[str, Any]], unpadded(datasets.Dataset.from_list([row])))
     tokenizer = make_tokenizer(family)
 
     def prompt(messages: Any, tools: Any) -> str:

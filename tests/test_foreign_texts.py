@@ -39,7 +39,7 @@ from offbook_mcp.rollouts.rewards import answer_score
 from offbook_mcp.scenarios.error_texts import reads_like_error
 from offbook_mcp.scenarios.harvest import is_empty, leaves_of, values_for
 from offbook_mcp.tools.result_values import digest_of, scalars_of, structure_of
-from offbook_mcp.tools.results import bounded_text
+from offbook_mcp.tools.rollout_tools import bounded_text
 from offbook_sinks.spans import _parsed
 
 LENGTH = 50_000

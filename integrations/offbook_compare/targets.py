@@ -214,5 +214,5 @@ def load_server(text: str, **options: Any) -> ServerTarget | None:
     Raises ConfigError, MissingExtraError."""
     if not text.startswith(MCP):
         return None
-    named: Any = importlib.import_module("offbook_mcp.commands.model_options")
+    named: Any = importlib.import_module("offbook_mcp.commands.options")
     return named.named_trainer(text.removeprefix(MCP), **options)

@@ -36,8 +36,7 @@ try:
     from .scenarios.generate import generate_scenarios
     from .scenarios.scenario import McpScenario, ScenarioSet, load_scenarios, save_scenarios
     from .tools.mcp_tools import mcp_tools
-    from .tools.results import ToolResult
-    from .tools.rollout_tools import RolloutTools
+    from .tools.rollout_tools import RolloutTools, ToolResult
     from .tools.tool import ServerDescription, ServerTool, ToolKind
     from .tools.toolset import ModelTool, Toolset
     from .training.mcp_trainer import MCPTrainer

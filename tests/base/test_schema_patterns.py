@@ -10,7 +10,7 @@ from jsonschema import Draft7Validator, Draft201909Validator, Draft202012Validat
 from jsonschema.exceptions import ValidationError
 
 from offbook.base.errors import ConfigError
-from offbook.base.schema_patterns import SlowPatternError, longest_text, with_timed_patterns
+from offbook.base.schema_patterns import SlowPatternError, with_timed_patterns
 from offbook.base.types import Json
 from offbook.rewards import json_valid
 from offbook.rewards.reward_parts import answer_fault, schema_validator
@@ -72,11 +72,3 @@ def test_an_answers_check_ends_in_time_however_many_patterns_are_slow() -> None:
 def test_a_slow_expression_of_target_modules_is_refused_in_time() -> None:
     with pytest.raises(Exception, match="takes longer than 1 s"):
         check_target_modules(SLOW, [TEXT, "q_proj"])
-
-
-@pytest.mark.parametrize(
-    ("pattern", "characters"),
-    [("", 0), ("abc", 3), ("a{3}b?", 4), ("a*", 100), ("(a{200}){1,3}", 600), ("((a+)+)+", 10**6), ("a|bc", 3)],
-)
-def test_the_longest_text_of_a_pattern_multiplies_nested_repeats(pattern: str, characters: int) -> None:
-    assert longest_text(pattern, 100) == characters

@@ -18,7 +18,7 @@ from offbook.base.errors import install_command
 from offbook.commands.main import guarded
 from offbook_mcp import Limits, Target
 from offbook_mcp.commands import app
-from offbook_mcp.commands.target_command import on_target
+from offbook_mcp.commands.options import on_target
 from tests.mcp_adapter.conftest import SERVERS, python_module
 from tests.paths import ROOT
 

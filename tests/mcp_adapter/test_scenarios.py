@@ -15,7 +15,7 @@ from offbook_mcp.scenarios.explore import Exploration, explore
 from offbook_mcp.scenarios.generate import generate_scenarios
 from offbook_mcp.scenarios.harvest import strings_of
 from offbook_mcp.scenarios.scenario import CheckKind, ScenarioSet, combinations, load_scenarios, save_scenarios
-from offbook_mcp.tools.results import ToolResult
+from offbook_mcp.tools.rollout_tools import ToolResult
 from tests.mcp_adapter.conftest import misbehaving, python_module
 from tests.mcp_adapter.servers import library_server
 

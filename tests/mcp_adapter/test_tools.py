@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from offbook.base.errors import ConfigError
 from offbook.base.text import one_line, printable
 from offbook_mcp import ServerDescription, ServerPool, ServerTool, Target
-from offbook_mcp.tools.results import as_tool_result
+from offbook_mcp.tools.rollout_tools import as_tool_result
 from offbook_mcp.tools.schemas import simplified
 from offbook_mcp.tools.tool import fingerprint
 from offbook_mcp.tools.toolset import make_toolset

@@ -13,8 +13,7 @@ from offbook_mcp import ScenarioSet, Target
 from offbook_mcp.connection.servers import InProcessServer
 from offbook_mcp.scenarios import execution
 from offbook_mcp.scenarios.generate import generate_scenarios
-from offbook_mcp.scenarios.sampler import DraftCall, Pick
-from offbook_mcp.scenarios.task_plans import Plan, PlanKind
+from offbook_mcp.scenarios.sampler import DraftCall, Pick, Plan, PlanKind
 from offbook_mcp.scenarios.wording import actions, phrases_of, says_nothing, task_of, tells_its_calls
 from offbook_mcp.tools.tool import Schema
 from tests.mcp_adapter.servers import shapes_server

@@ -15,7 +15,7 @@ from offbook_mcp.connection.pool import ServerPool
 from offbook_mcp.connection.target import Target
 
 from . import scenarios as scenario_commands
-from .target_command import on_target
+from .options import on_target
 from .training import add_training_commands
 
 app = typer.Typer(

@@ -32,7 +32,7 @@ from offbook_mcp.tools.toolset import Toolset
 from offbook_mcp.training.defaults import defaults_for
 from offbook_mcp.training.mcp_trainer import MCPTrainerOptions, ModelAtStep
 
-from .model_options import BaseModel, ModelName, ServerDir, ServerUrl, model_from
+from .options import BaseModel, ModelName, ServerDir, ServerUrl, model_from
 from .permissions import typed_lines
 
 _SHOWN_ARGUMENTS, _SHOWN_RESULT = 200, 300

@@ -22,7 +22,6 @@ from offbook_mcp.scenarios.explore import Exploration
 from offbook_mcp.scenarios.explore import explore as explore_server
 from offbook_mcp.scenarios.from_llm import questions_for
 from offbook_mcp.scenarios.generate import few_held_out, generate_scenarios
-from offbook_mcp.scenarios.harvest import SHORT
 from offbook_mcp.scenarios.scenario import ScenarioSet, save_scenarios
 
 Seed = Annotated[int, more_option(help="random seed for values and tasks")]
@@ -112,7 +111,7 @@ def exploration_lines(pool: ServerPool, exploration: Exploration) -> Iterator[st
             yield f"  {one_line(repr(dict(observation.arguments)), 100)} -> {one_line(observation.text, 100)}"
         if error := exploration.first_error(tool.name):
             yield f"  {'refused' if errors else 'empty'}, such as {error}"
-    places = [(place, values) for place, values in exploration.sampler.places.items() if not place.endswith(SHORT)]
+    places = list(exploration.sampler.places.items())
     if places:
         yield ""
         yield "Values that other calls can use:"

@@ -56,7 +56,7 @@ from offbook_mcp.training.defaults import defaults_for
 from offbook_mcp.training.mcp_trainer import MCPTrainerOptions, ModelAtStep
 from offbook_mcp.training.scenario_source import scenario_file
 
-from .model_options import BaseModel, ModelName, ServerDir, ServerUrl, model_from
+from .options import BaseModel, ModelName, ServerDir, ServerUrl, model_from
 
 logger = logging.getLogger("offbook")
 

@@ -25,16 +25,16 @@ from offbook_mcp.training.mcp_trainer import MCPTrainer, MCPTrainerOptions
 from offbook_mcp.training.scenario_trainer import tool_lines
 
 from .chat import talk
-from .model_options import (
+from .options import (
     BaseModel,
     ModelName,
     ScenarioFile,
     ServerDir,
     ServerUrl,
     model_from,
+    on_target,
 )
 from .serve import serve
-from .target_command import on_target
 
 STEPS = 20
 Writer = Annotated[

@@ -19,8 +19,7 @@ from offbook.base.redaction import error_text
 from offbook.base.sync_calls import gather_all
 from offbook.base.types import ToolRun
 from offbook_mcp.rollouts.argument_score import result_digest
-from offbook_mcp.tools.results import ToolResult, bounded_text
-from offbook_mcp.tools.rollout_tools import RolloutTools
+from offbook_mcp.tools.rollout_tools import RolloutTools, ToolResult, bounded_text
 
 from .rewards import Arguments, EpisodeEnd, PolicyCall, ToolEpisode
 

@@ -15,8 +15,7 @@ from typing import cast
 
 from offbook.base.text import word_list
 from offbook_mcp.tools.result_values import digest_of
-from offbook_mcp.tools.results import ToolResult
-from offbook_mcp.tools.rollout_tools import RolloutTools
+from offbook_mcp.tools.rollout_tools import RolloutTools, ToolResult
 from offbook_mcp.tools.tool import Schema, ToolKind
 from offbook_mcp.tools.toolset import ModelTool
 

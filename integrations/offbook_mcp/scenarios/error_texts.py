@@ -9,7 +9,7 @@ from typing import cast
 
 from offbook.base.text import word_list
 from offbook_mcp.tools.result_values import scalars_of
-from offbook_mcp.tools.results import ToolResult
+from offbook_mcp.tools.rollout_tools import ToolResult
 
 from .harvest import words_of
 

@@ -16,12 +16,11 @@ from offbook.base.text import counted, one_line
 from offbook_mcp.connection.pool import ServerPool
 from offbook_mcp.errors import McpServerError, McpStartError, McpToolsChangedError
 from offbook_mcp.rollouts.argument_score import result_digest
-from offbook_mcp.tools.results import ToolResult
-from offbook_mcp.tools.rollout_tools import RolloutTools
+from offbook_mcp.tools.rollout_tools import RolloutTools, ToolResult
 from offbook_mcp.tools.tool import ToolKind
 
 from .explore import Exploration, answered, too_slow
-from .harvest import SHORT, Leaf, comma_list, is_dated, leaves_of, strings_of
+from .harvest import Leaf, comma_list, is_dated, leaves_of, strings_of
 from .scenario import (
     CheckKind,
     McpScenario,
@@ -97,7 +96,7 @@ def _named(leaves: Sequence[Leaf], answered: Answered) -> list[Leaf]:
         leaf
         for leaf in leaves
         if places[leaf.place] == names[leaf.words] == 1
-        and not leaf.place.endswith(("lines", "list", SHORT, "]", "}"))
+        and not leaf.place.endswith(("lines", "list", "]", "}"))
         and leaf.words[-1] not in answered.tool.split("_")
         and not leaf.words[-1].isdigit()
         and len(_shown(leaf)) > 1
@@ -111,8 +110,7 @@ def _name_in_result(leaf: Leaf) -> str:
     return " ".join(dict.fromkeys(words if len(words) == len(leaf.words) else leaf.words))
 
 
-def _listed(leaves: Sequence[Leaf]) -> list[Leaf]:
-    leaves = [leaf for leaf in leaves if not leaf.place.endswith(SHORT)]
+def _listed(leaves: list[Leaf]) -> list[Leaf]:
     values = {leaf.value for leaf in leaves}
     same = len({leaf.place.replace("[FILE]", "[DIR]") for leaf in leaves}) == 1
     return leaves if same and len(leaves) == len(values) <= _MAX_LISTED else []

@@ -14,8 +14,7 @@ from offbook.base.errors import ConfigError
 from offbook.base.text import one_line
 from offbook_mcp.connection.pool import ServerPool
 from offbook_mcp.errors import McpServerError, McpToolsChangedError
-from offbook_mcp.tools.results import ToolResult
-from offbook_mcp.tools.rollout_tools import RolloutTools
+from offbook_mcp.tools.rollout_tools import RolloutTools, ToolResult
 from offbook_mcp.tools.tool import Schema, ToolKind
 from offbook_mcp.tools.toolset import ModelTool
 

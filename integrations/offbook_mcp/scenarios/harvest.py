@@ -13,7 +13,7 @@ from itertools import islice
 from typing import TypeAlias, cast
 
 from offbook_mcp.connection.servers import ROLLOUT_DIR
-from offbook_mcp.tools.results import ToolResult
+from offbook_mcp.tools.rollout_tools import ToolResult
 from offbook_mcp.tools.tool import is_verb
 
 Scalar: TypeAlias = str | int | float | bool
@@ -24,9 +24,7 @@ _MAX_LEAVES = 400
 _MAX_READ = 2_000
 """Values of a result that are looked at: the words of a new name take a millisecond."""
 _DEEPEST = 8
-SHORT = " (short)"
-_HASH = re.compile(r"[0-9a-f]{32,64}")
-_LABELLED = re.compile(r"([^\W\d_][\w /-]{0,30}): +(.+)")
+_LABELLED = re.compile(r"\**([^\W\d_][\w /-]{0,30}?)\**:\** +(.+)")
 _MARKED = re.compile(r"\[([A-Za-z]+)\] +(.+)")
 _BULLET = re.compile(r"(?:[-*+•]|(?<!\d)\d+[.)])\s+")
 _WRAPPERS = {"result", "content", "text"}
@@ -36,14 +34,13 @@ _WRAPPERS = {"result", "content", "text"}
 class Leaf:
     """One value of a tool result.
 
-    `place` is the tool and the path, such as "read_graph: entities[].name"; `words` are the words of the path. Values with
-    the same `record` come from one JSON object. `context` has the texts of the call's arguments.
+    `place` is the tool and the path, such as "read_graph: entities[].name"; `words` are the words of the path.
+    `context` has the texts of the call's arguments.
     """
 
     value: Scalar
     place: str
     words: tuple[str, ...]
-    record: str = ""
     context: frozenset[str] = frozenset()
 
 
@@ -70,13 +67,13 @@ def _singular_noun() -> Callable[[str], str | bool]:
 def leaves_of(tool: str, arguments: Mapping[str, object], result: ToolResult) -> tuple[Leaf, ...]:
     """The values of a result that could be arguments of other calls.
 
-    Values that repeat an argument are left out, and those that the model does not see since the result is cut. The first 8 digits of a long hash are an additional value.
+    Values that repeat an argument are left out, and those that the model does not see since the result is cut.
     """
     context = frozenset(text for text in strings_of(arguments) if text)
     folder = _folder(arguments)
     about = tuple(word for word in words_of(tool) if not is_verb(word)) or words_of(tool)
     leaves: list[Leaf] = []
-    for value, place, words, record in islice(_values(result), _MAX_READ):
+    for value, place, words in islice(_values(result), _MAX_READ):
         if len(leaves) >= _MAX_LEAVES:
             break
         usable = usable_value(value)
@@ -85,9 +82,7 @@ def leaves_of(tool: str, arguments: Mapping[str, object], result: ToolResult) ->
         if place[:1] == "[" and place[1:2].isalpha() and isinstance(usable, str) and folder:
             usable = f"{folder}/{usable}"
         words = words or about
-        leaves.append(Leaf(usable, f"{tool}: {place}", words, record, context))
-        if isinstance(usable, str) and _HASH.fullmatch(usable):
-            leaves.append(Leaf(usable[:8], f"{tool}: {place}{SHORT}", words, record, context))
+        leaves.append(Leaf(usable, f"{tool}: {place}", words, context))
     return tuple(dict.fromkeys(leaves))
 
 
@@ -139,37 +134,35 @@ def _hollow(value: object) -> bool:
     return value is None or value == ""
 
 
-FoundValue: TypeAlias = tuple[object, str, tuple[str, ...], str]
+PlacedValue: TypeAlias = tuple[object, str, tuple[str, ...]]
 
 
-def _values(result: ToolResult) -> Iterator[FoundValue]:
+def _values(result: ToolResult) -> Iterator[PlacedValue]:
     if result.values is not None:
-        yield from _walk(result.values, "", (), "", 0)
+        yield from _walk(result.values, "", (), 0)
     else:
         yield from _lines(result.text.rpartition("\n[cut here")[0].rpartition("\n")[0] if result.cut else result.text)
 
 
-def _walk(value: object, path: str, words: tuple[str, ...], record: str, depth: int) -> Iterator[FoundValue]:
+def _walk(value: object, path: str, words: tuple[str, ...], depth: int) -> Iterator[PlacedValue]:
     if depth > _DEEPEST:
         return
     if isinstance(value, dict):
         named_values = cast(dict[str, object], value)
         if _is_index(named_values):
-            yield from ((key, f"{path}{{}}", words, f"{record}/{path}{key}") for key in named_values)
+            yield from ((key, f"{path}{{}}", words) for key in named_values)
         for key, inner_value in named_values.items():
             inner = f"{path}.{key}".lstrip(".")
             named = words if key in _WRAPPERS and not path else (*words, *words_of(key))
-            yield from _walk(inner_value, inner, named, record, depth + 1)
+            yield from _walk(inner_value, inner, named, depth + 1)
     elif isinstance(value, list):
-        for number, inner_value in enumerate(cast(list[object], value)):
-            item: object = inner_value
-            inner = f"{record}/{path}{number}" if isinstance(item, dict) else record
-            yield from _walk(inner_value, f"{path}[]", words, inner, depth + 1)
+        for item in cast(list[object], value):
+            yield from _walk(item, f"{path}[]", words, depth + 1)
     elif isinstance(value, str) and "\n" in value:
-        for line, place, line_words, _ in _lines(value):
-            yield line, f"{path} {place}".strip(), line_words or words, record
+        for line, place, line_words in _lines(value):
+            yield line, f"{path} {place}".strip(), line_words or words
     else:
-        yield value, path, words, record
+        yield value, path, words
 
 
 def _is_index(value: dict[str, object]) -> bool:
@@ -181,21 +174,21 @@ def _is_index(value: dict[str, object]) -> bool:
     return len(items) > 2 and all(isinstance(item, int | float) and not isinstance(item, bool) for item in items)
 
 
-def _lines(text: str) -> Iterator[FoundValue]:
+def _lines(text: str) -> Iterator[PlacedValue]:
     """The values of a plain text: `Key: value`, `[FILE] name`, list items and whole lines."""
     for line in text.split("\n"):
         stripped = _BULLET.sub("", line.strip(), count=1).strip()
         if not stripped:
             continue
         if match := _MARKED.fullmatch(stripped):
-            yield match[2], f"[{match[1]}]", words_of(match[1]), ""
+            yield match[2], f"[{match[1]}]", words_of(match[1])
         elif match := _LABELLED.fullmatch(stripped):
             for value in comma_list(match[2]) or [match[2]]:
-                yield _unquoted(value), f"{match[1].strip()}:", words_of(match[1]), ""
+                yield _unquoted(value), f"{match[1].strip()}:", words_of(match[1])
         elif values := comma_list(stripped):
-            yield from ((_unquoted(value), "list", (), "") for value in values)
+            yield from ((_unquoted(value), "list", ()) for value in values)
         else:
-            yield _unquoted(stripped), "lines", (), ""
+            yield _unquoted(stripped), "lines", ()
 
 
 def comma_list(line: str) -> list[str]:

@@ -1,4 +1,5 @@
-"""Draws arguments for tools from schemas and from explored values. Sources that worked are drawn more often."""
+"""Calls and plans of calls as they are drawn: arguments from schemas and from explored values, where sources that worked are drawn
+more often."""
 
 from __future__ import annotations
 
@@ -8,13 +9,15 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import cast
 
 from offbook_mcp.tools.schemas import checker, simplified
-from offbook_mcp.tools.tool import Schema
+from offbook_mcp.tools.tool import Schema, ToolKind
 from offbook_mcp.tools.toolset import ModelTool
 
-from .harvest import Leaf, Scalar, is_dated, words_of
+from .harvest import Leaf, Scalar, is_dated
+from .scenario import ReferenceCall
 from .slots import Slot, is_of_type, properties_of, slot_of
 
 _PRIOR = {
@@ -29,7 +32,7 @@ _PRIOR = {
 }
 _MEANING, _MATCHING, _OTHERS = 5.0, 6.0, 3.0
 _OTHERS_OF_WRITERS = 0.5
-_OPEN = {"words", "quoted", "listed", "default", "paths", "here", "revisions", "patterns", "pattern", "phrases"}
+_OPEN = {"words", "quoted", "listed", "default", "paths", "here", "revisions", "patterns", "phrases"}
 """Kinds of suggestions that may be wrong; values from any place are tried as well."""
 _CONSTANT = re.compile(r"true|false|null|none", re.IGNORECASE)
 _FIGURE = re.compile(r"-?\d+(\.\d+)?")
@@ -59,18 +62,68 @@ class DraftCall:
     picks: tuple[Pick, ...] = field(hash=False)
 
 
+class PlanKind(StrEnum):
+    """How the calls of a plan depend on each other."""
+
+    SINGLE = "single"  # one call
+    SEVERAL = "several"  # independent calls
+    FLOW = "flow"  # an argument of the second call is in the first call's result, and not in the task
+    EFFECT = "effect"  # the second call reads what the first one wrote
+
+
+@dataclass(frozen=True)
+class ValueLink:
+    """An argument that the task does not contain, but the previous result does.
+
+    `words` describe the value in that result. `first` means that it is the first of several such values.
+    """
+
+    pick: Pick
+    words: tuple[str, ...]
+    first: bool
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The calls of a task, in order."""
+
+    kind: PlanKind
+    drafts: tuple[DraftCall, ...] = field(hash=False)
+    link: ValueLink | None = field(default=None, hash=False)
+
+    @property
+    def calls(self) -> tuple[ReferenceCall, ...]:
+        """The calls in the form of a scenario."""
+        return tuple(ReferenceCall(tool=draft.tool.name, arguments=draft.arguments) for draft in self.drafts)
+
+    @property
+    def writes(self) -> bool:
+        """Whether a call may change something."""
+        return any(draft.tool.tool.kind is not ToolKind.READ for draft in self.drafts)
+
+    @property
+    def difficulty(self) -> int:
+        """1: one value. 2: several values. 3: two calls, or nested values. 4: calls that depend on each other. 5: three."""
+        if len(self.drafts) > 2:
+            return 5
+        if self.kind in (PlanKind.FLOW, PlanKind.EFFECT):
+            return 4
+        if self.kind is PlanKind.SEVERAL:
+            return 3
+        values = sum(len(draft.picks) for draft in self.drafts)
+        return 1 if values < 2 else 2 if values < 5 else 3
+
+
 class ArgumentSampler:
     """Draws calls of tools. `learn` reports which calls worked; `add` provides values from results."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.places: dict[str, dict[Scalar, Leaf]] = {}
-        self._records: dict[tuple[str, str], list[Leaf]] = {}
         self._tried: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._worked: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._slots: dict[str, Slot] = {}
-        self._variants: dict[str, list[Schema]] = {}
-        self._accepts: dict[str, Callable[[object], bool]] = {}
+        self._schemas: dict[str, tuple[Schema, Callable[[object], bool]]] = {}
 
     def add(self, leaves: Iterable[Leaf]) -> None:
         """Add values from a tool's result."""
@@ -80,8 +133,6 @@ class ArgumentSampler:
             values = self.places.setdefault(leaf.place, {})
             if len(values) < 200:
                 values.setdefault(leaf.value, leaf)
-            if leaf.record:
-                self._records.setdefault((leaf.place.split(":")[0], leaf.record), []).append(leaf)
 
     def learn(self, draft: DraftCall, worked: bool) -> None:
         """Report whether a drawn call worked, which changes the weights of its sources."""
@@ -98,16 +149,18 @@ class ArgumentSampler:
 
         `near` has values of another call in the same task, which are preferred where they fit.
         """
-        if tool.name not in self._variants:
-            self._variants[tool.name] = variants(tool)
-            self._accepts[tool.name] = checker(tool.tool.input_schema, frozenset(tool.bound))
+        if tool.name not in self._schemas:
+            schema = tool.tool.input_schema
+            accepts = checker(schema, frozenset(tool.bound))
+            self._schemas[tool.name] = simplified(schema, examples=True).parameters, accepts
+        parameters, accepts = self._schemas[tool.name]
         for _ in range(_TRIES):
             drawing = _Drawing(self, tool, near)
             try:
-                arguments = drawing.object(self.rng.choice(self._variants[tool.name]), "", 0)
+                arguments = drawing.object(parameters, "", 0)
             except _NoValueError:
                 continue
-            if self._accepts[tool.name](arguments):
+            if accepts(arguments):
                 return DraftCall(tool, arguments, tuple(drawing.picks))
         return None
 
@@ -137,18 +190,6 @@ class ArgumentSampler:
         share = _OTHERS_OF_WRITERS if slot.writes else _OTHERS
         weights |= {place: share / len(others) for place in others}
         return {source: prior * self._rate(slot.key, source) for source, prior in weights.items()}
-
-    def record(self, names: Mapping[str, tuple[str, ...]]) -> dict[str, list[Leaf]] | None:
-        """A JSON object from a result that has all of these properties (at least two), as values by name; None if none."""
-        fitting: list[dict[str, list[Leaf]]] = []
-        for leaves in self._records.values():
-            matches = {
-                name: [leaf for leaf in leaves if affinity(words, leaf.words) and isinstance(leaf.value, str)]
-                for name, words in names.items()
-            }
-            if all(matches.values()) and len(matches) > 1:
-                fitting.append(matches)
-        return self.rng.choice(fitting) if fitting else None
 
     def _rate(self, key: str, source: str) -> float:
         """Factor for a source's weight: its success rate with a prior of one half, squared."""
@@ -185,19 +226,6 @@ def _converted(kind: str, value: Scalar) -> Scalar | None:
     return str(value) if kind == "string" and isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def variants(tool: ModelTool) -> list[Schema]:
-    """The schemas of the arguments, with examples: one for each option if the tool's own schema is a union, else the only one."""
-    root = tool.tool.input_schema
-    key = next((name for name in ("oneOf", "anyOf") if isinstance(root.get(name), list)), None)
-    if key is None:
-        return [simplified(root, examples=True).parameters]
-    rest: Schema = {name: value for name, value in root.items() if name != key}
-    parts = cast(list[object], rest.get("allOf") or [])
-    options = [cast(Schema, option) for option in cast(list[object], root[key]) if isinstance(option, dict)]
-    joined = [{**rest, "allOf": [*parts, option]} for option in options] or [root]
-    return [simplified(schema, examples=True).parameters for schema in joined]
-
-
 class _NoValueError(Exception):
     """No value is known for a slot."""
 
@@ -218,11 +246,10 @@ class _Drawing:
             return self.map(schema, path, depth)
         free = not any(required for _, _, required in listed)
         properties = [item for item in listed if item[2] or self._wanted(item[1], depth, free)]
-        known = self._record(properties, path) if depth else {}
         drawn: dict[str, object] = {}
         for name, item, _ in properties:
             inner = f"{path}.{name}".lstrip(".")
-            drawn[name] = known[name] if name in known else self.value(item, inner, depth + 1)
+            drawn[name] = self.value(item, inner, depth + 1)
         return drawn
 
     def map(self, schema: Schema, path: str, depth: int) -> dict[str, object]:
@@ -303,35 +330,3 @@ class _Drawing:
         known = one.get("type") in ("boolean", "integer", "number") or not _RESTRICTS.isdisjoint(one)
         usable = known or (free and one.get("type") == "string")
         return usable and depth < 2 and self.sampler.rng.random() < (_OPTIONAL_ONLY if free else _OPTIONAL)
-
-    def _record(self, properties: list[tuple[str, Schema, bool]], path: str) -> dict[str, object]:
-        """Half of the time, take the values of all properties from one JSON object of a result, since they belong together."""
-        simple = {
-            name: property_schema
-            for name, property_schema, _ in properties
-            if _is_text(property_schema) or _is_texts(property_schema)
-        }
-        if len(simple) < 2 or len(simple) < len(properties) or self.sampler.rng.random() < 0.5:
-            return {}
-        parents = words_of(path.replace("[]", "").replace(".", " "))
-        record = self.sampler.record({name: (*parents, *words_of(name)) for name in simple})
-        if record is None:
-            return {}
-        values: dict[str, object] = {}
-        for name, property_schema in simple.items():
-            leaf = self.sampler.rng.choice(record[name])
-            inner = f"{path}.{name}" + ("[]" if _is_texts(property_schema) else "")
-            schema = cast(Schema, property_schema.get("items")) if _is_texts(property_schema) else property_schema
-            slot = self.sampler.slot(self.tool, inner, schema)
-            self.picks.append(Pick(slot, f"record of {leaf.place}", leaf.value, leaf))
-            values[name] = [leaf.value] if _is_texts(property_schema) else leaf.value
-        return values
-
-
-def _is_text(schema: Schema) -> bool:
-    return schema.get("type") == "string" and "enum" not in schema
-
-
-def _is_texts(schema: Schema) -> bool:
-    items = schema.get("items")
-    return schema.get("type") == "array" and isinstance(items, dict) and _is_text(cast(Schema, items))

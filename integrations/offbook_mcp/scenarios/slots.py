@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import math
-import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
 from typing import cast
 
-from rstr import Rstr
-from rstr.xeger import STAR_PLUS_LIMIT
-
-from offbook.base.schema_patterns import longest_text
 from offbook.base.text import word_list
 from offbook_mcp.tools.schemas import checker
 from offbook_mcp.tools.tool import Schema, ToolKind
@@ -21,8 +15,6 @@ from offbook_mcp.tools.toolset import ModelTool
 
 from .harvest import LONGEST_VALUE, Scalar, usable_value, values_for, words_of
 
-_LONGEST_MATCH = 10_000
-"""Limit in characters of a text that a pattern describes."""
 ZONES = word_list(
     """Europe/London Europe/Paris Europe/Berlin Europe/Madrid Europe/Rome Europe/Athens Europe/Helsinki Europe/Istanbul
     Europe/Moscow Europe/Lisbon Europe/Warsaw Africa/Cairo Africa/Lagos Africa/Nairobi Africa/Johannesburg Asia/Dubai
@@ -59,19 +51,18 @@ _EXPRESSIONS = [f"{one} {sign} {other}" for one in (12, 45, 7, 130) for sign in 
 
 _CLOSED_MEANINGS = frozenset(
     [
-        *(
-            "time zones",
-            "moments",
-            "dates",
-            "times",
-            "addresses",
-            "URLs",
-            "countries",
-            "currencies",
-            "languages",
-            "units",
-        ),
-        *("expressions", "cities"),
+        "time zones",
+        "moments",
+        "dates",
+        "times",
+        "addresses",
+        "URLs",
+        "countries",
+        "currencies",
+        "languages",
+        "units",
+        "expressions",
+        "cities",
     ]
 )
 """Kinds of values for which a common word is nonsense that a lenient server takes all the same."""
@@ -181,35 +172,19 @@ def _suggested(tool: ModelTool, path: str, schema: Schema, kind: str) -> dict[st
         suggestions["quoted"] = quoted
     if listed := _values(values_for(name, about, tool.tool.description), kind):
         suggestions["listed"] = listed
-    dates: list[Scalar] = [*dates_like([str(value) for value in (*examples, *quoted, *default)], about)]
-    return suggestions | ({"dates": dates} if dates else _meant(tool, path, name, schema))
+    return suggestions | _meant(tool, name, schema)
 
 
-def _meant(tool: ModelTool, path: str, name: str, schema: Schema) -> dict[str, list[Scalar]]:
-    """The texts that a pattern, a format or a name suggests. Where a name means nothing known, they are common words."""
-    meant: dict[str, list[Scalar]] = {}
-    if isinstance(pattern := schema.get("pattern"), str):
-        meant["pattern"] = _matching(pattern, f"{tool.name}.{path}")
+def _meant(tool: ModelTool, name: str, schema: Schema) -> dict[str, list[Scalar]]:
+    """The texts that a format or a name suggests. Where a name means nothing known, they are common words."""
     meaning, values = _FORMATS.get(str(schema.get("format"))) or meaning_of(words_of(name)) or ("words", [])
-    meant[meaning] = list(values)
+    meant: dict[str, list[Scalar]] = {meaning: list(values)}
     if meaning == "units" and _DEGREES.search(f"{tool.name} {tool.tool.description} {name}"):
         meant[meaning] = ["celsius", "fahrenheit"]
     if meaning == "paths":
         meant["here"] = ["."]
         meant[meaning] = list(_WORDS) if {"directory", "folder", "dir"} & set(words_of(tool.name)) else meant[meaning]
     return meant if meaning in _CLOSED_MEANINGS else meant | {"words": _words(schema)}
-
-
-def _matching(pattern: str, seed: str) -> list[Scalar]:
-    """Some texts that match a regular expression; none for one that Python does not know."""
-    made = Rstr(random.Random(seed))
-    try:
-        if longest_text(pattern, STAR_PLUS_LIMIT) > _LONGEST_MATCH:
-            return []
-        texts = [made.xeger(pattern) for _ in range(30)]
-    except (re.error, ValueError, KeyError, OverflowError, RecursionError):
-        return []
-    return _values(texts, "string")
 
 
 def _words(schema: Schema) -> list[Scalar]:
@@ -265,45 +240,3 @@ def properties_of(schema: Schema) -> Iterator[tuple[str, Schema, bool]]:
     required = cast(list[object], schema.get("required") or [])
     for name, property_schema in cast(dict[str, object], properties if isinstance(properties, dict) else {}).items():
         yield name, cast(Schema, property_schema) if isinstance(property_schema, dict) else {}, name in required
-
-
-_DATE_FORMATS = (
-    *("%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d-%m-%Y", "%Y%m%d", "%Y-%m"),
-    *("%B %d, %Y", "%d %B %Y", "%b %d, %Y", "%d %b %Y"),
-    *("%Y-%m-%dT%H:%M:%SZ", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M"),
-)
-_SPELLED = re.compile(
-    r"\b(?:YYYY|YY|MM|DD)(?:[-/. ]?(?:YYYY|YY|MM|DD)){1,2}(?:[T ]HH:MM(?::SS)?Z?)?(?![\w])", re.IGNORECASE
-)
-_PARTS = (("YYYY", "%Y"), ("YY", "%y"), ("HH:MM:SS", "%H:%M:%S"), ("HH:MM", "%H:%M"), ("MM", "%m"), ("DD", "%d"))
-
-
-def dates_like(examples: Sequence[str], description: str) -> list[str]:
-    """Dates in the format of the examples, or in one that the description spells, such as DD.MM.YYYY; [] without a format.
-
-    They begin at an example, since a server may know only the dates around it.
-
-    >>> dates_like(["31/12/2025"], "")[:2]
-    ['31/12/2025', '01/01/2026']
-    """
-    spelled = _SPELLED.search(description)
-    pattern = spelled[0].upper() if spelled else ""
-    for part, code in _PARTS:
-        pattern = pattern.replace(part, code)
-    dated = [text for text in examples if any(_date(text, form) for form in _DATE_FORMATS)]
-    fitting = [form for form in _DATE_FORMATS if dated and all(_date(text, form) for text in dated)]
-    form = pattern or next(iter(fitting), "")
-    if not form:
-        return []
-    first = next((date for text in dated if (date := _date(text, form))), None) or datetime(2026, 1, 3)
-    step = 32 if "%d" not in form else 1
-    return [(first + timedelta(days=step * days)).strftime(form) for days in range(28)]
-
-
-def _date(text: str, form: str) -> datetime | None:
-    """The date of a text in exactly this format, in a year of our time; None if it has another."""
-    try:
-        date = datetime.strptime(text, form)
-    except ValueError:
-        return None
-    return date if date.strftime(form) == text and 1900 <= date.year <= 2100 else None

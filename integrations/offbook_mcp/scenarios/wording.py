@@ -19,8 +19,7 @@ from offbook_mcp.tools.tool import ToolKind, is_verb
 from offbook_mcp.tools.toolset import ModelTool
 
 from .harvest import singular, strings_of
-from .sampler import DraftCall
-from .task_plans import Plan, PlanKind
+from .sampler import DraftCall, Plan, PlanKind
 
 MAX_WORDS = 59
 """Tasks stay below 60 words."""

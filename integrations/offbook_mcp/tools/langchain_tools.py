@@ -22,8 +22,7 @@ from offbook.client.rollouts.capture import on_capture_end
 from offbook_mcp.connection.pool import ServerPool
 from offbook_mcp.connection.target import ConnectOptions, Target, TargetLike
 
-from .results import ToolResult
-from .rollout_tools import RolloutTools
+from .rollout_tools import RolloutTools, ToolResult
 from .tool import ServerDescription, ToolKind, reads_secrets
 from .toolset import ModelTool, Toolset
 

@@ -1,15 +1,13 @@
-"""Reads the values in the text of a tool's result: JSON, Python, tables, CSV, or `key: value` lines."""
+"""Reads the values in the text of a tool's result: JSON, Python, or a drawn table."""
 
 from __future__ import annotations
 
 import ast
-import csv
 import hashlib
 import json
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from io import StringIO
 from typing import TypeAlias, cast
 
 from offbook.base.json_files import too_deep
@@ -21,10 +19,6 @@ _CLOSES = re.compile(r"```[ \t]*")
 _RULE = re.compile(r"(?=[\s|+:=─━┼│┃╇┡┩╪═-]*?[-─━═=]{2})[\s|+:=─━┼│┃╇┡┩╪═┏┓┗┛┌┐└┘├┤┬┴-]+")
 """Its lookahead is lazy: of greedy repetitions of the same characters, each would be tried with each."""
 _CELLS = re.compile(r"[|│┃]")
-_PAIR = re.compile(r"(?:[-*+•] +)?\**(?P<key>[^\W\d_][\w /.#()-]{0,39}?)\**[ \t]*(?::|=)\**[ \t]+(?P<value>\S.*)")
-_NAME = re.compile(r"[^\W\d_][^\W\d]*(?:[ -][^\W\d]+)*")
-_LONGEST_CELL = 200
-_DELIMITERS = (",", "\t", ";", "|")
 _LONGEST_READ = 200_000
 """Longer texts are text: reading them takes too long between two calls. What is shorter is read in linear time, whatever it says."""
 _LONGEST_INTEGER = 1_000  # bits: longer ones cannot be printed
@@ -50,7 +44,7 @@ def structure_of(text: str) -> Structure | None:
         for reader in (_json, _python):
             if (value := reader(text[start:])) is not None:
                 return value
-    return next((value for read in (_table, _rows, _pairs) if (value := read(text)) is not None), None)
+    return _table(text)
 
 
 def _fenced(text: str) -> list[str]:
@@ -209,79 +203,3 @@ def _unmarked(cell: str) -> str:
         if len(cell) > 2 * len(mark) and cell.startswith(mark) and cell.endswith(mark):
             cell = cell[len(mark) : -len(mark)]
     return cell
-
-
-def _rows(text: str) -> Structure | None:
-    """Lines with the same number of columns, separated by commas, tabs, semicolons, bars, or two spaces and more."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    if len(lines) < 2:
-        return None
-    for delimiter in _DELIMITERS:
-        try:
-            read = [row for row in csv.reader(StringIO(text), delimiter=delimiter, skipinitialspace=True) if row]
-        except csv.Error:
-            continue
-        rows = [[cell.strip() for cell in row] for row in read]
-        if len(rows) > 1 and _even(rows) and (_has_header(rows) or _short(rows)):
-            return _by_column(rows)
-    rows = [re.split(r"\s{2,}", line.strip()) for line in lines]
-    return _by_column(rows) if _even(rows) and _has_header(rows) else None
-
-
-def _even(rows: list[list[str]]) -> bool:
-    width = len(rows[0])
-    return width > 1 and all(len(row) == width and max(map(len, row)) <= _LONGEST_CELL for row in rows)
-
-
-def _short(rows: list[list[str]]) -> bool:
-    return all(len(cell.split()) <= 3 and not cell.endswith(".") for row in rows for cell in row)
-
-
-def _by_column(rows: list[list[str]]) -> list[object]:
-    """Rows as objects by the names in the first one, or as `column 1`, `column 2` if it has none."""
-    if _has_header(rows):
-        return [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
-    return [{f"column {number}": cell for number, cell in enumerate(row, 1)} for row in rows]
-
-
-def _has_header(rows: list[list[str]]) -> bool:
-    """Whether the first row has names: other characters than those below it, such as `id` over `p1` and `p2`."""
-    header = rows[0]
-    if len(rows) < 2 or len(set(header)) < len(header) or not all(_NAME.fullmatch(cell) for cell in header):
-        return False
-    columns = list(zip(*rows[1:], strict=True))
-    shapes = [{_shape(cell) for cell in column} for column in columns]
-    return any(_shape(name) not in column for name, column in zip(header, shapes, strict=True))
-
-
-def _shape(cell: str) -> str:
-    """The kinds of characters in a cell in order, each once: `p1` is `a9`, `Oslo` is `Aa`."""
-    kinds = ("9" if char.isdigit() else "A" if char.isupper() else "a" if char.isalpha() else "." for char in cell)
-    shape = ""
-    for kind in kinds:
-        shape += kind if not shape.endswith(kind) else ""
-    return shape
-
-
-def _pairs(text: str) -> Structure | None:
-    """`key: value` lines: one object, or several that blank lines or a repeated first key separate."""
-    lines = [line.strip() for line in text.splitlines()]
-    matches = [_PAIR.fullmatch(line) for line in lines]
-    written = sum(bool(line) for line in lines)
-    found = sum(match is not None for match in matches)
-    if found < 2 or 3 * found < 2 * written:
-        return None
-    records: list[dict[str, object]] = [{}]
-    for line, match in zip(lines, matches, strict=True):
-        key = match["key"].strip() if match else ""
-        if records[-1] and (not line or key in records[-1]):
-            records.append({})
-        if match:
-            records[-1][key] = _unquoted(match["value"])
-    records = [record for record in records if record]
-    return records[0] if len(records) == 1 else cast(list[object], records)
-
-
-def _unquoted(text: str) -> str:
-    text = _unmarked(text)
-    return text[1:-1] if len(text) > 2 and text[0] == text[-1] and text[0] in "'\"" else text

@@ -24,7 +24,6 @@ from offbook.trainer.options import TrainerOptions
 from offbook.trainer.report import TrainReport
 from offbook_mcp.connection.pool import ServerPool
 from offbook_mcp.connection.target import Target, TargetLike
-from offbook_mcp.connection.target_logs import logs_of_target
 from offbook_mcp.rollouts.agent_loop import LoopOptions
 from offbook_mcp.rollouts.rollout import McpRollout
 from offbook_mcp.scenarios.explore import withheld_lines
@@ -205,9 +204,8 @@ class MCPTrainer:
 
     @asynccontextmanager
     async def _pool(self) -> AsyncGenerator[ServerPool]:
-        with logs_of_target(self.target):
-            async with ServerPool(self.target, max_rollouts=self.concurrency) as pool:
-                yield pool
+        async with ServerPool(self.target, max_rollouts=self.concurrency) as pool:
+            yield pool
 
     @asynccontextmanager
     async def _prepared(

@@ -14,7 +14,7 @@ from functools import cache
 from types import FunctionType
 from typing import Any, cast
 
-parser: Any = importlib.import_module("re._parser")  # the public module has no parser; rstr reads this one too
+parser: Any = importlib.import_module("re._parser")  # the public module has no parser
 SECONDS = 1.0
 """Time limit of all searches in one `pattern_time` block, or of one search outside."""
 
@@ -68,12 +68,6 @@ def _within_time(pattern: str, method: str, text: str) -> object:
         raise SlowPatternError(f"the pattern {pattern!r:.200} takes longer than {SECONDS:g} s") from error
 
 
-def longest_text(pattern: str, repeats: int) -> int:
-    """About how many characters a text that matches has, if a repeat without an upper limit, or with a higher one, is
-    taken `repeats` times: those of nested repeats multiply. Alternatives are added up. Raises re.error."""
-    return _longest(parser.parse(pattern), repeats, repeats)
-
-
 def written_out(pattern: str) -> int:
     """About how many characters a pattern has with each repeat written out; one without an upper limit is written as often
     as it must match, at least once. Raises re.error.
@@ -81,7 +75,7 @@ def written_out(pattern: str) -> int:
     >>> written_out("^(a{1,50}b){1,50}$"), written_out("(a+)+")
     (2552, 1)
     """
-    return _longest(parser.parse(pattern), int(parser.MAXREPEAT), 1)
+    return _written(parser.parse(pattern))
 
 
 def product_of_repeats(pattern: str) -> int:
@@ -94,14 +88,14 @@ def product_of_repeats(pattern: str) -> int:
     return math.prod(max(bound, 1) for bound in bounds)
 
 
-def _longest(parsed: Any, repeats: int, unlimited: int) -> int:
+def _written(parsed: Any) -> int:
     length = 0
     for operation, argument in parsed:
-        inner = sum(_longest(part, repeats, unlimited) for part in _parts(argument))
+        inner = sum(_written(part) for part in _parts(argument))
         times = 1
         if str(operation).endswith("_REPEAT"):
             least, most = argument[:2]
-            times = max(least, unlimited if most == parser.MAXREPEAT else min(most, repeats))
+            times = max(least, 1 if most == parser.MAXREPEAT else most)
         length += times * max(inner, 1)
     return length
 

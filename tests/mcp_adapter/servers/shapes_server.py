@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Callable
 from typing import TypeAlias
@@ -39,14 +37,6 @@ def markdown_table(rows: list[Row]) -> list[str]:
     return ["\n".join(f"| {line} |" for line in lines)]
 
 
-def csv_text(rows: list[Row]) -> list[str]:
-    file = io.StringIO()
-    writer = csv.DictWriter(file, [*PARTS[0]])
-    writer.writeheader()
-    writer.writerows(rows)
-    return [file.getvalue()]
-
-
 def comma_lists(rows: list[Row]) -> list[str]:
     return [", ".join(str(row["part_id"]) for row in rows) if len(rows) > 1 else ", ".join(map(str, rows[0].values()))]
 
@@ -67,7 +57,7 @@ def key_value(rows: list[Row]) -> list[str]:
     return ["\n\n".join("\n".join(f"{name}: {value}" for name, value in row.items()) for row in rows)]
 
 
-SHAPES = [python_repr, markdown_table, csv_text, comma_lists, json_blocks, json_lines, fenced_json, key_value]
+SHAPES = [python_repr, markdown_table, comma_lists, json_blocks, json_lines, fenced_json, key_value]
 
 
 def make(shape: Callable[[list[Row]], list[str]], parts: list[Row] = PARTS) -> MCPServer:

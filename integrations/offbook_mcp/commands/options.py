@@ -1,24 +1,33 @@
-"""The target of `offbook mcp` commands: its argument and options, and a decorator that adds and parses them."""
+"""The options of `offbook mcp` commands for the target, the model and its server, and what they stand for."""
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
+import io
+import logging
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Annotated, Any, cast, get_type_hints
 
 import typer
 
+from offbook import LocalBackend, RemoteBackend, TrainableModel, TrainConfig
 from offbook.base.errors import ConfigError
 from offbook.base.server_options import server_folder
+from offbook.base.terminal import echo
 from offbook.commands.help_pages import more_option
 from offbook.trainer.trainable_target import load_object
 from offbook_mcp.connection.servers import Limits
 from offbook_mcp.connection.target import Target, TargetLike
-from offbook_mcp.connection.target_logs import logs_of_command
+from offbook_mcp.training.defaults import default_config
+from offbook_mcp.training.mcp_trainer import MCPTrainer
 
 from .permissions import Permissions
 
@@ -140,3 +149,114 @@ def _target(
         stateless=stateless,
         limits=limits,
     )
+
+
+ModelName = Annotated[str | None, typer.Option("--model", help="name of the model  [default: the server's name]")]
+BaseModel = Annotated[
+    str | None,
+    typer.Option(
+        "--base-model",
+        help="base model: a Hugging Face name or a folder  [default: the base of --url, else tiny-mcp (CPU)]",
+    ),
+]
+ServerDir = Annotated[
+    Path | None, more_option("--dir", help="directory for checkpoints and records  [default: ./.offbook]")
+]
+ServerUrl = Annotated[
+    str | None, more_option("--url", help="URL of a running Offbook server  [default: start one here]")
+]
+ScenarioFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--scenarios", help="JSONL file of scenarios  [default: the model's own file, generated at first use]"
+    ),
+]
+DEFAULT_BASE = "tiny-mcp"
+
+
+def model_from(target: Target, name: str | None, base: str | None, dir: Path | None, url: str | None) -> TrainableModel:
+    """Create the model that these options describe. Starts nothing, but asks the server at `url` for its base.
+
+    Raises ConfigError, ServerError.
+    """
+    if dir is not None and url is not None:
+        raise ConfigError("--dir, --url: pass only one: a directory of this machine, or the URL of a running server")
+    backend = RemoteBackend(url) if url else LocalBackend(dir) if dir else None
+    base = base or (asyncio.run(_served_base(backend)) if isinstance(backend, RemoteBackend) else DEFAULT_BASE)
+    return TrainableModel(name or name_of(target), project="mcp", base_model=base, backend=backend)
+
+
+async def _served_base(backend: RemoteBackend) -> str:
+    return (await (await backend.connect()).health()).base_model
+
+
+def name_of(target: Target) -> str:
+    """A model name from the servers' names, joined by `-`; other characters become `-`. At most 60 characters."""
+    joined = "-".join(server.name for server in target.servers)
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", joined).strip("-._")[:60] or "mcp"
+
+
+def named_trainer(
+    target: str,
+    model: str | None = None,
+    base_model: str | None = None,
+    learner: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> MCPTrainer:
+    """A trainer for a command, a URL, an mcp.json, or `module:name` of a server object. `learner`: options of the
+    TrainConfig in place of the base's defaults. A user at a terminal is asked once about tools that may write. Raises ConfigError."""
+    remembered = Permissions(server_folder(None) / "mcp" / "permissions.json", sys.stdin.isatty())
+    server = Target.parse(loaded(target), decide=remembered)
+    named = TrainableModel(model or name_of(server), project="mcp", base_model=base_model or DEFAULT_BASE)
+    chosen = dict(learner or {})
+    config = default_config(named.base_model, 1, chosen.get("learning_rate"))
+    steady = (config(1) if callable(config) else config).model_dump(exclude_unset=True)
+    return MCPTrainer(server, named, config=TrainConfig.parse(**steady | chosen), say=echo, **options)
+
+
+_LARGEST = 2**22
+"""Bytes of the file, of which one earlier part is kept."""
+_LINE = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+
+class TargetLog(RotatingFileHandler):
+    """The file; it and its folder are made with the first record."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(file, maxBytes=_LARGEST, backupCount=1, encoding="utf-8", delay=True)
+        self.setFormatter(_LINE)
+
+    def _open(self) -> io.TextIOWrapper:
+        Path(self.baseFilename).parent.mkdir(parents=True, exist_ok=True)
+        return super()._open()
+
+    @property
+    def used(self) -> bool:
+        """Whether a record was written."""
+        return self.stream is not None  # pyright: ignore[reportUnnecessaryComparison]  # None until the first record
+
+
+@contextmanager
+def logs_of_command(file: Path | None) -> Generator[None]:
+    """Inside the block, all log records of this process go to `file` (None: nowhere), and Offbook's warnings to stderr.
+
+    Enter it before the server's module is imported: the SDK configures logging only if nobody else has. Says at the end
+    where the records are.
+    """
+    root, own = logging.getLogger(), logging.getLogger("offbook")
+    log = logging.NullHandler() if file is None else TargetLog(file)
+    warnings = logging.StreamHandler(sys.stderr)
+    warnings.setLevel(logging.WARNING)
+    level = root.level
+    root.addHandler(log)
+    own.addHandler(warnings)
+    root.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        root.setLevel(level)
+        root.removeHandler(log)
+        own.removeHandler(warnings)
+        if isinstance(log, TargetLog) and log.used:
+            echo(f"log records are in {log.baseFilename}", err=True)
+        log.close()

@@ -17,7 +17,7 @@ from offbook_compare.results import ComparisonReport
 from offbook_compare.targets import RolloutTarget
 from offbook_mcp.scenarios.scenario import HELD_OUT, ScenarioSet
 from offbook_mcp.training.mcp_trainer import MCPTrainer, MCPTrainerOptions
-from offbook_mcp.training.scenario_source import ScenarioJudge, unused_judge
+from offbook_mcp.training.scenario_rollouts import ScenarioJudge, unused_judge
 
 from .app_source import COMPARED
 from .improve import Split, Stage, TrainingSource

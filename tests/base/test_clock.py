@@ -16,7 +16,7 @@ from offbook.server.views.numbers import ago, moment
 from offbook.testing import Action, scripted_server
 from offbook_langgraph.calls.recorded_calls import StartedCall
 from offbook_langgraph.calls.run_tree import ToolWatch
-from offbook_mcp.rollouts.agent_loop import ToolClock
+from offbook_mcp.training.agent_loop import ToolClock
 
 DAY = 86_400.0
 Jump = Callable[[float], None]

@@ -25,7 +25,7 @@ from offbook.testing import scripted_sampler
 from offbook_dashboard.source import DashboardSource
 from offbook_dashboard.viewer import build_viewer
 from offbook_mcp.commands.serve import ToolEndpoint
-from offbook_mcp.rollouts.agent_loop import LoopOptions
+from offbook_mcp.training.agent_loop import LoopOptions
 from tests.fakes.gateway import gateway_over
 from tests.paths import ROOT
 

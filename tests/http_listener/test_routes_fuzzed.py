@@ -29,7 +29,7 @@ from offbook.testing import scripted_sampler
 from offbook.testing.asgi import serving
 from offbook_mcp.commands.serve import ToolEndpoint
 from offbook_mcp.errors import McpServerError
-from offbook_mcp.rollouts.agent_loop import LoopOptions
+from offbook_mcp.training.agent_loop import LoopOptions
 from offbook_production import passing
 from tests.fakes.gateway import gateway_over
 from tests.server.http.test_wire_values import INTEGERS, NUMBERS, TEXTS, nested

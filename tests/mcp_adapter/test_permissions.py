@@ -117,7 +117,7 @@ def test_a_tool_that_changes_is_asked_about_again(called: Called, tmp_path: Path
 
 
 def test_nothing_is_asked_where_nothing_is_called(called: Called) -> None:
-    for words in (["tools"], ["scenarios", "--dry-run"], ["train", "--dry-run", "--dir", "here"]):
+    for words in (["tools"], ["train", "--dry-run", "--dir", "here"]):
         code, _, complaint = called(words[0], "plain_server:server", *words[1:], typed="")
         assert code == 0, complaint
         assert "Which may be called?" not in complaint

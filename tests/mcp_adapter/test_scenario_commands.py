@@ -57,15 +57,6 @@ def test_scenarios_are_written_and_counted(called: Called, tmp_path: Path) -> No
     assert not {"\x1b", "\x07", "\u202e"} & set(page + complaint)
 
 
-def test_a_dry_run_calls_and_writes_nothing(called: Called, tmp_path: Path) -> None:
-    code, page, complaint = called("scenarios", "library_server:make", "--llm", "openai/gpt-4.1", "--dry-run")
-    assert code == 0, complaint
-    assert "nothing is called, nothing is written" in page
-    assert "would explore and use: list_books, find_book, count_shelf, draw_number" in page
-    assert "would ask the writer about 8 questions" in page
-    assert not (tmp_path / "scenarios.jsonl").exists()
-
-
 STOCK = '''
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError

@@ -10,8 +10,7 @@ import pytest
 from mcp import types
 
 from offbook_mcp import ServerPool, StdioServer, Target
-from offbook_mcp.connection.environment_references import References, names_secret, without
-from offbook_mcp.connection.servers import argument_secrets, url_secrets
+from offbook_mcp.connection.servers import References, argument_secrets, names_secret, url_secrets, without
 from offbook_mcp.tools.rollout_tools import ToolResult, as_tool_result
 from tests.mcp_adapter.conftest import SERVERS
 

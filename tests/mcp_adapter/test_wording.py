@@ -142,24 +142,3 @@ def test_an_arguments_description_names_it_where_its_name_says_nothing() -> None
     first: Schema = {"type": "integer", "description": "First number"}
     assert "first number 4" in worded(with_property(first, "a"), {"a": 4})
     assert "serial bolt-7" in worded(with_property(schema, "serial"), {"serial": "bolt-7"})
-
-
-async def test_the_keys_of_a_map_stand_in_the_task_as_they_are() -> None:
-    server = MCPServer("orders")
-
-    @server.tool(annotations=READS)
-    def list_items() -> list[str]:
-        """List the items."""
-        return ["Hex_Nut", "Red-Bolt", "Grey_Pin", "Big_Hook"]
-
-    @server.tool(annotations=READS)
-    def price_order(quantities: dict[str, int]) -> str:
-        """Price an order."""
-        return f"{sum(quantities.values()) * 31} euros for {len(quantities)} items"
-
-    scenarios = await generate_scenarios(Target.parse(server), count=12)
-    priced = [each for each in scenarios.scenarios if "price_order" in each.tools]
-    assert priced
-    for each in priced:
-        for call in each.calls:
-            assert all(key in each.task for key in call.arguments.get("quantities", {}))  # type: ignore[union-attr]

@@ -18,9 +18,9 @@ from offbook.client.rollouts.records import trajectory_record
 from offbook.testing import Action, ScriptedServer, scripted_server
 from offbook.testing.asgi import Body
 from offbook_mcp import Limits, ServerPool, StdioServer, Target
-from offbook_mcp.rollouts.agent_loop import SYSTEM, LoopOptions, parsed
-from offbook_mcp.rollouts.rollout import McpRollout
 from offbook_mcp.scenarios.scenario import McpScenario
+from offbook_mcp.training.agent_loop import SYSTEM, LoopOptions, parsed
+from offbook_mcp.training.scenario_rollouts import McpRollout
 from offbook_sinks.spans import SpanKind, rollout_spans
 from tests.mcp_adapter.conftest import children, misbehaving
 from tests.mcp_training.conftest import time_target, told

@@ -15,7 +15,7 @@ from offbook.testing import ScriptedServer
 from offbook_mcp import Limits, ServerPool, Target
 from offbook_mcp.commands import app
 from offbook_mcp.commands.chat import ChatSession
-from offbook_mcp.rollouts.agent_loop import LoopOptions
+from offbook_mcp.training.agent_loop import LoopOptions
 from tests.mcp_adapter.conftest import SERVERS, children, misbehaving
 from tests.mcp_training.order_server import make_server
 

@@ -11,11 +11,11 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import ToolAnnotations
 
 from offbook_mcp import McpScenario, ServerPool, Target
-from offbook_mcp.rollouts.argument_score import free_form_arguments, result_digest, same_code
-from offbook_mcp.rollouts.rewards import PolicyCall, ToolEpisode, score
 from offbook_mcp.scenarios import execution
 from offbook_mcp.tools.tool import Schema, ServerTool
 from offbook_mcp.tools.toolset import ModelTool
+from offbook_mcp.training.argument_score import free_form_arguments, result_digest, same_code
+from offbook_mcp.training.rewards import PolicyCall, ToolEpisode, score
 from tests.mcp_adapter.test_scenarios_llm import answers, made, scenario, written
 
 READS = ToolAnnotations(read_only_hint=True)

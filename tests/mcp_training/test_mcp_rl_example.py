@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from offbook_mcp import ServerPool, Target
-from offbook_mcp.rollouts.rewards import answer_score
-from offbook_mcp.rollouts.rollout import check_scenarios
+from offbook_mcp.training.rewards import answer_score
+from offbook_mcp.training.scenario_rollouts import check_scenarios
 from tests.paths import ROOT
 
 

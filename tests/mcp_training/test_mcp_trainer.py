@@ -16,7 +16,7 @@ from offbook_mcp import Limits, McpStartError
 from offbook_mcp.scenarios.scenario import CheckKind, McpScenario, save_scenarios
 from offbook_mcp.training.defaults import default_config
 from offbook_mcp.training.mcp_trainer import MCPTrainer
-from offbook_mcp.training.scenario_source import ScenarioJudge
+from offbook_mcp.training.scenario_rollouts import ScenarioJudge
 from offbook_mcp.training.scenario_trainer import Comparison, Measured, TrainingState
 from tests.mcp_adapter.conftest import misbehaving
 from tests.mcp_training.conftest import told
@@ -142,17 +142,6 @@ def test_a_learning_rate_of_ones_own_falls_like_the_default() -> None:
     assert schedule(1).kl_coef == pytest.approx(0.3)
     with pytest.raises(ConfigError, match="learning_rate"):
         default_config("tiny-mcp", 20, -1.0)
-
-
-def test_imitation_has_three_quarters_of_a_bundled_bases_rate() -> None:
-    schedule, fixed = (
-        default_config("tiny-mcp", 20, min_reward=0.9),
-        default_config("Qwen/Qwen2.5-0.5B", 20, min_reward=1),
-    )
-    assert callable(schedule) and not callable(fixed)
-    assert [(schedule(step).min_reward, schedule(step).kl_coef) for step in (1, 20)] == [(0.9, 0.0)] * 2
-    assert schedule(11).learning_rate == pytest.approx(7.5e-4)
-    assert (fixed.loss, fixed.learning_rate, fixed.minibatches) == ("cross_entropy", 1e-4, 8)
 
 
 async def test_a_server_that_fails_in_every_rollout_ends_the_run_with_the_causes(stand_in: TrainableModel) -> None:

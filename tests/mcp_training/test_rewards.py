@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from offbook_mcp.rollouts.argument_score import argument_score, same_value, value_score
-from offbook_mcp.rollouts.rewards import (
+from offbook_mcp.scenarios.scenario import CheckKind, McpScenario, ReferenceCall
+from offbook_mcp.tools.tool import Schema, ServerDescription, ServerTool, ToolKind
+from offbook_mcp.tools.toolset import Toolset, make_toolset
+from offbook_mcp.training.argument_score import argument_score, same_value, value_score
+from offbook_mcp.training.rewards import (
     LONGEST_ANSWER,
     EpisodeEnd,
     PolicyCall,
@@ -14,9 +17,6 @@ from offbook_mcp.rollouts.rewards import (
     contains,
     score,
 )
-from offbook_mcp.scenarios.scenario import CheckKind, McpScenario, ReferenceCall
-from offbook_mcp.tools.tool import Schema, ServerDescription, ServerTool, ToolKind
-from offbook_mcp.tools.toolset import Toolset, make_toolset
 
 ZONES: Schema = {
     "type": "object",

@@ -21,8 +21,8 @@ from offbook import TrainableModel
 from offbook.testing import ScriptedServer
 from offbook_mcp import Limits, ServerPool, Target
 from offbook_mcp.commands.serve import ToolEndpoint, completion
-from offbook_mcp.rollouts.agent_loop import LoopOptions
-from offbook_mcp.rollouts.rewards import ToolEpisode
+from offbook_mcp.training.agent_loop import LoopOptions
+from offbook_mcp.training.rewards import ToolEpisode
 from tests.mcp_adapter.conftest import misbehaving
 from tests.mcp_training.order_server import make_server, write_module
 

@@ -24,13 +24,13 @@ from offbook_mcp.commands.serve import served_tools
 from offbook_mcp.connection.pool import ServerPool
 from offbook_mcp.connection.target import Target
 from offbook_mcp.errors import McpServerError
-from offbook_mcp.rollouts.agent_loop import SYSTEM, AgentLoop, LoopOptions, ToolRecord
-from offbook_mcp.rollouts.rewards import EpisodeEnd
-from offbook_mcp.rollouts.rollout import restricted
 from offbook_mcp.tools.rollout_tools import RolloutTools
 from offbook_mcp.tools.toolset import Toolset
+from offbook_mcp.training.agent_loop import SYSTEM, AgentLoop, LoopOptions, ToolRecord
 from offbook_mcp.training.defaults import defaults_for
 from offbook_mcp.training.mcp_trainer import MCPTrainerOptions, ModelAtStep
+from offbook_mcp.training.rewards import EpisodeEnd
+from offbook_mcp.training.scenario_rollouts import restricted
 
 from .options import BaseModel, ModelName, ServerDir, ServerUrl, model_from
 from .permissions import typed_lines

@@ -20,7 +20,6 @@ from offbook_mcp.connection.pool import ServerPool
 from offbook_mcp.connection.target import Target
 from offbook_mcp.scenarios.explore import Exploration
 from offbook_mcp.scenarios.explore import explore as explore_server
-from offbook_mcp.scenarios.from_llm import questions_for
 from offbook_mcp.scenarios.generate import few_held_out, generate_scenarios
 from offbook_mcp.scenarios.scenario import ScenarioSet, save_scenarios
 
@@ -55,25 +54,15 @@ def scenarios(
         int, more_option(min=1, max=5, help="hardest scenarios to generate: 1 (one value) to 5 (three calls)")
     ] = 5,
     seed: Seed = 0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="connect and print the plan, call no tool")] = False,
 ) -> None:
     """Generate scenarios for training and evaluation, and run each one twice to check it."""
     if llm is None and (api_base or max_cost):
         raise ConfigError("--llm-api-base, --max-cost: they apply to --llm only: add --llm MODEL, or leave them out")
-    if dry_run:
-        asyncio.run(_planned(target, count, llm, output))
-    else:
-        with budget(max_cost) as spent:
-            writer = None if llm is None else Llm(llm, **({"api_base": api_base} if api_base else {}))
-            asyncio.run(_made(target, output, count, seed, writer, max_difficulty))
-        if llm is not None:
-            echo("\n".join(spent.lines()))
-
-
-async def _planned(target: Target, count: int, llm: str | None, output: Path) -> None:
-    async with ServerPool(target, ahead=0) as pool:
-        questions = 0 if llm is None else questions_for(count)
-        echo("\n".join(_plan_lines(pool, count, questions, str(output))))
+    with budget(max_cost) as spent:
+        writer = None if llm is None else Llm(llm, **({"api_base": api_base} if api_base else {}))
+        asyncio.run(_made(target, output, count, seed, writer, max_difficulty))
+    if llm is not None:
+        echo("\n".join(spent.lines()))
 
 
 async def _made(target: Target, output: Path, count: int, seed: int, llm: Llm | None, max_difficulty: int) -> None:
@@ -147,13 +136,3 @@ def _result_lines(scenarios: ScenarioSet, wanted: int, output: Path) -> Iterator
         ranked = sorted(scenarios.dropped.items(), key=lambda item: (-item[1], item[0]))
         yield "dropped: " + "; ".join(f"{number} {one_line(reason)}" for reason, number in ranked)
         yield from (f"  {one_line(reason)}, such as {one_line(text)}" for reason, text in scenarios.examples.items())
-
-
-def _plan_lines(pool: ServerPool, count: int, questions: int, output: str) -> Iterator[str]:
-    used = [tool.name for tool in pool.toolset.tools]
-    yield f"fingerprint {pool.fingerprint}; nothing is called, nothing is written"
-    yield f"would explore and use: {', '.join(used) or 'nothing'}"
-    yield from (f"would leave out {name}: {one_line(why)}" for name, why in pool.toolset.left_out.items())
-    if questions:
-        yield f"would ask the writer about {counted(questions, 'question')}, half of them for scenarios and half for their answers"
-    yield f"would write up to {counted(count, 'scenario')} to {one_line(output)}"

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Literal, cast
@@ -46,15 +46,13 @@ from offbook.openai_dialect.chat_answer import (
 from offbook_mcp.connection.pool import ServerPool
 from offbook_mcp.connection.target import Target
 from offbook_mcp.errors import McpServerError
-from offbook_mcp.rollouts.agent_loop import SYSTEM, AgentLoop, LoopOptions
-from offbook_mcp.rollouts.rewards import EpisodeEnd, ToolEpisode
-from offbook_mcp.rollouts.rollout import restricted
 from offbook_mcp.scenarios.explore import withheld_lines
-from offbook_mcp.scenarios.scenario import load_scenarios
-from offbook_mcp.tools.toolset import ModelTool, Toolset
+from offbook_mcp.tools.toolset import Toolset
+from offbook_mcp.training.agent_loop import SYSTEM, AgentLoop, LoopOptions
 from offbook_mcp.training.defaults import defaults_for
 from offbook_mcp.training.mcp_trainer import MCPTrainerOptions, ModelAtStep
-from offbook_mcp.training.scenario_source import scenario_file
+from offbook_mcp.training.rewards import EpisodeEnd, ToolEpisode
+from offbook_mcp.training.scenario_rollouts import restricted
 
 from .options import BaseModel, ModelName, ServerDir, ServerUrl, model_from
 
@@ -282,7 +280,7 @@ def address(listener: socket.socket) -> str:
 
 
 def served_tools(toolset: Toolset, model: TrainableModel, say: Callable[[str], None]) -> Toolset:
-    """The tools that may be called. Says which may not, and which no scenario trained.
+    """The tools that may be called. Says which may not.
 
     Raises ConfigError if none is left, or for more than the base model can read.
     """
@@ -297,20 +295,4 @@ def served_tools(toolset: Toolset, model: TrainableModel, say: Callable[[str], N
             f"{model.base_model} reads at most {most} tools, the target offers {len(tools)}: choose some with --only TOOL "
             "(repeat it), or take another --base-model"
         )
-    try:
-        rest = _untrained(tools, model)
-    except ConfigError as error:  # a faulty file of scenarios ends no chat
-        rest = []
-        say(f"which tools were trained is unknown: {error}")
-    if rest:
-        say(f"not trained: {', '.join(rest)}: no scenario has such a call, so expect mistakes")
     return toolset
-
-
-def _untrained(tools: Sequence[ModelTool], model: TrainableModel) -> list[str]:
-    """The tools that no scenario of the model's own file trains. Without that file, nothing is known of them."""
-    file = scenario_file(model)
-    if not file.exists():
-        return []
-    trained = {name for scenario in load_scenarios(file).train for name in scenario.tools}
-    return [one_line(tool.name, 64) for tool in tools if tool.name not in trained]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -45,10 +43,6 @@ JudgeModel = Annotated[
 ]
 JudgeBase = Annotated[str | None, more_option(help="URL of the judge's endpoint  [default: the provider's]")]
 LlmBase = Annotated[str | None, more_option(help="URL of the endpoint of --llm  [default: the provider's]")]
-MinReward = Annotated[
-    float | None,
-    more_option(help="imitate rollouts with at least this reward, with the loss cross_entropy", show_default="off"),
-]
 Trace = Annotated[str | None, more_option(help="trace sinks, such as langfuse,wandb")]
 Rate = Annotated[
     float | None,
@@ -87,7 +81,6 @@ def train(
     judge: JudgeModel = None,
     judge_api_base: JudgeBase = None,
     learning_rate: Rate = None,
-    min_reward: MinReward = None,
     trace: Trace = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan and stop")] = False,
     dir: ServerDir = None,
@@ -105,7 +98,7 @@ def train(
     """
     named = model_from(target, model, base, dir, url)
     options |= {"llm": writer_at(llm, llm_api_base), "say": echo}
-    options |= {"config": default_config(named.base_model, steps, learning_rate, min_reward)}
+    options |= {"config": default_config(named.base_model, steps, learning_rate)}
     options |= judge_option(judge, judge_api_base) | sinks_option(trace)
     trainer = MCPTrainer(target, named, scenarios, **options)
     if dry_run:
@@ -126,7 +119,6 @@ def evaluate(
     judge: JudgeModel = None,
     judge_api_base: JudgeBase = None,
     trace: Trace = None,
-    results: Annotated[Path | None, typer.Option(help="file to write the results to, as JSON")] = None,
     dir: ServerDir = None,
     url: ServerUrl = None,
     *,
@@ -136,8 +128,6 @@ def evaluate(
 
     Uses all scenarios if none is held out.
     """
-    if results is not None and (results.is_dir() or not results.absolute().parent.is_dir()):
-        raise ConfigError(f"--results: {results} cannot be written: name a file in an existing folder")
     options |= {"say": echo, **judge_option(judge, judge_api_base), **sinks_option(trace)}
     trainer = MCPTrainer(target, model_from(target, model, base, dir, url), scenarios, **options)
     with printing_failures():
@@ -145,9 +135,6 @@ def evaluate(
     echo(str(measured))
     for line in tool_lines(measured.metrics):
         echo(line)
-    if results is not None:
-        values = asdict(measured) | {"success": measured.success}
-        results.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
 
 
 def show(trainer: MCPTrainer, report: TrainReport, dir: Path | None) -> None:

@@ -21,7 +21,7 @@ from offbook.base.redaction import error_text
 from offbook.base.text import one_line, printable
 from offbook_mcp.errors import McpServerError
 
-from .environment_references import without
+from .servers import without
 
 _TAIL_BYTES = 8_192
 _TAIL_LINES = 15

@@ -16,8 +16,7 @@ from mcp.shared.auth import OAuthClientInformationFull, OAuthToken
 from offbook_mcp.errors import McpOverflowError
 
 from .connection_state import Link
-from .environment_references import References
-from .servers import HttpServer, Limits, url_secrets
+from .servers import HttpServer, Limits, References, url_secrets
 
 _STREAM_FACTOR = 8
 """An event stream may have this many times `message_bytes`: it carries progress, and stays open for notifications."""

@@ -30,9 +30,8 @@ from offbook.base.redaction import error_text
 from offbook_mcp.errors import McpOverflowError, McpProtocolError
 
 from .connection_state import Link
-from .environment_references import References
 from .reaper import reaper
-from .servers import ROLLOUT_DIR, Limits, StdioServer, argument_secrets
+from .servers import ROLLOUT_DIR, Limits, References, StdioServer, argument_secrets
 
 logger = logging.getLogger("offbook")
 

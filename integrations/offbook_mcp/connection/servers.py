@@ -1,7 +1,13 @@
-"""The three kinds of MCP server: a command, a URL, and an object in this process; and the limits on each."""
+"""The three kinds of MCP server: a command, a URL, and an object in this process; the limits on each; and the references to the
+environment in their settings, as editors write them in `mcp.json`.
+
+`${env:NAME}`, `${NAME}`, `${NAME:-default}`, `${input:some-id}` (the variable SOME_ID), `${workspaceFolder}` (the folder of
+the file) and `${userHome}`. They are resolved when a server starts. Whatever is stored, hashed or shown has the reference.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -17,8 +23,7 @@ from mcp.server.mcpserver import MCPServer
 
 from offbook.base.errors import ConfigError
 from offbook.base.redaction import keys_in
-
-from .environment_references import names_secret, without
+from offbook.base.text import word_list
 
 ROLLOUT_DIR = "{rollout_dir}"
 """Placeholder for the rollout's folder in a command, an environment variable or a bound argument."""
@@ -111,16 +116,21 @@ def _shown_value(value: str) -> str:
     return value if "${" in value or ROLLOUT_DIR in value else "***"
 
 
+def _secret_of(before: str, word: str) -> str:
+    """The secret in a word of a command line, by the flag before it or the name in it; "" if none is named."""
+    if before.startswith("-") and "=" not in before and names_secret(before):
+        return word
+    match = _ASSIGNED.fullmatch(word)
+    return match[2] if match and names_secret(match[1]) else ""
+
+
 def argument_secrets(words: Sequence[str]) -> list[str]:
     """The secrets among the words of a command line, by their flags, names or forms. A path of a file that exists is none."""
-    found: list[str] = []
+    secrets: list[str] = []
     for before, word in zip(("", *words), words, strict=False):
-        if _secret_flag(before):
-            found.append(word)
-        elif (match := _ASSIGNED.fullmatch(word)) and names_secret(match[1]):
-            found.append(match[2])
-        found += keys_in(word)
-    return [secret for secret in found if not os.path.exists(os.path.expanduser(secret))]
+        named = _secret_of(before, word)
+        secrets += [*([named] if named else []), *keys_in(word)]
+    return [secret for secret in secrets if not os.path.exists(os.path.expanduser(secret))]
 
 
 def url_secrets(url: str) -> list[str]:
@@ -132,20 +142,13 @@ def _masked(words: list[str]) -> list[str]:
     """Mask the secrets of a command line, as in `--api-key sk-1` and `TOKEN=sk-1`, unless they are references."""
     shown: list[str] = []
     for before, word in zip(("", *words), words, strict=False):
-        match = _ASSIGNED.fullmatch(word)
         if "${" in word:
             shown.append(word)
-        elif _secret_flag(before):
-            shown.append("***")
-        elif match and names_secret(match[1]):
-            shown.append(word.removesuffix(match[2]) + "***")
+        elif secret := _secret_of(before, word):
+            shown.append(word.removesuffix(secret) + "***")
         else:
             shown.append(without(word, tuple(keys_in(word))))
     return shown
-
-
-def _secret_flag(word: str) -> bool:
-    return word.startswith("-") and "=" not in word and names_secret(word)
 
 
 def _quoted(word: str) -> str:
@@ -172,3 +175,93 @@ class Limits:
             value = getattr(self, name)
             if not value > 0:
                 raise ConfigError(f"{name}: a number above 0 is needed, got {value!r}")
+
+
+_REFERENCE = re.compile(r"\$\{(?:(env|input):)?([A-Za-z_][\w.-]*)(?::-([^}]*))?\}")
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_SECRET_WORD = re.compile(
+    r"auth(entication|orization)?|\w*(passw\w*|passphrase|secret|token|cookie|credential)s?"
+    r"|(access|api|auth|master|private|secret)?keys?"
+)
+_SHORT_FORMS = frozenset(["pass", "pat", "pwd"])
+"""Secrets only as the last of several words: PWD alone is the current folder."""
+_ATTRIBUTES = frozenset(
+    word_list(
+        """count dir expiry file length lifetime limit max method min mode name path seconds size timeout ttl type uri url"""
+    )
+)
+"""Last words of settings that are about a secret, such as TOKEN_LIMIT and AUTH_TYPE."""
+_QUANTITIES = frozenset(["completion", "context", "input", "max", "min", "new", "num", "output", "prompt", "total"])
+"""Words that make TOKENS a number, as in MAX_TOKENS."""
+_SCHEME = re.compile(r"^(api-?key|basic|bearer|digest|dpop|negotiate|token)\s+(?=\S)", re.IGNORECASE)
+"""The authentication scheme before the credential in a header."""
+_SHORTEST_SECRET = 6  # shorter values occur in ordinary text too often to mask them
+
+
+def names_secret(name: str) -> bool:
+    """Whether a setting of this name is probably a secret: API_TOKEN and X-Api-Key are, GIT_AUTHOR_NAME and MAX_TOKENS not."""
+    words = [word.lower() for word in _WORD.findall(name)]
+    if not words or words[-1] in _ATTRIBUTES:
+        return False
+    if len(words) > 1 and words[-1] in _SHORT_FORMS:
+        return True
+    counted = not _QUANTITIES.isdisjoint(words)
+    return any(_SECRET_WORD.fullmatch(word) and not (counted and word == "tokens") for word in words)
+
+
+@dataclass
+class References:
+    """Resolves the settings of one server, and collects the secret values."""
+
+    server: str
+    workspace: Path | None = None
+    _secrets: set[str] = field(default_factory=set[str], repr=False)
+
+    def resolve(self, text: str, name: str = "") -> str:
+        """Replace the references in a text. If the setting's `name` is that of a secret, its value becomes one.
+
+        Raises ConfigError for a variable that is not set.
+        """
+        value = _REFERENCE.sub(self._value, text)
+        if names_secret(name):
+            self.add_secret(value)
+        return value
+
+    def add_secret(self, value: str) -> None:
+        """Add a value and its words to the secrets, unless they are too short. The scheme of a header is not a secret."""
+        credential = _SCHEME.sub("", value)
+        self._add(credential, *credential.split())
+
+    def secrets(self) -> tuple[str, ...]:
+        """The values to mask in messages and results, the longest first."""
+        return tuple(sorted(self._secrets, key=len, reverse=True))
+
+    def _add(self, *values: str) -> None:
+        for value in values:
+            if len(value) >= _SHORTEST_SECRET:
+                in_json = (json.dumps(value, ensure_ascii=ascii_only)[1:-1] for ascii_only in (True, False))
+                self._secrets.update((value, *in_json))
+
+    def _value(self, match: re.Match[str]) -> str:
+        kind, name = match[1], match[2]
+        default: str | None = match[3]
+        if kind is None and name == "workspaceFolder":
+            return str(self.workspace or Path.cwd())
+        if kind is None and name == "userHome":
+            return str(Path.home())
+        variable = re.sub(r"\W", "_", name).upper() if kind == "input" else name
+        value = os.environ.get(variable, default)
+        if value is None:
+            raise ConfigError(
+                f"MCP server {self.server!r}: {match[0]} needs the environment variable {variable}, which is not set"
+            )
+        if variable in os.environ and not value.startswith(("/", "~")):  # a path is not a secret, and occurs in results
+            self._add(_SCHEME.sub("", value))
+        return value
+
+
+def without(text: str, secrets: tuple[str, ...]) -> str:
+    """The text with every secret replaced by `***`."""
+    for secret in secrets:
+        text = text.replace(secret, "***")
+    return text

@@ -29,10 +29,9 @@ from offbook_mcp.errors import (
 from offbook_mcp.tools.tool import ServerDescription, as_server_tool
 
 from .connection_state import Link, sound_listings
-from .environment_references import names_secret, without
 from .http_transport import http_transport
 from .process_transport import stdio_transport
-from .servers import AnyServer, HttpServer, InProcess, Limits, StdioServer
+from .servers import AnyServer, HttpServer, InProcess, Limits, StdioServer, names_secret, without
 
 logger = logging.getLogger("offbook")
 ResultT = TypeVar("ResultT")

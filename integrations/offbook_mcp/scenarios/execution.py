@@ -15,9 +15,9 @@ from typing import Literal, Protocol
 from offbook.base.text import counted, one_line
 from offbook_mcp.connection.pool import ServerPool
 from offbook_mcp.errors import McpServerError, McpStartError, McpToolsChangedError
-from offbook_mcp.rollouts.argument_score import result_digest
 from offbook_mcp.tools.rollout_tools import RolloutTools, ToolResult
 from offbook_mcp.tools.tool import ToolKind
+from offbook_mcp.training.argument_score import result_digest
 
 from .explore import Exploration, answered, too_slow
 from .harvest import Leaf, comma_list, is_dated, leaves_of, strings_of

@@ -14,6 +14,7 @@ from offbook.base.errors import ConfigError
 from offbook.base.text import one_line
 from offbook_mcp.connection.pool import ServerPool
 from offbook_mcp.errors import McpServerError, McpToolsChangedError
+from offbook_mcp.tools.result_values import with_scalars
 from offbook_mcp.tools.rollout_tools import RolloutTools, ToolResult
 from offbook_mcp.tools.tool import Schema, ToolKind
 from offbook_mcp.tools.toolset import ModelTool
@@ -247,7 +248,8 @@ async def _call_with_nonsense(tools: RolloutTools, exploration: Exploration, too
     draft = exploration.sampler.draw(tool)
     if draft is None:
         return
-    arguments = cast(Schema, _replaced(draft.arguments, {pick.value: _nonsense(pick) for pick in draft.picks}))
+    nonsense: dict[object, object] = {(type(pick.value), pick.value): _nonsense(pick) for pick in draft.picks}
+    arguments = cast(Schema, with_scalars(draft.arguments, lambda value: nonsense.get((type(value), value), value)))
     if arguments == draft.arguments:
         return
     try:
@@ -267,14 +269,6 @@ def _nonsense(pick: Pick) -> Scalar:
     return (
         NO_ID if pick.slot.kind == "integer" and pick.slot.words[-1:] in (("id",), ("isbn",), ("sku",)) else pick.value
     )
-
-
-def _replaced(value: object, others: Mapping[Scalar, Scalar]) -> object:
-    if isinstance(value, dict):
-        return {key: _replaced(item, others) for key, item in cast(dict[str, object], value).items()}
-    if isinstance(value, list):
-        return [_replaced(item, others) for item in cast(list[object], value)]
-    return others.get(value, value) if isinstance(value, str | int) and not isinstance(value, bool) else value
 
 
 async def _explore_writers(pool: ServerPool, exploration: Exploration, writers: list[ModelTool]) -> None:

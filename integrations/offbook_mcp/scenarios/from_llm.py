@@ -195,11 +195,6 @@ _MAX_FRUITLESS = 3
 """Stop after this many questions in a row without a new scenario."""
 
 
-def questions_for(count: int) -> int:
-    """The number of LLM questions for `count` scenarios if all that it writes is valid."""
-    return 2 * -(-count // _PER_QUESTION)
-
-
 @dataclass(frozen=True)
 class _Written:
     task: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache, lru_cache
@@ -13,6 +13,7 @@ from itertools import islice
 from typing import TypeAlias, cast
 
 from offbook_mcp.connection.servers import ROLLOUT_DIR
+from offbook_mcp.tools.result_values import scalars_of
 from offbook_mcp.tools.rollout_tools import ToolResult
 from offbook_mcp.tools.tool import is_verb
 
@@ -111,27 +112,16 @@ def usable_value(value: object) -> Scalar | None:
 
 def strings_of(value: object) -> Iterator[str]:
     """All strings in a JSON value."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in cast(Mapping[str, object], value).values():
-            yield from strings_of(item)
-    elif isinstance(value, list | tuple):
-        for item in cast(Sequence[object], value):
-            yield from strings_of(item)
+    return (scalar for scalar in scalars_of(value) if isinstance(scalar, str))
 
 
 def is_empty(result: ToolResult) -> bool:
     """Whether a result has no text, or its lists and strings are all empty."""
-    return not result.text.strip() if result.values is None else _hollow(result.values)
-
-
-def _hollow(value: object) -> bool:
-    if isinstance(value, dict):
-        return all(_hollow(item) for item in cast(dict[str, object], value).values())
-    if isinstance(value, list):
-        return all(_hollow(item) for item in cast(list[object], value))
-    return value is None or value == ""
+    return (
+        not result.text.strip()
+        if result.values is None
+        else all(value in (None, "") for value in scalars_of(result.values))
+    )
 
 
 PlacedValue: TypeAlias = tuple[object, str, tuple[str, ...]]

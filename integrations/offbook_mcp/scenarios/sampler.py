@@ -242,8 +242,8 @@ class _Drawing:
         if not path:
             offered = cast(Schema, self.tool.parameters.get("properties") or {})
             listed = [item for item in listed if item[0] in offered]
-        elif not listed and isinstance(schema.get("additionalProperties"), dict):
-            return self.map(schema, path, depth)
+        if path and not listed and isinstance(schema.get("additionalProperties"), dict):
+            raise _NoValueError  # a map, whose keys are unknown
         free = not any(required for _, _, required in listed)
         properties = [item for item in listed if item[2] or self._wanted(item[1], depth, free)]
         drawn: dict[str, object] = {}
@@ -251,16 +251,6 @@ class _Drawing:
             inner = f"{path}.{name}".lstrip(".")
             drawn[name] = self.value(item, inner, depth + 1)
         return drawn
-
-    def map(self, schema: Schema, path: str, depth: int) -> dict[str, object]:
-        """An object whose keys are values too, such as `{"bolt": 40}`."""
-        least = schema.get("minProperties")
-        count = max(least if isinstance(least, int) else 1, self.sampler.rng.choice([1, 1, 2]))
-        keys = {str(self.scalar(self.sampler.slot(self.tool, f"{path}{{}}", {"type": "string"}))) for _ in range(count)}
-        return {
-            key: self.value(cast(Schema, schema["additionalProperties"]), f"{path}.*", depth + 1)
-            for key in sorted(keys)
-        }
 
     def value(self, schema: Schema, path: str, depth: int) -> object:
         if isinstance(options := schema.get("anyOf"), list) and options:

@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from offbook.base.errors import ConfigError, StoreError
 from offbook.base.text import one_line
+from offbook_mcp.tools.result_values import with_scalars
 
 
 class CheckKind(StrEnum):
@@ -182,15 +183,13 @@ def combination(call: ReferenceCall) -> str:
 
 def normalised(value: object) -> object:
     """Normalise a value so that equivalent arguments compare equal."""
+    return with_scalars(value, _normalised_scalar)
+
+
+def _normalised_scalar(value: object) -> object:
     if isinstance(value, str):
         return " ".join(value.split()).casefold()
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, Mapping):
-        return {key: normalised(item) for key, item in cast(Mapping[str, object], value).items()}
-    if isinstance(value, list | tuple):
-        return [normalised(item) for item in cast(Sequence[object], value)]
-    return value
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def combinations(scenario: McpScenario) -> frozenset[str]:

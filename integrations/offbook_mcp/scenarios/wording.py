@@ -119,9 +119,9 @@ def _requested(plan: Plan, names: Mapping[int, str]) -> str:
 
 
 def tells_its_calls(task: str, plan: Plan) -> bool:
-    """Whether the task contains every string argument and key, except the one that comes from an earlier result."""
+    """Whether the task contains every string argument, except the one that comes from an earlier result."""
     hidden = str(plan.link.pick.value) if plan.link is not None else None
-    texts = [text for draft in plan.drafts for text in (*strings_of(draft.arguments), *_keys(draft)) if text != hidden]
+    texts = [text for draft in plan.drafts for text in strings_of(draft.arguments) if text != hidden]
     return all(text in task for text in texts) and (hidden is None or hidden not in task)
 
 
@@ -176,17 +176,16 @@ def spaced(name: str) -> str:
     return " ".join(re.findall(r"[^\W_]+", text)).lower() or "tool"
 
 
-def shown(value: object, keys: frozenset[str] = frozenset()) -> str:
-    """A value as it is written in a task: strings verbatim, quoted if they have more than one word; `keys` verbatim too."""
+def shown(value: object) -> str:
+    """A value as it is written in a task: strings verbatim, quoted if they have more than one word."""
     if isinstance(value, str):
         return value if _PLAIN.fullmatch(value) and value[-1] not in ".:" else _quoted(value)
     if isinstance(value, list | tuple):
-        items = [shown(item, keys) for item in cast(Sequence[object], value)]
+        items = [shown(item) for item in cast(Sequence[object], value)]
         return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else "none"
     if isinstance(value, Mapping):
         named = cast(Mapping[str, object], value)
-        names = {name: shown(name) if name in keys else spaced(name) for name in named}
-        return ", ".join(f"{names[name]} {shown(item, keys)}" for name, item in named.items()) or "none"
+        return ", ".join(f"{spaced(name)} {shown(item)}" for name, item in named.items()) or "none"
     return json.dumps(value)
 
 
@@ -196,10 +195,6 @@ def _quoted(text: str) -> str:
 
 def _clause(draft: DraftCall, action: str, rng: random.Random, linked: tuple[str, str] | None) -> str:
     return f"{action} {_parts(draft, rng, linked)}".strip()
-
-
-def _keys(draft: DraftCall) -> frozenset[str]:
-    return frozenset(str(pick.value) for pick in draft.picks if pick.slot.path.endswith("{}"))
 
 
 def _label(name: str, tool: ModelTool) -> str:
@@ -216,8 +211,8 @@ def _label(name: str, tool: ModelTool) -> str:
 
 def _parts(draft: DraftCall, rng: random.Random, linked: tuple[str, str] | None) -> str:
     """The arguments as text: `with time 16:30 and zone UTC`, or with roles: `from A to B with time 16:30`."""
-    arguments, keys = dict(draft.arguments), _keys(draft)
-    values = {name: f"{_label(name, draft.tool)} {shown(value, keys)}" for name, value in arguments.items()}
+    arguments = dict(draft.arguments)
+    values = {name: f"{_label(name, draft.tool)} {shown(value)}" for name, value in arguments.items()}
     if linked is not None:
         values[linked[0]] = linked[1]
     roles = {name: role for name in arguments if (role := _ROLES.get(spaced(name).split()[0]))}

@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias, cast
 
 from offbook.base.json_files import too_deep
@@ -81,6 +81,15 @@ def scalars_of(value: object) -> Iterator[object]:
             yield from scalars_of(item)
     else:
         yield value
+
+
+def with_scalars(value: object, change: Callable[[object], object]) -> object:
+    """A JSON value with each text, number, boolean and null changed."""
+    if isinstance(value, Mapping):
+        return {key: with_scalars(item, change) for key, item in cast(Mapping[str, object], value).items()}
+    if isinstance(value, list | tuple):
+        return [with_scalars(item, change) for item in cast(Sequence[object], value)]
+    return change(value)
 
 
 def _plain(value: object) -> str:

@@ -121,7 +121,6 @@ class ServerTool:
     name: str
     description: str
     input_schema: Schema = field(hash=False)
-    output_schema: Schema | None = field(default=None, hash=False)
     kind: ToolKind = ToolKind.UNKNOWN
     read_only: bool = False  # its annotation or the user says so; `kind` may also come from its words
     open_world: bool = False  # depends on the outside world, so its results change over time
@@ -161,7 +160,6 @@ def as_server_tool(server: str, tool: types.Tool, *, read_only: bool = False) ->
         name=tool.name,
         description=description,
         input_schema=tool.input_schema,
-        output_schema=tool.output_schema,
         kind=ToolKind.READ if read_only else suggested_kind(tool.name, description, hints),
         read_only=read_only or bool(hints and hints.read_only_hint),
         open_world=bool(hints and hints.open_world_hint),

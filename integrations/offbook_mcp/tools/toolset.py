@@ -17,6 +17,7 @@ from offbook.base.text import one_line
 from offbook.base.types import Tool
 from offbook_mcp.connection.servers import ROLLOUT_DIR
 
+from .result_values import with_scalars
 from .schemas import simplified
 from .tool import Schema, ServerDescription, ServerTool, ToolKind, named, reads_secrets
 
@@ -223,13 +224,9 @@ def _typed(value: object, schema: object) -> object:
 
 def with_folder(value: object, folder: str | None) -> object:
     """Replace `{rollout_dir}` in all texts of a value by `folder`; None leaves it."""
-    if isinstance(value, str):
-        return value.replace(ROLLOUT_DIR, folder or ROLLOUT_DIR)
-    if isinstance(value, list):
-        return [with_folder(item, folder) for item in cast(list[object], value)]
-    if isinstance(value, dict):
-        return {key: with_folder(item, folder) for key, item in cast(dict[str, object], value).items()}
-    return value
+    return with_scalars(
+        value, lambda scalar: scalar.replace(ROLLOUT_DIR, folder or ROLLOUT_DIR) if isinstance(scalar, str) else scalar
+    )
 
 
 def uses_folder(bind: Mapping[str, object]) -> bool:

@@ -16,8 +16,6 @@ TINY_RATES = {"tiny": 3.3e-3, "tiny-mcp": 2e-3}
 """Learning rates of the bundled policies at the first step. They decay linearly, as in `offbook quickstart`."""
 TINY_KL = 0.3
 """Their KL coefficient at the first step, which decays with the rate."""
-IMITATION_RATE = 1e-4
-"""Learning rate of other bases where good rollouts are imitated, as in supervised training."""
 
 
 @dataclass(frozen=True)
@@ -43,25 +41,18 @@ def defaults_for(base_model: str) -> BaseDefaults:
 
 
 def default_config(
-    base_model: str, steps: int, rate: float | None = None, min_reward: float | None = None
+    base_model: str, steps: int, rate: float | None = None
 ) -> TrainConfig | Callable[[int], TrainConfig]:
     """The learner's options, or a function from the step to them. `rate`: the learning rate, of the first step where it
-    falls; None: the base's default. `min_reward`: imitate rollouts from this reward on. Raises ConfigError for a rate that is
-    not positive."""
-    imitation = {"loss": "cross_entropy", "min_reward": min_reward, "minibatches": 8}
-    chosen = {} if min_reward is None else {"learning_rate": IMITATION_RATE, **imitation}
-    fixed = TrainConfig.parse(**(chosen if rate is None else chosen | {"learning_rate": rate}))
+    falls; None: the base's default. Raises ConfigError for a rate that is not positive."""
+    fixed = TrainConfig.parse(**({} if rate is None else {"learning_rate": rate}))
     if base_model not in TINY_RATES:
         return fixed
-    if rate is None:
-        rate = TINY_RATES[base_model] * (1.0 if min_reward is None else 0.75)  # benchmarks/results/sample_efficiency.md
-    return partial(_tiny_config, fixed, rate, steps)
+    return partial(_tiny_config, TINY_RATES[base_model] if rate is None else rate, steps)
 
 
-def _tiny_config(fixed: TrainConfig, rate: float, steps: int, step: int) -> TrainConfig:
+def _tiny_config(rate: float, steps: int, step: int) -> TrainConfig:
     left = max(1 - (step - 1) / steps, 1 / steps)
-    if fixed.imitates_the_good:
-        return fixed.model_copy(update={"learning_rate": rate * left})
     return TrainConfig(learning_rate=rate * left, kl_coef=TINY_KL * left, minibatches=4)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,14 +24,14 @@ from offbook.trainer.options import TrainerOptions
 from offbook.trainer.report import TrainReport
 from offbook_mcp.connection.pool import ServerPool
 from offbook_mcp.connection.target import Target, TargetLike
-from offbook_mcp.rollouts.agent_loop import LoopOptions
-from offbook_mcp.rollouts.rollout import McpRollout
 from offbook_mcp.scenarios.explore import withheld_lines
 from offbook_mcp.scenarios.generate import few_held_out, generate_scenarios
 from offbook_mcp.scenarios.scenario import HELD_OUT, ScenarioSet, save_scenarios
+from offbook_mcp.training.agent_loop import LoopOptions
+from offbook_mcp.training.scenario_rollouts import McpRollout
 
 from .defaults import GROUP_SIZE, default_concurrency, default_config, defaults_for
-from .scenario_source import (
+from .scenario_rollouts import (
     ScenarioJudge,
     ScenarioRollout,
     ScenariosLike,
@@ -66,11 +66,6 @@ class MCPTrainerOptions(TrainerOptions):
         shown_default="all; 8 for tiny-mcp and tiny",
     )
     temperature: float = option(1.0, "sampling temperature of training rollouts")
-    result_chars: int | None = option(
-        None,
-        "most characters of a tool's result that the model reads",
-        shown_default="the target's limit; 1,500 for tiny-mcp and tiny",
-    )
     curriculum: bool = option(True, "train on easier scenarios first")
     count: int = option(48, "number of scenarios to generate if there are none", least=1)
     llm: str | Llm | None = option(
@@ -185,8 +180,7 @@ class MCPTrainer:
                 f"and {held_out} held out, and kept in {scenario_file(self.model)}"
             )
             options = self._trainer_options(scenarios, steps)
-            unused = unused_judge(scenarios.scenarios, self.options.judge) if scenarios else ""
-            return plan_lines(pool, self.model, known, steps, options, self._loop(), self._max_tools, unused)
+            return plan_lines(pool, self.model, known, steps, options, self._loop(), self._max_tools)
 
     @property
     def _max_tools(self) -> int | None:
@@ -280,8 +274,7 @@ class MCPTrainer:
         return scenarios
 
     def _rollout(self, pool: ServerPool) -> McpRollout:
-        chars = self.options.result_chars or self._defaults.result_chars
-        return McpRollout(pool, self._loop(), self._max_tools, chars)
+        return McpRollout(pool, self._loop(), self._max_tools, self._defaults.result_chars)
 
     @property
     def completion_tokens(self) -> int:
@@ -323,9 +316,8 @@ def plan_lines(
     options: Mapping[str, Any],
     loop: LoopOptions,
     max_tools: int | None,
-    unused_judge: str = "",
 ) -> list[str]:
-    """A line per stage. `scenarios` is a sentence if there are none yet. `unused_judge`: why the judge is not asked."""
+    """A line per stage. `scenarios` is a sentence if there are none yet."""
     offered, left_out = len(pool.toolset.tools), pool.toolset.left_out
     shown = "all are shown"
     if max_tools is not None and offered > max_tools:
@@ -339,7 +331,7 @@ def plan_lines(
         f"model      {model.name} on {model.base_model}, {model.backend!r}",
         f"steps      {steps}, each {counted(per_step, 'scenario')} x {group} rollouts, {options.get('concurrency')} at once, "
         f"at most {loop.max_turns} turns",
-        f"judge      {(options.get('judge') and (unused_judge or 'an LLM')) or 'none: rewards come from execution'}",
+        f"judge      {'an LLM' if options.get('judge') else 'none: rewards come from execution'}",
     ]
     if not isinstance(scenarios, str) and (change := scenarios.server_change(pool.fingerprint)):
         lines.append(f"warning    {change}")
@@ -347,18 +339,11 @@ def plan_lines(
 
 
 def _scenarios(scenarios: ScenarioSet) -> str:
-    listed = scenarios.scenarios
-    return "\n".join(
-        [
-            f"{len(scenarios.train)} to train on, {len(scenarios.eval)} held out, hash {scenarios.digest[:16]}",
-            f"           by tool: {_counts(tool for scenario in listed for tool in scenario.tools)}",
-            f"           by difficulty: {_counts(str(scenario.difficulty) for scenario in listed)}",
-        ]
+    by_tool = Counter(tool for scenario in scenarios.scenarios for tool in scenario.tools)
+    return (
+        f"{len(scenarios.train)} to train on, {len(scenarios.eval)} held out, hash {scenarios.digest[:16]}\n"
+        f"           by tool: {', '.join(f'{one_line(name, 64)} {count}' for name, count in sorted(by_tool.items()))}"
     )
-
-
-def _counts(names: Iterable[str]) -> str:
-    return ", ".join(f"{one_line(name, 64)} {count}" for name, count in sorted(Counter(names).items()))
 
 
 class ModelAtStep(TrainableModel[Any]):

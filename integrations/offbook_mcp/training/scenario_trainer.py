@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from offbook import TrainableModel, Trainer, TrajectoryGroup
 from offbook.base.text import one_line
-from offbook_mcp.rollouts.rollout import McpRollout
 from offbook_mcp.scenarios.scenario import McpScenario
+from offbook_mcp.training.scenario_rollouts import McpRollout
 
 SOLVED = 0.9
 """Success before training that leaves little to learn."""

@@ -25,10 +25,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from offbook import RewardResult
-from offbook_mcp.rollouts.argument_score import free_form_arguments, same_code
 from offbook_mcp.scenarios.scenario import CheckKind, McpScenario, ReferenceCall
 from offbook_mcp.tools.tool import ToolKind
 from offbook_mcp.tools.toolset import Toolset
+from offbook_mcp.training.argument_score import free_form_arguments, same_code
 
 from .argument_score import argument_score
 

@@ -18,8 +18,9 @@ from offbook.base.json_files import parse_json
 from offbook.base.redaction import error_text
 from offbook.base.sync_calls import gather_all
 from offbook.base.types import ToolRun
-from offbook_mcp.rollouts.argument_score import result_digest
+from offbook_mcp.tools.result_values import with_scalars
 from offbook_mcp.tools.rollout_tools import RolloutTools, ToolResult, bounded_text
+from offbook_mcp.training.argument_score import result_digest
 
 from .rewards import Arguments, EpisodeEnd, PolicyCall, ToolEpisode
 
@@ -186,9 +187,7 @@ class AgentLoop:
         return await gather_all([self._call(call, turn) for call in calls])
 
     async def _call(self, call: ChatCompletionMessageToolCallUnion, turn: int) -> ToolRecord:
-        if call.type != "function":
-            result = bounded_text("only functions can be called", 200, is_error=True)
-            return ToolRecord(turn, call.custom.name, call.custom.input, result, 0.0)
+        assert call.type == "function", "requests offer functions only"
         name, written = call.function.name, call.function.arguments
         with self.clock.timed(call.id, name) as timing:
             try:
@@ -203,7 +202,10 @@ class AgentLoop:
         arguments = parsed(record.arguments) if tool is not None else None
         if tool is None or arguments is None:
             return PolicyCall(record.tool, None, record.turn)
-        neutral = cast(Arguments, _neutral(arguments, self.tools))
+        neutral = cast(
+            Arguments,
+            with_scalars(arguments, lambda scalar: self.tools.neutral(scalar) if isinstance(scalar, str) else scalar),
+        )
         returned = result_digest(self.tools, tool, record.result)
         return PolicyCall(record.tool, neutral, record.turn, record.result.is_error, returned)
 
@@ -215,14 +217,3 @@ def parsed(written: str) -> Arguments | None:
     except ValueError:
         return None
     return cast(Arguments, arguments) if isinstance(arguments, dict) else None
-
-
-def _neutral(value: object, tools: RolloutTools) -> object:
-    """Replace the rollout's folder in a value by `{rollout_dir}`, as in scenarios."""
-    if isinstance(value, str):
-        return tools.neutral(value)
-    if isinstance(value, list):
-        return [_neutral(item, tools) for item in cast(list[object], value)]
-    if isinstance(value, dict):
-        return {key: _neutral(item, tools) for key, item in cast(dict[str, object], value).items()}
-    return value

@@ -1,1 +1,0 @@
-"""One rollout of a scenario: the agent loop, the episode that it leaves, and its reward from execution."""

@@ -24,7 +24,7 @@ from offbook.server.http.auth import SignedOut, key_for
 from offbook.server.models.checkpoints import scan_models
 from offbook.tracing.jsonl import JsonlSink
 from offbook.trainer.evaluate import read_report
-from offbook_mcp.commands.permissions import Permissions
+from offbook_mcp.commands.options import Permissions
 from offbook_mcp.connection.target import read_mcp_json
 from offbook_mcp.scenarios.scenario import load_scenarios as load_mcp_scenarios
 

@@ -32,8 +32,7 @@ from offbook_mcp.training.mcp_trainer import MCPTrainerOptions, ModelAtStep
 from offbook_mcp.training.rewards import EpisodeEnd
 from offbook_mcp.training.scenario_rollouts import restricted
 
-from .options import BaseModel, ModelName, ServerDir, ServerUrl, model_from
-from .permissions import typed_lines
+from .options import BaseName, ModelName, ServerDir, ServerUrl, model_from, typed_lines
 
 _SHOWN_ARGUMENTS, _SHOWN_RESULT = 200, 300
 
@@ -130,7 +129,7 @@ Temperature = Annotated[float, more_option(min=0, max=2, help="sampling temperat
 def talk(
     target: Target,
     model: ModelName = None,
-    base: BaseModel = None,
+    base: BaseName = None,
     compare: Annotated[
         bool, typer.Option("--compare", help="show the untrained model's answer (step 0) beside it")
     ] = False,

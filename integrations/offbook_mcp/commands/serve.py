@@ -54,7 +54,7 @@ from offbook_mcp.training.mcp_trainer import MCPTrainerOptions, ModelAtStep
 from offbook_mcp.training.rewards import EpisodeEnd, ToolEpisode
 from offbook_mcp.training.scenario_rollouts import restricted
 
-from .options import BaseModel, ModelName, ServerDir, ServerUrl, model_from
+from .options import BaseName, ModelName, ServerDir, ServerUrl, model_from
 
 logger = logging.getLogger("offbook")
 
@@ -218,7 +218,7 @@ AtOnce = Annotated[int, more_option(min=1, help="requests answered at once; othe
 def serve(
     target: Target,
     model: ModelName = None,
-    base: BaseModel = None,
+    base: BaseName = None,
     host: Host = "127.0.0.1",
     port: Port = 8900,
     api_key: Key = None,

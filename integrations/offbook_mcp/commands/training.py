@@ -24,7 +24,7 @@ from offbook_mcp.training.scenario_trainer import tool_lines
 
 from .chat import talk
 from .options import (
-    BaseModel,
+    BaseName,
     ModelName,
     ScenarioFile,
     ServerDir,
@@ -71,7 +71,7 @@ NOT_TRAINING = (
 def train(
     target: Target,
     model: ModelName = None,
-    base: BaseModel = None,
+    base: BaseName = None,
     steps: Annotated[
         int, typer.Option(min=1, help="total number of steps; a second run continues where the first ended")
     ] = STEPS,
@@ -111,7 +111,7 @@ def train(
 def evaluate(
     target: Target,
     model: ModelName = None,
-    base: BaseModel = None,
+    base: BaseName = None,
     scenarios: ScenarioFile = None,
     step: Annotated[int | None, more_option(min=0, help="step of the model  [default: the newest]")] = None,
     temperature: Annotated[float, more_option(min=0, max=2, help="sampling temperature; 0 is greedy")] = 0.0,

@@ -119,7 +119,7 @@ async def test_scenarios_for_a_judge_need_one(model: TrainableModel) -> None:
 
 async def test_a_judge_that_no_scenario_needs_is_told(stand_in: TrainableModel) -> None:
     chosen, said = trainer(stand_in, judge=give_one)
-    assert "judge      not asked, since every scenario is scored by execution" in "\n".join(await chosen.aplan(2))
+    assert "judge      none: rewards come from execution" in await chosen.aplan(2)
     await chosen.aevaluate()
     assert said == [
         'judge: not asked, since every scenario is scored by execution; those with "check": "judge" need one'

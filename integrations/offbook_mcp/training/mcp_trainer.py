@@ -295,8 +295,9 @@ class MCPTrainer:
         options = {**defaults, **self._training}
         if scenarios is not None and scenarios.eval:
             options["eval"] = scenarios.eval
-        if scenarios is not None and self.options.judge is not None:
-            options["judge"] = ScenarioJudge(self.options.judge, scenarios.scenarios)
+        if scenarios is not None and (judge := self.options.judge) is not None:
+            unused = unused_judge(scenarios.scenarios, judge)
+            options["judge"] = None if unused else ScenarioJudge(judge, scenarios.scenarios)
         return options
 
 

@@ -66,7 +66,7 @@ async def read_call(
         )
 
     async def chat(asked: Answer) -> Answer:
-        request = DialectRequest(asked, path, {}, TrajectoryCalls(), recorded)
+        request = DialectRequest(asked, path, {"alt": "sse"}, TrajectoryCalls(), recorded)
         return (await dialect.translate(request)).body
 
     before = await chat(body)

@@ -8,6 +8,7 @@ try:
     from .calls.capture_block import capture, observe
     from .calls.fallback_calls import Chooser, ChosenModel
     from .chat_model import ChatOffbook
+    from .training.replayed_tools import replayed_tools
     from .training.trainable import trainable
 except ModuleNotFoundError as error:
     if error.name is None or error.name.startswith("offbook"):
@@ -20,6 +21,7 @@ __all__ = [
     "ChosenModel",
     "capture",
     "observe",
+    "replayed_tools",
     "trainable",
     "uncaptured",
 ]

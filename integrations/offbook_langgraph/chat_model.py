@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from types import SimpleNamespace, TracebackType
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import httpx
@@ -94,6 +94,16 @@ THOUGHT = "reasoning_content"
 """Key of `additional_kwargs` for the reasoning text; LangChain's integrations of reasoning models use the same key."""
 
 
+class OwnMethods(Protocol):
+    """Methods of `BaseChatOpenAI` that an app overrides: `_get_request_payload`, and the two that read answers."""
+
+    def payload(self, ours: dict[str, Any], input_: Any, stop: list[str] | None, kwargs: dict[str, Any]) -> Any: ...
+
+    def result(self, response: Any, generation_info: dict[str, Any] | None) -> Any: ...
+
+    def chunk(self, chunk: dict[str, Any], kind: type, info: dict[str, Any] | None) -> Any: ...
+
+
 class ChatOffbook(ChatOpenAI):
     """A chat model on an Offbook server: `ChatOffbook(model="agent-001", base_url="http://host:8000/v1", api_key=...)`.
 
@@ -123,10 +133,15 @@ class ChatOffbook(ChatOpenAI):
     )
     cache: BaseCache | bool | None = Field(default=False, exclude=True)  # an answer is sampled anew for each call
     _recorded: Callable[[str, int], None] | None = PrivateAttr(default=None)
+    _own: OwnMethods | None = PrivateAttr(default=None)
 
     def on_recorded(self, callback: Callable[[str, int], None]) -> None:
         """Call `callback` with the id of every recorded call, and the number of the choice, when it is answered."""
         self._recorded = callback
+
+    def with_methods(self, own: OwnMethods | None) -> None:
+        """Write requests and read answers also by the methods that an app's chat model class overrides."""
+        self._own = own
 
     @model_validator(mode="before")
     @classmethod
@@ -206,6 +221,8 @@ class ChatOffbook(ChatOpenAI):
             )
         messages = self._convert_input(input_).to_messages()
         written: list[Message] = payload["messages"]
+        if self._own is not None:
+            payload = self._own.payload(payload, input_, stop, kwargs)
         for message, sent in zip(messages, written, strict=True):
             if isinstance(message, AIMessage):
                 if sent.get("tool_calls"):
@@ -227,7 +244,11 @@ class ChatOffbook(ChatOpenAI):
     def _create_chat_result(
         self, response: dict[str, Any] | openai.BaseModel, generation_info: dict[str, Any] | None = None
     ) -> ChatResult:
-        result: ChatResult = super()._create_chat_result(response, generation_info)  # pyright: ignore[reportUnknownMemberType]
+        result: ChatResult = (
+            super()._create_chat_result(response, generation_info)  # pyright: ignore[reportUnknownMemberType]
+            if self._own is None
+            else self._own.result(response, generation_info)
+        )
         plain: dict[str, Any] = response if isinstance(response, dict) else response.model_dump(warnings=False)
         for generation, choice in zip(result.generations, plain["choices"], strict=True):
             self._mark(generation.message, choice)
@@ -241,8 +262,10 @@ class ChatOffbook(ChatOpenAI):
     def _convert_chunk_to_generation_chunk(
         self, chunk: dict[str, Any], default_chunk_class: type, base_generation_info: dict[str, Any] | None
     ) -> ChatGenerationChunk | None:
-        generation: ChatGenerationChunk | None = super()._convert_chunk_to_generation_chunk(  # pyright: ignore[reportUnknownMemberType]
-            chunk, default_chunk_class, base_generation_info
+        generation: ChatGenerationChunk | None = (
+            super()._convert_chunk_to_generation_chunk(chunk, default_chunk_class, base_generation_info)  # pyright: ignore[reportUnknownMemberType]
+            if self._own is None
+            else self._own.chunk(chunk, default_chunk_class, base_generation_info)
         )
         inner: dict[str, Any] = chunk.get("chunk") or chunk
         choices: list[dict[str, Any]] = inner.get("choices") or []

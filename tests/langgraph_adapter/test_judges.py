@@ -14,14 +14,15 @@ import openai
 import pytest
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
+from langgraph.graph import START, MessagesState, StateGraph
 from pydantic import BaseModel
 
 import offbook
 from offbook import TrainableModel
 from offbook.testing import ScriptedLlm, ScriptedServer, says, scripted_llm
 from offbook_langgraph import capture, observe, trainable, uncaptured
-from offbook_langgraph.calls.origins import warn_judge
-from tests.langgraph_adapter.kinds.apps import own_model
+from offbook_langgraph.calls.origins import _warned, warn_judge  # pyright: ignore[reportPrivateUsage]  # said once a process
+from tests.langgraph_adapter.kinds.apps import asked, own_model
 
 EVALUATOR = """
 import asyncio
@@ -63,6 +64,7 @@ class Score(BaseModel):
 
 @pytest.fixture(autouse=True)
 def _nothing_said_before() -> None:
+    _warned.clear()
     warn_judge.cache_clear()
 
 
@@ -111,6 +113,7 @@ def test_a_judge_of_an_evaluation_package_is_its_own_model(
     asked_for = {request.body["messages"][0]["content"] for request in paid.requests}
     assert asked_for == {"correct? heard: hi", "correct? heard: ho"}
     assert caplog.text.count(f"calls of {name.partition('.')[0]} are a judge's") == 1
+    assert "the trained model answers" not in caplog.text
 
 
 async def test_an_async_judge_and_one_with_a_function_of_the_apps_are_their_own_models(
@@ -143,28 +146,89 @@ def test_an_observation_leaves_the_judge_out(paid: ScriptedLlm) -> None:
     assert trajectory.metrics["calls"] == 1
 
 
-@pytest.mark.parametrize("option", ["exclude", "outside", "reward"])
-def test_a_judge_of_the_apps_own_stays_on_its_model_if_the_app_says_so(
-    stand_in: TrainableModel, paid: ScriptedLlm, option: str
-) -> None:
-    def judge() -> float:
-        return float("1" in judge_model(paid).invoke("correct?").text)
+def graph(*nodes: tuple[str, Any]) -> Any:
+    built = StateGraph(MessagesState)
+    before = START
+    for name, node in nodes:
+        built = built.add_node(name, node).add_edge(before, name)
+        before = name
+    return built.compile()
 
+
+def answering(**options: Any) -> Any:
+    return lambda state: {"messages": [own_model(**options).invoke(state["messages"])]}
+
+
+HERE = r"made at .*test_judges\.py:\d+ in "
+
+
+@pytest.mark.parametrize("model", ["gpt-judge", "gpt-4.1-mini"])
+def test_a_call_outside_every_node_is_told_with_its_line(
+    stand_in: TrainableModel, paid: ScriptedLlm, model: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = graph(("model", answering()))
+
+    def grade(text: str) -> float:
+        return float("1" in judge_model(paid, model=model).invoke(f"correct? {text}").text)
+
+    @trainable(model=stand_in)
+    def agent(scenario: dict[str, str]) -> float:
+        return grade(app.invoke(asked(scenario["question"]))["messages"][-1].text)
+
+    agent.evaluate([{"question": "hi"}, {"question": "hi 1"}])
+    [told] = [record.message for record in caplog.records if "unlike the app's others" in record.message]
+    assert f"outside every graph node, model '{model}', kind 'ChatOpenAI', made at " in told
+    assert "test_judges.py:" in told
+    assert " in grade. " in told
+    assert paid.requests == []
+
+
+def test_a_call_of_another_model_in_a_function_without_a_graph_is_told(
+    stand_in: TrainableModel, paid: ScriptedLlm, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        with capture(stand_in):
+            own_model().invoke("hi")
+            own_model().invoke("hi again")
+            judge_model(paid).invoke("correct?")
+    [told] = [record.message for record in caplog.records]
+    assert "1 call unlike the app's others in this rollout: model 'gpt-judge', kind 'ChatOpenAI', made at" in told
+
+
+def test_a_call_of_another_model_in_a_tool_is_told(
+    stand_in: TrainableModel, paid: ScriptedLlm, caplog: pytest.LogCaptureFixture
+) -> None:
+    def check(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [judge_model(paid).invoke("correct?")]}
+
+    with capture(stand_in):
+        graph(("a", answering()), ("b", answering()), ("check", check)).invoke(asked("hi"))
+    [told] = [record.message for record in caplog.records]
+    assert "node 'check', model 'gpt-judge'" in told
+
+
+@pytest.mark.parametrize("option", ["select", "exclude", "outside", "reward", "one model"])
+def test_what_the_app_has_said_is_not_told(
+    stand_in: TrainableModel, paid: ScriptedLlm, option: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = graph(("model", answering()))
     options: dict[str, Any] = {
+        "select": {"select": {"model": "gpt-*"}},
         "exclude": {"exclude": {"model": "gpt-judge"}},
-        "reward": {"reward": lambda scenario, output: judge()},
+        "reward": {"reward": lambda scenario, output: float("1" in judge_model(paid).invoke("correct?").text)},
     }.get(option, {})
 
     @trainable(model=stand_in, **options)
     def agent(scenario: dict[str, str]) -> float:
-        own_model().invoke("hi")
+        app.invoke(asked("hi"))
         if option == "outside":
             with offbook.outside():
-                return judge()
-        return judge() if option == "exclude" else 0.5
+                return float("1" in judge_model(paid).invoke("correct?").text)
+        return float("1" in judge_model(paid).invoke("correct?").text) if option in ("select", "exclude") else 0.5
 
     agent.evaluate([{"question": "hi"}])
-    assert len(paid.requests) == 1
+    assert len(paid.requests) == (option in ("exclude", "outside", "reward"))
+    assert "unlike the app's others" not in caplog.text
 
 
 async def test_outside_holds_for_tasks_threads_and_executors_and_for_blocks_inside(

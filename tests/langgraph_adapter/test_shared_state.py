@@ -1,14 +1,14 @@
-"""Rollouts never contaminate each other: a thread of a checkpointer that two of them use is an error."""
+"""Rollouts never contaminate each other: threads and store namespaces that two of them meet in are an error."""
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any
 
 import pytest
 from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.store.memory import InMemoryStore
 
 from offbook import TrainableModel, current_trajectory
 from offbook.base.errors import SharedStateError
@@ -100,9 +100,51 @@ def test_outside_of_rollouts_threads_are_the_apps_own_business(stand_in: Trainab
     assert len(graph.get_state({"configurable": {"thread_id": "t"}}).values["messages"]) == 2
 
 
-def test_a_fault_that_the_app_swallowed_is_raised_at_the_end(stand_in: TrainableModel) -> None:
-    graph, thread = chat_graph(checkpointer=InMemorySaver()), {"configurable": {"thread_id": "t"}}
+@pytest.mark.parametrize(
+    "reads",
+    [
+        lambda store: store.get(("users", "7"), "name"),
+        lambda store: store.get(namespace=("users", "7"), key="name"),
+        lambda store: store.search(("users",)),
+        lambda store: store.put(("users", "7"), "name", {"x": 2}),
+        lambda store: store.delete(("users", "7"), "name"),
+    ],
+)
+def test_a_store_namespace_that_another_rollout_has_written_is_an_error(stand_in: TrainableModel, reads: Any) -> None:
+    store = InMemoryStore()
     with capture(stand_in):
-        graph.invoke(ASKED, thread)
-    with pytest.raises(SharedStateError), capture(stand_in), suppress(RuntimeError):
-        graph.invoke(ASKED, thread)
+        store.put(("users", "7"), "name", {"x": 1})
+        reads(store)
+    with pytest.raises(SharedStateError, match=r"store namespace \('users'.*part of the namespace"), capture(stand_in):
+        reads(store)
+
+
+async def test_async_reads_are_seen_too(stand_in: TrainableModel) -> None:
+    store = InMemoryStore()
+    async with capture(stand_in):
+        await store.aput(("users", "7"), "name", {"x": 1})
+    with pytest.raises(SharedStateError, match="store namespace"):
+        async with capture(stand_in):
+            await store.asearch(("users",))
+
+
+def test_knowledge_that_no_rollout_writes_is_shared_by_all(stand_in: TrainableModel) -> None:
+    store = InMemoryStore()
+    store.put(("docs",), "a", {"text": "known"})
+    for number in range(2):
+        with capture(stand_in):
+            assert store.search(("docs",))
+            store.put(("mine", str(number)), "a", {"x": 1})
+            assert store.get(("docs",), "a") is not None
+
+
+def test_a_fault_that_the_app_swallowed_is_raised_at_the_end(stand_in: TrainableModel) -> None:
+    store = InMemoryStore()
+    with capture(stand_in):
+        store.put(("users",), "name", {"x": 1})
+    with pytest.raises(SharedStateError), capture(stand_in):
+        try:
+            store.get(("users",), "name")
+        except RuntimeError:
+            swallowed = True
+        assert swallowed

@@ -24,13 +24,14 @@ from .origins import (
     JUDGED,
     OWN_MODEL,
     CallLabels,
+    CapturedCall,
     OriginCounts,
     Predicate,
     call_origin,
     described,
     warn_judge,
 )
-from .own_code import OwnRun, own_run, stays
+from .own_code import OwnRun, own_methods, own_run, stays
 from .provider_formats import kept_settings
 from .recorded_calls import RecordedCalls
 from .run_tree import CallSite, RunTree, enclosing_run
@@ -40,7 +41,7 @@ Scope = Literal["context", "process"]
 OnLeak = Literal["error", "warn", "ignore"]
 """What happens when a request to another LLM bypasses the capture."""
 SharedState = Literal["error", "allow"]
-"""Whether two rollouts may use one checkpointer thread."""
+"""Whether two rollouts may use one checkpointer thread or one store namespace."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class ActiveCapture:
     A call goes to the first of `routes` that accepts it and is recorded under `trajectory`. A call that no route accepts
     goes to the enclosing capture, else to the app's own model. A capture without routes only observes: calls that `watches`
     accepts stay on the app's own model. `runs` receives LangChain's events. `faults` collects capture errors, because the
-    app may swallow them. `over` is non-empty once the block has ended (the class is frozen).
+    app may swallow them. `calls` are those that a route without a selection took. `over` is non-empty once the block has ended (the class is frozen).
     """
 
     routes: tuple[CallRoute, ...] = ()
@@ -72,6 +73,7 @@ class ActiveCapture:
     outer: ActiveCapture | None = None
     fallback: bool = False
     faults: list[CaptureError] = field(default_factory=list[CaptureError])
+    calls: list[CapturedCall] = field(default_factory=list[CapturedCall])
     over: list[bool] = field(default_factory=list[bool])
     process_id: int = field(default_factory=os.getpid)
 
@@ -118,7 +120,7 @@ class ActiveCapture:
             inner = origin if called is original else self.origin_of(called, labels)
             return capture.answerer(route, called, inner)
 
-        return OwnRun(original, answerer)
+        return OwnRun(original, answerer, own_run())
 
     def choose(
         self, origin: CallOrigin, original: BaseChatModel
@@ -140,6 +142,10 @@ class ActiveCapture:
         """The trained model for one call of `original`, which is counted. Raises CaptureError after the end of the block."""
         self.check_alive()
         self.counts.add(route.target.model_name, origin)
+        if route.select is None and self.trajectory is not None:
+            self.calls.append(CapturedCall(origin, self.site().line))
+        if (run := own_run()) is not None:
+            run.note_answer()
         return self.target_for_call(route.target, original, origin)
 
     def origin_of(self, original: BaseChatModel, labels: CallLabels) -> CallOrigin:
@@ -220,6 +226,7 @@ class ActiveCapture:
         """A copy of the target with the settings of `original` and the labels of this call."""
         label = {"fit": True, "cache": False, "trajectory_id": self.trajectory_id, "origin": origin}
         stand_in = target.model_copy(update=kept_settings(original) | label)
+        stand_in.with_methods(own_methods(original))
         if isinstance(self.runs, RecordedCalls):
             stand_in.on_recorded(partial(self.runs.note, origin=origin))
         return stand_in

@@ -29,7 +29,7 @@ from offbook_langgraph.chat_model import Answering, chat_model, in_own_loop
 
 from .active_capture import ActiveCapture, CallRoute, OnLeak, Scope, SharedState, activated, active
 from .langchain_patches import install
-from .origins import OriginCounts, Predicate, Selection, as_predicate, origin_of
+from .origins import OriginCounts, Predicate, Selection, as_predicate, origin_of, warn_unlike
 from .recorded_calls import RecordedCalls, StartedCall, TrainOn, answers, output_of, show, started_call, tokens_of
 from .run_tree import RunTree
 
@@ -130,7 +130,7 @@ class capture(Block):  # used like a function: `async with capture(model) as tra
     select, exclude: which calls (see `Selection`); the others stay on the app's own model.
     scope: "process" also captures threads and event loops that ran before the block. One such capture per process.
     on_leak: what happens when a request to another LLM bypasses the capture; "error" raises LeakError.
-    shared_state: whether two rollouts may use one checkpointer thread; "error" raises SharedStateError.
+    shared_state: whether two rollouts may use one checkpointer thread or store namespace; "error" raises SharedStateError.
     max_completion_tokens: limit per call, unless the app sets a smaller one; None: the Trainer's limit, else 1,024.
     train_on: origin -> the weight of a call in training, or False. `origin.unused` is set when the app discarded the output.
 
@@ -185,7 +185,7 @@ class capture(Block):  # used like a function: `async with capture(model) as tra
 
     def _enter(self, routes: tuple[CallRoute, ...]) -> Trajectory:
         self._begin()
-        active_capture = ActiveCapture(
+        self._active = ActiveCapture(
             routes=routes,
             trajectory=self._trajectory,
             runs=self._recorded,
@@ -197,11 +197,12 @@ class capture(Block):  # used like a function: `async with capture(model) as tra
             outer=active(),
         )
         self._stack.enter_context(capturing(self._trajectory, process=self._scope == "process"))
-        self._stack.enter_context(activated(active_capture, self._scope))
+        self._stack.enter_context(activated(self._active, self._scope))
         return self._trajectory
 
     def _end(self, error: BaseException | None) -> None:
         add_tool_note(error)
+        warn_unlike(self._active.calls)
         self._recorded.add_length_note(error, self._limit())
         self._trajectory.metrics[CAPTURED] = self._trajectory.metrics.get(CAPTURED, 0) + self._recorded.count
         self._recorded.close(self._trajectory, self._train_on)

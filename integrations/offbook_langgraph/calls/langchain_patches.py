@@ -11,22 +11,19 @@ from concurrent.futures import thread as pool
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from typing import Any, cast
-from weakref import finalize
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import BaseMessage, HumanMessage, convert_to_messages
 from langchain_core.prompt_values import PromptValue
-from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ensure_config
 from langchain_core.tracers.context import register_configure_hook
-from langgraph.checkpoint.base import BaseCheckpointSaver
 
-from offbook.base.errors import CaptureError, SharedStateError
+from offbook.base.errors import CaptureError
 from offbook.base.redaction import error_text
 from offbook.client.rollouts.capture import is_outside
 from offbook_langgraph.chat_model import ChatOffbook
 
-from . import leaks
+from . import leaks, shared_state
 from .active_capture import ActiveCapture, ActiveHandler, active
 from .fallback_calls import FallbackCall, FallbackChat
 from .origins import CallLabels
@@ -44,15 +41,10 @@ ENTRY_POINTS = (
     "_achat_model_stream_v3",
 )
 """Every call of a chat model passes through one of these."""
-SAVER_READS = ("get_tuple", "aget_tuple")
-SAVER_WRITES = ("put", "aput", "put_writes", "aput_writes")
 
 _lock = threading.Lock()
 _wrapped = "__offbook_original__"
 _done_once = False
-_writers: dict[int, dict[str, tuple[str, ...]]] = {}
-"""`id()` of a checkpointer -> thread -> up to two trajectories that wrote there. `id()`, since some of these objects are not
-hashable, or equal others."""
 
 
 def install() -> None:
@@ -62,7 +54,7 @@ def install() -> None:
         wrap_subclasses(BaseChatModel, ENTRY_POINTS, wrapped, but=ChatOffbook)
         for kind in BaseChatModel.__subclasses__():
             wrap_subclasses(kind, GENERATION, wrapped_generation, but=ChatOffbook)
-        wrap_subclasses(BaseCheckpointSaver, SAVER_READS + SAVER_WRITES, wrapped_saver)
+        shared_state.watch(wrap_subclasses)
         leaks.watch()
         if not _done_once:
             wrap_future_subclasses()
@@ -262,41 +254,3 @@ def carry_context_into_threads() -> None:
 
     ThreadPoolExecutor.submit = submit_in_context
     threading.Thread.start = start_in_context
-
-
-def wrapped_saver(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a method of a checkpointer, so that two rollouts cannot use one thread by mistake."""
-
-    @functools.wraps(original)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        capture = active()
-        if capture is not None and not capture.ended and capture.shared_state == "error":
-            config: RunnableConfig = args[0] if args else kwargs.get("config") or {}
-            thread: object = (config.get("configurable") or {}).get("thread_id")
-            if thread is not None and capture.trajectory_id is not None:
-                _check_thread(capture, capture.trajectory_id, self, str(thread), writes=name in SAVER_WRITES)
-        return original(self, *args, **kwargs)
-
-    return method
-
-
-def _check_thread(capture: ActiveCapture, trajectory_id: str, saver: Any, thread: str, *, writes: bool) -> None:
-    """Raise SharedStateError if another rollout has written to the thread; note a write of this one."""
-    with _lock:
-        written = _writers.get(id(saver))
-        if written is None:
-            written = _writers[id(saver)] = {}
-            if getattr(cast(object, type(saver)), "__weakrefoffset__", 0):
-                finalize(saver, _writers.pop, id(saver), None)
-        known = written.get(thread, ())
-        if writes and len(known) < 2 and trajectory_id not in known:
-            written[thread] = (*known, trajectory_id)
-    if (other := next((name for name in known if name != trajectory_id), None)) is not None:
-        error = SharedStateError(
-            f"two rollouts used the thread {thread!r} of {type(saver).__name__}: {other} wrote there before {trajectory_id}, so "
-            "one rollout would influence the other. Use (offbook.current_trajectory() or offbook.Trajectory()).id as thread_id, "
-            "or give trainable() a factory, a function that creates graph and checkpointer for each rollout, or accept it with "
-            'shared_state="allow"'
-        )
-        capture.faults.append(error)
-        raise error

@@ -21,6 +21,7 @@ from langchain_core.language_models import BaseChatModel, SimpleChatModel
 from langchain_core.messages import BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult, LLMResult
 from langchain_core.runnables import Runnable
+from langchain_openai.chat_models.base import BaseChatOpenAI
 from pydantic import SecretStr
 
 from offbook.client.rollouts.failures import is_app_file
@@ -172,14 +173,16 @@ def _declared(kind: type[Any] | None) -> frozenset[str]:
     return frozenset([*fields, *private])
 
 
-def _changed_inside(kind: type[BaseChatModel]) -> Iterator[str]:
-    """The private methods that the app overrides below those that make the call, such as `_get_request_payload`."""
+def _overridden(kind: type[BaseChatModel]) -> Iterator[str]:
+    """The private methods of LangChain's and the provider's classes that the app's class overrides."""
     of_app = _of_app(kind)
     others = [cls for cls in kind.__mro__ if cls not in of_app]
     for name in dict.fromkeys(name for cls in of_app for name in cls.__dict__):
-        changes = name[0] == "_" and name[:2] != "__" and name not in (*GENERATION, *HARMLESS, "_call")
-        if changes and any(callable(_plain(cls.__dict__.get(name))) for cls in others):
-            yield name
+        value = inspect.getattr_static(kind, name)
+        if isinstance(_plain(value), FunctionType | property | functools.cached_property):
+            known = any(name in cls.__dict__ for cls in others)
+            if name == "_call" or (known and name[0] == "_" and name[:2] != "__" and name not in HARMLESS):
+                yield name
 
 
 @remembered
@@ -193,6 +196,12 @@ def _file_of(cls: type[Any]) -> str:
     return next((code.co_filename for code in codes if code is not None and code.co_filename[:1] != "<"), "")
 
 
+@remembered
+def changed_inside(kind: type[BaseChatModel]) -> tuple[str, ...]:
+    """The private methods that the app overrides below those that make the call, such as `_get_request_payload`."""
+    return tuple(name for name in _overridden(kind) if name not in (*GENERATION, *ENTRIES, "_call"))
+
+
 def warn_replaced(model: BaseChatModel) -> None:
     """Warn, once a class, of the app's own code that the trained model replaces."""
     kind = type(model)
@@ -204,7 +213,9 @@ def warn_replaced(model: BaseChatModel) -> None:
 def _replaced(kind: type[BaseChatModel], held: frozenset[str]) -> str:
     own = [method for method in _methods_of(kind) if is_app_file(method.__code__.co_filename)]
     names: list[str] = [method.__name__ for method in own if not _runs(method, kind, held)]
-    return ", ".join(dict.fromkeys([*names, *_changed_inside(kind)]))
+    if not issubclass(kind, BaseChatOpenAI):
+        names += changed_inside(kind)
+    return ", ".join(dict.fromkeys(names))
 
 
 @remembered
@@ -220,6 +231,60 @@ def _warn(kind: type[BaseChatModel], names: str) -> None:
     )
 
 
+@remembered
+def warn_unanswered(kind: type[BaseChatModel]) -> None:
+    """Warn, once a class, that its own code answered a call without a call of another chat model."""
+    logger.warning(
+        "%s: its own code answered a call without calling another chat model. That answer is not the trained model's, and "
+        "trains nothing",
+        kind.__name__,
+    )
+
+
+class OverriddenMethods:
+    """The methods of OpenAI's chat model that the app's class overrides, run on the app's own model."""
+
+    def __init__(self, model: BaseChatOpenAI) -> None:
+        self._model = cast(Any, model)
+
+    def payload(self, ours: dict[str, Any], input_: Any, stop: list[str] | None, kwargs: dict[str, Any]) -> Any:
+        """The request with what the app's code changes in it. Messages that it leaves alone are the objects of `ours`."""
+        kind = cast(type[BaseChatModel], type(self._model))
+        provider: Any = next(cls for cls in kind.__mro__ if cls not in _of_app(kind))
+        before: dict[str, Any] = provider._get_request_payload(self._model, input_, stop=stop, **kwargs)
+        after: dict[str, Any] = self._model._get_request_payload(input_, stop=stop, **kwargs)
+        if "messages" not in after:
+            _warn(kind, "_get_request_payload, written for the Responses API,")
+            return ours
+        left: list[dict[str, Any]] = list(ours["messages"])
+        messages = [_same_message(message, left) for message in after["messages"]]
+        changed = {name: value for name, value in after.items() if before.get(name) != value and name != "messages"}
+        kept = {name: value for name, value in ours.items() if name in after or name not in before}
+        return {**kept, **to_openai(changed, kind.__name__), "messages": messages}
+
+    def result(self, response: Any, generation_info: dict[str, Any] | None) -> Any:
+        """The app's reading of an answer."""
+        return self._model._create_chat_result(response, generation_info)
+
+    def chunk(self, chunk: dict[str, Any], kind: type, info: dict[str, Any] | None) -> Any:
+        """The app's reading of a chunk."""
+        return self._model._convert_chunk_to_generation_chunk(chunk, kind, info)
+
+
+def _same_message(message: dict[str, Any], left: list[dict[str, Any]]) -> dict[str, Any]:
+    """The equal message of `left`, taken out of it, else `message` itself. OpenAI's role for some models is `developer`."""
+    plain = {**message, "role": "system"} if message["role"] == "developer" else message
+    for index, other in enumerate(left):
+        if other == message or {**other, "role": "system" if other["role"] == "developer" else other["role"]} == plain:
+            return left.pop(index)
+    return plain
+
+
+def own_methods(model: BaseChatModel) -> OverriddenMethods | None:
+    """The overridden methods of an app's subclass of OpenAI's chat model; None for any other."""
+    return OverriddenMethods(model) if isinstance(model, BaseChatOpenAI) and changed_inside(type(model)) else None
+
+
 ASYNC_STREAMS = ("astream", "_astream", "_aiter_v2_events")
 STREAMS = ("stream", "_stream", "_iter_v2_events")
 EVENTS = {"_chat_model_stream_v3": "_iter_v2_events", "_achat_model_stream_v3": "_aiter_v2_events"}
@@ -233,10 +298,18 @@ class OwnRun:
 
     model: BaseChatModel | None
     answerer: Callable[[BaseChatModel], ChatOffbook] | None
+    outer: OwnRun | None = None
+    answered: bool = False
 
     def answer_for(self, original: BaseChatModel) -> ChatOffbook | None:
         """The trained model in place of `original`; None when `original` answers."""
         return None if self.answerer is None else self.answerer(original)
+
+    def note_answer(self) -> None:
+        """Note that the trained model answers a call of this run."""
+        run: OwnRun | None = self
+        while run is not None:
+            run.answered, run = True, run.outer
 
 
 _run: ContextVar[OwnRun | None] = ContextVar("offbook_langgraph_own_run", default=None)
@@ -269,7 +342,9 @@ def run_inside(run: OwnRun, name: str, method: Callable[..., Any], *args: Any, *
     if name in EVENTS:
         return _with_events(run, name, method, args, kwargs)
     with _active(run):
-        return method(*args, **kwargs)
+        result = method(*args, **kwargs)
+    _check_answered(run)
+    return result
 
 
 @contextmanager
@@ -282,9 +357,16 @@ def _active(run: OwnRun) -> Generator[None]:
         _run.set(previous)
 
 
+def _check_answered(run: OwnRun) -> None:
+    if run.answerer is not None and not run.answered:
+        warn_unanswered(type(run.model))
+
+
 async def _awaited(run: OwnRun, result: Any) -> Any:
     with _active(run):
-        return await result
+        value = await result
+    _check_answered(run)
+    return value
 
 
 def _items(run: OwnRun, items: Iterator[Any]) -> Iterator[Any]:
@@ -297,6 +379,7 @@ def _items(run: OwnRun, items: Iterator[Any]) -> Iterator[Any]:
             if item is end:
                 break
             yield item
+        _check_answered(run)
     finally:
         cast(Generator[Any], items).close()
 
@@ -310,6 +393,7 @@ async def _async_items(run: OwnRun, items: AsyncIterator[Any]) -> AsyncIterator[
             if item is end:
                 break
             yield item
+        _check_answered(run)
     finally:
         await cast(Any, items).aclose()
 

@@ -7,7 +7,7 @@ OffbookError
 ├── RolloutError           rollouts failed: timeout, too many exceptions, a return value of the wrong kind
 ├── CaptureError           a model call could not be captured; stops all rollouts, because all share the fault
 │   ├── LeakError          a request to another LLM bypassed the capture
-│   └── SharedStateError   two rollouts used the same thread
+│   └── SharedStateError   two rollouts used the same thread or store namespace
 ├── BackendError           the local server could not be started, found or kept alive
 ├── ServerError            the server rejected or failed a request (carries status, code and field)
 │   └── UnreachableError   no response: nothing listens, the connection broke, or it timed out
@@ -65,7 +65,7 @@ class LeakError(CaptureError):
 
 
 class SharedStateError(CaptureError):
-    """Two rollouts used the same thread of a checkpointer."""
+    """Two rollouts used the same thread of a checkpointer, or the same namespace of a store."""
 
 
 class BackendError(OffbookError, RuntimeError):

@@ -19,7 +19,7 @@ from langchain_openai import ChatOpenAI
 
 from offbook.base.errors import LeakError
 from offbook.testing import says, scripted_llm
-from offbook_langgraph.calls.own_code import _warn  # pyright: ignore[reportPrivateUsage]  # said once a process
+from offbook_langgraph.calls.own_code import _warn, warn_unanswered  # pyright: ignore[reportPrivateUsage]  # said once a process
 
 from .apps import DEAD, add, asked, last, own_model
 from .policy import Policy, one_branch, origins
@@ -30,6 +30,7 @@ BRIEF = SystemMessage("Be brief.")
 @pytest.fixture(autouse=True)
 def _nothing_said_before() -> None:
     _warn.cache_clear()
+    warn_unanswered.cache_clear()
 
 
 def loud(message: BaseMessage) -> AIMessage:
@@ -255,8 +256,50 @@ def test_a_selection_of_one_of_its_models_holds_for_that_one(policy: Policy) -> 
 class Payload(ChatOpenAI):
     """Changes its requests."""
 
-    def _get_request_payload(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        return {**super()._get_request_payload(*args, **kwargs), "user": "me"}
+    def _get_request_payload(self, input_: Any, *, stop: Any = None, **kwargs: Any) -> dict[str, Any]:
+        payload: dict[str, Any] = super()._get_request_payload(input_, stop=stop, **kwargs)
+        payload["messages"] = [{"role": "developer", "content": "Be brief."}, *payload["messages"]]
+        return payload | {"model": "gpt-other", "temperature": 0.0, "max_completion_tokens": 44, "user": "me"}
+
+
+class Reader(ChatOpenAI):
+    """Changes its answers where they are read."""
+
+    def _create_chat_result(self, response: Any, generation_info: Any = None) -> ChatResult:
+        result = super()._create_chat_result(response, generation_info)
+        for generation in result.generations:
+            generation.message.content = str(generation.message.text).upper()
+        return result
+
+    def _convert_chunk_to_generation_chunk(self, chunk: Any, *args: Any) -> ChatGenerationChunk | None:
+        generation = super()._convert_chunk_to_generation_chunk(chunk, *args)
+        if generation is not None:
+            generation.message.content = str(generation.message.text).upper()
+        return generation
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_request_that_the_app_rewrites_is_rewritten(policy: Policy, way: str) -> None:
+    async with policy.rollout() as made:
+        model = Payload(model="own", base_url=DEAD, max_retries=0)  # type: ignore[call-arg]
+        assert await text_of(model, way, "hi") == "heard: hi"
+    [call] = made.calls(1)
+    assert call.messages == ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"})
+    assert (made.requests[0]["temperature"], made.requests[0]["max_completion_tokens"]) == (1.0, 44)
+
+
+def test_in_a_rewritten_request_the_policys_own_turns_stay_as_they_were_sampled(policy: Policy) -> None:
+    app = create_agent(Payload(model="own", base_url=DEAD, max_retries=0), [add])  # type: ignore[call-arg]
+    with policy.rollout() as made:
+        assert last(app.invoke(asked("add(a=1, b=2) then add(a=3, b=4)"))) == "the tools said 3, 7"
+    assert one_branch(made.calls(3))
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_an_answer_that_the_app_reads_in_its_own_way_is_read_so(policy: Policy, way: str) -> None:
+    async with policy.rollout() as made:
+        assert await text_of(Reader(model="own", base_url=DEAD, max_retries=0), way, "hi") == "HEARD: HI"  # type: ignore[call-arg]
+    made.calls(1)
 
 
 class House(Model):
@@ -285,10 +328,6 @@ class Claude(ChatAnthropic):
         (
             lambda: Claude(model="claude-sonnet-4-5", max_retries=0),  # type: ignore[call-arg]
             "Claude: a capture does not run _get_request_payload of this class",
-        ),
-        (
-            lambda: Payload(model="own", base_url=DEAD, max_retries=0),  # type: ignore[call-arg]
-            "Payload: a capture does not run _get_request_payload of this class",
         ),
     ],
 )
@@ -361,6 +400,19 @@ def test_an_overridden_invoke_runs_and_its_call_is_captured(policy: Policy) -> N
     with policy.rollout() as made:
         assert Invokes(model="own", base_url=DEAD, max_retries=0).invoke("hi").text == "HEARD: HI"  # type: ignore[call-arg]
     assert len(made.calls(1)[0].messages) == 2
+
+
+def test_an_answer_without_a_call_is_the_classes_own_and_told_once(
+    policy: Policy, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Guarded(Loud):
+        def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> Any:
+            return ChatResult(generations=[ChatGeneration(message=AIMessage("No."))])
+
+    with policy.rollout() as made:
+        assert [Guarded(inner=own_model()).invoke("hi").text for _ in range(2)] == ["No.", "No."]
+    made.calls(0)
+    assert [record.message[:8] for record in caplog.records] == ["Guarded:"]
 
 
 def test_a_cache_of_langchains_answers_for_no_class_of_the_apps(policy: Policy) -> None:

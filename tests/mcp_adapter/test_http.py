@@ -91,6 +91,30 @@ async def test_a_url_is_called_with_its_headers(monkeypatch: pytest.MonkeyPatch)
             assert (await one.call("who", {})).text == "ada"
 
 
+async def test_a_server_with_sse_alone_is_called_over_it(tmp_path: Path) -> None:
+    server = notes_server.make()
+
+    @server.tool()
+    def long(size: int) -> str:
+        """A text of this size."""
+        return "x" * size
+
+    with served(server.sse_app()) as url:
+        file = tmp_path / "mcp.json"
+        file.write_text(json.dumps({"mcpServers": {"notes": {"type": "sse", "url": f"{url}/sse"}}}))
+        for target in (
+            Target.parse(f"{url}/sse", limits=QUICK, allow_all=True),
+            Target.parse(file, limits=QUICK, allow_all=True),
+        ):
+            async with ServerPool(target) as pool, pool.rollout() as rollout:
+                assert pool.servers[0].title == "notes"
+                for _ in range(3):  # more than one answer may have, in all
+                    assert (await rollout.call("list_notes", {})).text == "[]"
+                    assert not (await rollout.call("long", {"size": 400_000})).is_error
+                with pytest.raises(McpOverflowError, match="message_bytes"):
+                    await rollout.call("long", {"size": 600_000})
+
+
 async def test_a_url_without_a_server_is_told_with_what_it_answered() -> None:
     with served(shop()) as url, pytest.raises(McpStartError, match="HTTP 404 Not Found"):
         async with ServerPool(Target.parse(f"{url}/nothing", limits=QUICK, allow_all=True)):

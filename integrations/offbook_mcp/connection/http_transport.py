@@ -1,19 +1,21 @@
-"""The streamable HTTP transport, with the target's headers and authentication, and a limit on response size; and OAuth with
-client credentials, for a client registered in advance. For interactive sign-in, use the SDK's `OAuthClientProvider`."""
+"""The HTTP transports, with the target's headers and authentication, and a limit on response size: streamable HTTP, and HTTP with
+SSE of the protocol from 2024, which some servers still have as their only one; and OAuth with client credentials, for a client registered in advance. For interactive sign-in, use the SDK's `OAuthClientProvider`."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import httpx2
 from mcp.client._transport import TransportStreams
 from mcp.client.auth import OAuthClientProvider, OAuthFlowError
 from mcp.client.auth.extensions.client_credentials import ClientCredentialsOAuthProvider
+from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.auth import OAuthClientInformationFull, OAuthToken
 
-from offbook_mcp.errors import McpOverflowError
+from offbook_mcp.errors import McpConnectionError, McpOverflowError
 
 from .connection_state import Link
 from .servers import HttpServer, Limits, References, url_secrets
@@ -22,10 +24,22 @@ _STREAM_FACTOR = 8
 """An event stream may have this many times `message_bytes`: it carries progress, and stays open for notifications."""
 
 
+_ENDPOINT_SECONDS = 5.0
+"""An SSE server names its endpoint at once. Another server's stream may stay silent."""
+_NOT_STREAMABLE = ("HTTP 400", "HTTP 404", "HTTP 405")
+
+
+def speaks_sse(link: Link) -> bool:
+    """Whether a URL that refused streamable HTTP may be one of an SSE server.
+
+    https://modelcontextprotocol.io/specification/2025-06-18/basic/transports#backwards-compatibility"""
+    return (link.http_error or "").startswith(_NOT_STREAMABLE)
+
+
 @asynccontextmanager
 async def http_transport(server: HttpServer, link: Link, limits: Limits) -> AsyncGenerator[TransportStreams]:
     """Open the SDK's streams for this URL. Raises ConfigError for a reference that cannot be resolved."""
-    url, client = _http_client(server, link, limits)
+    url, client = _http_client(server, link, limits, events=False)
     async with (
         client,
         streamable_http_client(url, http_client=client, max_sse_event_size=limits.message_bytes) as streams,
@@ -33,8 +47,25 @@ async def http_transport(server: HttpServer, link: Link, limits: Limits) -> Asyn
         yield streams
 
 
-def _http_client(server: HttpServer, link: Link, limits: Limits) -> tuple[str, httpx2.AsyncClient]:
-    """The URL with its references resolved, and a client for it."""
+@asynccontextmanager
+async def sse_transport(server: HttpServer, link: Link, limits: Limits) -> AsyncGenerator[TransportStreams]:
+    """Open the SDK's streams for the URL of an SSE server. Raises TimeoutError if it names no endpoint in time."""
+    url, client = _http_client(server, link, limits, events=True)
+
+    def made(
+        headers: dict[str, str] | None = None, timeout: httpx2.Timeout | None = None, auth: httpx2.Auth | None = None
+    ) -> httpx2.AsyncClient:
+        return client
+
+    async with AsyncExitStack() as stack:
+        async with asyncio.timeout(_ENDPOINT_SECONDS):
+            streams = await stack.enter_async_context(sse_client(url, httpx_client_factory=made))
+        yield streams
+
+
+def _http_client(server: HttpServer, link: Link, limits: Limits, *, events: bool) -> tuple[str, httpx2.AsyncClient]:
+    """The URL with its references resolved, and a client for it. `events`: answers come as events of one long stream, so a
+    refused request is never answered."""
     references = References(server.name, server.workspace)
     url = references.resolve(server.url)
     headers = {name: references.resolve(value, name) for name, value in server.headers.items()}
@@ -52,7 +83,9 @@ def _http_client(server: HttpServer, link: Link, limits: Limits) -> tuple[str, h
         if response.request.method == "POST":  # a rejected GET is no error: not every server sends its own events
             failed = response.status_code >= 400
             link.http_error = f"HTTP {response.status_code} {response.reason_phrase}" if failed else None
-        response.stream = _BoundedStream(response, link, limits.message_bytes)
+            if failed and events:
+                link.fail(McpConnectionError(server.name, link.http_error or ""))
+        response.stream = _BoundedStream(response, link, limits.message_bytes, whole=not events)
 
     return url, httpx2.AsyncClient(
         headers={**headers, "accept-encoding": "identity"},  # the size of a compressed body bounds nothing
@@ -63,22 +96,26 @@ def _http_client(server: HttpServer, link: Link, limits: Limits) -> tuple[str, h
 
 
 class _BoundedStream(httpx2.AsyncByteStream):
-    """A response body that raises an error beyond the limit, in bytes."""
+    """A response body that raises an error beyond the limit, in bytes; without `whole`, beyond that of one event."""
 
-    def __init__(self, response: httpx2.Response, link: Link, limit: int) -> None:
+    def __init__(self, response: httpx2.Response, link: Link, limit: int, *, whole: bool) -> None:
         assert isinstance(response.stream, httpx2.AsyncByteStream)
         self._stream = response.stream
         self._link = link
         events = response.headers.get("content-type", "").startswith("text/event-stream")
-        self._limit = limit * (_STREAM_FACTOR if events else 1)
+        self._limit = limit * (_STREAM_FACTOR if events and whole else 1)
+        self._whole = whole
         self._encoding = response.headers.get("content-encoding", "identity")
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         if self._encoding != "identity":
             raise self._failed(f"it compressed a response ({self._encoding}) despite `accept-encoding: identity`")
-        size = 0
+        size, tail = 0, b""
         async for chunk in self._stream:
-            size += len(chunk)
+            recent = tail + chunk  # the end of an event may come in two chunks
+            event_end = -1 if self._whole else max(recent.rfind(b"\n\n"), recent.rfind(b"\r\n\r\n"))
+            size = len(recent) - event_end if event_end >= 0 else size + len(chunk)
+            tail = chunk[-3:]
             if size > self._limit:
                 raise self._failed(
                     f"one answer has more than {self._limit:,} bytes; ask for less, or raise message_bytes"

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import Context
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from mcp import Client, MCPError, types
 from mcp.client._transport import Transport
@@ -29,7 +30,7 @@ from offbook_mcp.errors import (
 from offbook_mcp.tools.tool import ServerDescription, as_server_tool
 
 from .connection_state import Link, sound_listings
-from .http_transport import http_transport
+from .http_transport import http_transport, speaks_sse, sse_transport
 from .process_transport import stdio_transport
 from .servers import AnyServer, HttpServer, InProcess, Limits, StdioServer, names_secret, without
 
@@ -204,7 +205,7 @@ class Session:
     async def _run(self) -> None:
         """The session's task: open the client, keep it until `close` or the server's end, and close it."""
         try:
-            async with Client(self._transport(), mode="auto", client_info=_client_info(), cache=None) as client:
+            async with self._connected() as client:
                 self.description = await self._described(client)
                 self._client = client
                 self._ready.set()
@@ -222,6 +223,18 @@ class Session:
             self._client = None
             self._link.closed.set()
             self._ready.set()
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncGenerator[Client]:
+        async with AsyncExitStack() as stack:
+            try:
+                client = await stack.enter_async_context(_client(self._transport(), "auto"))
+            except Exception:
+                if not isinstance(self.server, HttpServer) or not speaks_sse(self._link):
+                    raise
+                older = sound_listings(sse_transport(self.server, self._link, self._limits), self._link)
+                client = await stack.enter_async_context(_client(older, "legacy"))
+            yield client
 
     def _transport(self) -> Transport | InProcess:
         if isinstance(self.server, StdioServer):
@@ -263,6 +276,10 @@ class Session:
         if cursor is not None or len(tools) > _MAX_TOOLS:
             raise McpProtocolError(self.server.name, f"it lists more than {_MAX_TOOLS} tools or {_MAX_PAGES} pages")
         return tools
+
+
+def _client(transport: Transport | InProcess, mode: Literal["auto", "legacy"]) -> Client:
+    return Client(transport, mode=mode, client_info=_client_info(), cache=None)
 
 
 @cache  # reading the version takes as long as connecting to an in-process server

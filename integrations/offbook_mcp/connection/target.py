@@ -215,7 +215,7 @@ class _Entry(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    type: Literal["stdio", "http", "streamable-http", "streamableHttp"] | None = None
+    type: Literal["stdio", "http", "streamable-http", "streamableHttp", "sse"] | None = None
     command: str | None = None
     args: list[str] = []
     env: dict[str, str | int | float | bool | None] = {}

@@ -36,8 +36,7 @@ from offbook.quickstart.run import GROUP_SIZE, SCENARIOS_PER_STEP, TRAIN_REQUEST
 from offbook.testing.sinks import sample_rollout
 from offbook.tracing.fanout import FanOut, show
 from offbook.tracing.rollout_reader import read_groups
-from offbook_langfuse import LangfuseConnection
-from offbook_sinks.langfuse_sink import LangfuseSink
+from offbook_langfuse import LangfuseConnection, LangfuseSink
 from offbook_sinks.otlp_sink import OtlpSink
 
 COLLECTOR = """

@@ -62,11 +62,11 @@ WINGS = {
     "ray": Wing(("offbook_ray",), (), r"\bRay\b|RayRunner|ray_(?!cluster)", ("on_ray",)),
     "art": Wing(("offbook_art",), (), r"offbook_art|compat\.art|yield_trajectory", ("art_wing",)),
     "sinks": Wing(
-        ("offbook_sinks",),
+        ("offbook_sinks", "offbook_langfuse"),
         (),
         r"OtlpSink|opentelemetry|traceparent|(Mlflow|Tensorboard|Wandb|Langfuse)Sink",
-        ("sinks_wing",),
-        ("wandb.md", "langfuse.md"),
+        ("sinks_wing", "langfuse"),
+        ("wandb.md", "langfuse.md", "production_scenarios.md"),
     ),
     "production": Wing(
         ("offbook_production", "offbook_auto"),

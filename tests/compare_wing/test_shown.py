@@ -16,8 +16,7 @@ from offbook.client.connection.http import Api
 from offbook.commands.main import run as command_line
 from offbook.testing import LlmReply, LlmRequest, ScriptedServer, says, scripted_llm, scripted_server
 from offbook.tracing.export import export_run
-from offbook_langfuse import LangfuseConnection, save_dataset
-from offbook_sinks.langfuse_sink import LangfuseSink
+from offbook_langfuse import LangfuseConnection, LangfuseSink, save_dataset
 from tests.fakes.obedient_policy import obey
 from tests.fakes.trace_server import PUBLIC, SECRET, TraceServer, trace_server
 

@@ -23,12 +23,12 @@ from offbook.contracts import EvaluationFinished, GroupsFinished, StepFinished
 from offbook.testing.sinks import START, sample_rollout
 from offbook_langfuse import (
     LangfuseConnection,
+    LangfuseSink,
     dataset_scenarios,
     managed_prompt,
     save_dataset,
     scenarios_from_traces,
 )
-from offbook_sinks.langfuse_sink import LangfuseSink
 from offbook_sinks.spans import trace_id
 from tests.fakes.trace_server import PUBLIC, SECRET, trace_server, until
 

@@ -24,7 +24,7 @@ from offbook_langfuse import (
     save_dataset,
     scenarios_from_traces,
 )
-from offbook_sinks.langfuse_sink import LangfuseScore, LangfuseSink, ScoreSender
+from offbook_langfuse.sink import LangfuseScore, LangfuseSink, ScoreSender
 from tests.fakes.scripted_api import Asked, Reply, scripted_api
 from tests.fakes.trace_server import PUBLIC, SECRET, TraceServer, trace_server
 

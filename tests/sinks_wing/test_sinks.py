@@ -14,8 +14,7 @@ from offbook.contracts import DeliveryError, GroupsFinished, RejectedError, Step
 from offbook.testing.sinks import RUN, check_sink, sample_events, sample_rollout
 from offbook.tracing.fanout import show
 from offbook.tracing.sink_registry import resolve_sinks
-from offbook_langfuse import LangfuseConnection
-from offbook_sinks.langfuse_sink import LangfuseSink
+from offbook_langfuse import LangfuseConnection, LangfuseSink
 from offbook_sinks.otlp_sink import OtlpSink
 from offbook_sinks.spans import (
     GAP,

@@ -18,8 +18,7 @@ from offbook.contracts import EVENT_KINDS, GroupsFinished, StepFinished, TraceSi
 from offbook.testing.sinks import RUN, sample_events
 from offbook.tracing.fanout import FanOut
 from offbook.tracing.jsonl import JsonlSink
-from offbook_langfuse import LangfuseConnection
-from offbook_sinks.langfuse_sink import LangfuseSink
+from offbook_langfuse import LangfuseConnection, LangfuseSink
 from tests.fakes.trace_server import PUBLIC, SECRET, TraceServer, trace_server, until
 from tests.paths import ROOT
 
@@ -141,7 +140,7 @@ from offbook.contracts import StepFinished
 from offbook.testing.sinks import RUN, sample_events
 from offbook.tracing.fanout import FanOut
 from offbook_langfuse import LangfuseConnection
-from offbook_sinks.langfuse_sink import LangfuseSink
+from offbook_langfuse import LangfuseSink
 url, public, secret = sys.argv[1:]
 fanout = FanOut([LangfuseSink(LangfuseConnection(url, public, secret), timeout=60)], RUN, [])
 for event in sample_events():

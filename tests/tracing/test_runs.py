@@ -32,8 +32,7 @@ from offbook.server.stored_models import DirectoryRecords
 from offbook.tracing.export import ExportError, export_run, read_records, run_events
 from offbook.tracing.jsonl import JsonlSink
 from offbook.trainer.progress import PlainProgress
-from offbook_langfuse import LangfuseConnection
-from offbook_sinks.langfuse_sink import LangfuseSink
+from offbook_langfuse import LangfuseConnection, LangfuseSink
 from tests.fakes.trace_server import PUBLIC, SECRET, TraceServer, trace_server
 
 SCENARIOS = [{"id": word, "prompt": f"say the word {word}"} for word in ("blue", "teal")]

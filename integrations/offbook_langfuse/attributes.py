@@ -11,9 +11,9 @@ from typing import Final
 from offbook.base.types import CallTrace, Json
 from offbook.base.wire import RolloutTrace
 from offbook.contracts import GroupsFinished, RunStarted
-from offbook_langfuse.connection import OWN_TAG
+from offbook_sinks.spans import Attribute, SpanKind, TraceSpan, as_text, json_text, span_id
 
-from .spans import Attribute, SpanKind, TraceSpan, as_text, json_text, span_id
+from .connection import OWN_TAG
 
 USER: Final = "user_id"
 PROMPT: Final = "prompt"

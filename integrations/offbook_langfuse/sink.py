@@ -26,19 +26,8 @@ from offbook.contracts import (
     StepFinished,
     digest,
 )
-from offbook_langfuse.connection import REQUEST_SECONDS, LangfuseConnection
-from offbook_langfuse.stored import dataset_items
-
-from .langfuse_attributes import (
-    Experiment,
-    environment_name,
-    run_attributes,
-    session_id,
-    span_attributes,
-    trace_attributes,
-)
-from .otlp_sink import OtlpSender, OtlpSpan
-from .spans import (
+from offbook_sinks.otlp_sink import OtlpSender, OtlpSpan
+from offbook_sinks.spans import (
     Attribute,
     Mask,
     checked_rate,
@@ -48,6 +37,17 @@ from .spans import (
     trace_id,
     unmasked,
 )
+
+from .attributes import (
+    Experiment,
+    environment_name,
+    run_attributes,
+    session_id,
+    span_attributes,
+    trace_attributes,
+)
+from .connection import REQUEST_SECONDS, LangfuseConnection
+from .stored import dataset_items
 
 BULK: Final = 200
 """Scores of one request."""

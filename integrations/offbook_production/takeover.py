@@ -183,8 +183,10 @@ class Takeover:
         small = self.asks_small(thread)
         return ThreadSide(model=self.state.model if small else None, seconds=self.state.rule.answer_seconds)
 
-    async def score(self, trajectory: str, name: str, score: float) -> bool | None:
-        """Take in feedback named `name`: whether it is the thread's first score; None for a thread that is not part of this.
+    async def score(self, trajectory: str, name: str, score: float, answered_by: str | None = None) -> bool | None:
+        """Take in feedback named `name`: whether it is the thread's first score; None for what is no evidence: of a thread that
+        is not part of this, or on a call that the other side answered. `answered_by`: the model of the call that it is on; None:
+        on the whole thread.
 
         Raises ApiError 400 for a score that is not between the rule's lowest and highest, StoreError.
         """
@@ -203,7 +205,8 @@ class Takeover:
             self._refused = True
             raise ApiError(400, message, "score", "score_out_of_range")
         await self._save_threads()
-        scored = await self._store.write(score_threads, ThreadScore(trajectory, state.id, score, clock.now()))
+        small = None if answered_by is None else answered_by == state.model
+        scored = await self._store.write(score_threads, ThreadScore(trajectory, state.id, score, clock.now(), small))
         if scored is None:
             return None
         if scored.first and state.id == self.state.id and self.state.active:

@@ -54,12 +54,14 @@ class TakenThread(NamedTuple):
 
 
 class ThreadScore(NamedTuple):
-    """A score of a thread of a takeover, and when it came (unix seconds)."""
+    """A score of a thread of a takeover, and when it came (unix seconds). `small`: whether the small model answered the call
+    that it is on; None: it is on the whole thread."""
 
     id: str
     takeover: str
     score: float
     scored_at: float
+    small: bool | None = None
 
 
 class ScoredThread(NamedTuple):
@@ -91,12 +93,13 @@ def add_threads(connection: Connection, batch: Sequence[Sequence[TakenThread]]) 
 
 
 def score_threads(connection: Connection, batch: Sequence[ThreadScore]) -> list[ScoredThread | OffbookError | None]:
-    """Store the first score of each thread; None for a thread that is none of the takeover."""
+    """Store the first score of each thread; None for a thread that is none of the takeover, and for a score of a call that the
+    other side answered."""
     results: list[ScoredThread | OffbookError | None] = []
     for score in batch:
         mine = (threads.c.id == score.id) & (threads.c.takeover == score.takeover)
         row = connection.execute(select(threads.c.stage, threads.c.small, threads.c.score).where(mine)).first()
-        if row is None:
+        if row is None or (score.small is not None and score.small != row.small):
             results.append(None)
             continue
         if row.score is None:

@@ -147,8 +147,13 @@ async def _stored(feedback: Feedback, production: ProductionWing) -> FeedbackRes
 async def _scored(request: FeedbackRequest, trajectory: str, production: ProductionWing) -> bool | None:
     """Take a score in as evidence of the takeover that has its thread, after the records have taken it: what they refuse is no
     evidence. Returns whether it is the thread's first; None: no evidence. Raises ApiError 400 for one beyond the rule's."""
+    answered_by = None
+    if request.call_id is not None:
+        record = (await production.server.store.finished([trajectory])).get(trajectory)
+        calls = () if record is None else record.outside_calls
+        answered_by = next((call.model for call in calls if call.id == request.call_id), None)
     for takeover in production.takeovers:
-        first = await takeover.score(trajectory, request.name, request.score)
+        first = await takeover.score(trajectory, request.name, request.score, answered_by)
         if first is not None:
             return first
     return None

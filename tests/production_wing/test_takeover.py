@@ -223,6 +223,21 @@ async def test_a_thread_is_evidence_once_whatever_names_it(passing: Opening) -> 
         assert (numbers.small, numbers.paid, numbers.small_score) == (1, 0, 1.0)
 
 
+async def test_a_score_of_a_call_that_the_other_side_answered_is_no_evidence(passing: Opening) -> None:
+    async with passing() as route:
+        await ask(route, "start", share=NEARLY_ALL)
+        route.sampler.completions.append(ScriptedCompletion(status=500, error={"error": {"message": "out of memory"}}))
+        by_paid = await route.chat(thread="t-1")
+        by_small = await route.chat(thread="t-1")
+        texts = [answer.json()["choices"][0]["message"]["content"] for answer in (by_paid, by_small)]
+        assert texts == [PAID, SMALL]
+        assert (await feedback(route, call_id=by_paid.headers["x-offbook-call"], score=1)).status_code == 200
+        assert (await state(route)).numbers.small == 0
+        assert (await feedback(route, call_id=by_small.headers["x-offbook-call"], score=0)).status_code == 200
+        numbers = (await state(route)).numbers
+        assert (numbers.small, numbers.small_score) == (1, 0.0)
+
+
 async def test_a_score_is_evidence_for_the_route_of_its_thread_alone(passing: Opening) -> None:
     async with passing() as route:
         body = RULE | {"model": "default"}

@@ -107,9 +107,9 @@ async def test_a_model_is_trained_from_a_description_after_changing_the_import(
             groups: list[art.TrajectoryGroup] = []
             for task_input in batch.items:
                 task_input.step = batch.step
-                groups.append(art.TrajectoryGroup(rollout(model, task_input) for _ in range(3)))
+                groups.append(art.TrajectoryGroup(rollout(model, task_input) for _ in range(6)))
             finished = await art.gather_trajectory_groups(
-                groups, pbar_desc="Generating responses", max_exceptions=3 * len(batch.items)
+                groups, pbar_desc="Generating responses", max_exceptions=6 * len(batch.items)
             )
             judged: list[art.TrajectoryGroup] = []
             for group in finished:

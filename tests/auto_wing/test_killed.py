@@ -101,5 +101,5 @@ def test_a_run_that_is_killed_in_each_stage_pays_nothing_twice(folder: Path) -> 
     assert len(set(killer.answered)) == len(killer.answered)
     ledger = [json.loads(line) for line in (folder / "out" / "spending.jsonl").read_text().splitlines()]
     assert sum(row.get("requests", 0) for row in ledger) == len(killer.answered)
-    report = (folder / "out" / "report.md").read_text()
-    assert "| step | 2 |" in report and "| training | 2 |" in report
+    assert len(list((folder / "own/auto/models").glob("*/checkpoints/000?"))) == 2
+    assert "## What did it take?" in (folder / "out" / "report.md").read_text()

@@ -33,6 +33,7 @@ from .progress import Bar
 logger = logging.getLogger("offbook")
 
 MIB = 2**20
+GIB = 2**30
 MAX_FILES = 10_000
 """Files of an export."""
 BAD_NAMES = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EILSEQ)
@@ -49,7 +50,7 @@ async def download_export(
 ) -> Path:
     """Write a step's export to the new or empty folder `output` and return its absolute path. `show` gets its note.
 
-    Raises ConfigError when the folder cannot be written, ServerError when the server
+    Raises ConfigError when the folder cannot be written or the disk has too little room, ServerError when the server
     rejects the request or sends a damaged or unsafe archive.
     """
     target = Path(os.path.abspath(output))
@@ -58,6 +59,7 @@ async def download_export(
         archive = await api.archive(model, step, ArchiveRequest(format=format))
         target.parent.mkdir(parents=True, exist_ok=True)
         part = target.with_name(f".{target.name}.{archive.sha256[:16]}.part")
+        _check_room(target, part, archive.size)
         await _fetch(api, archive, part)
         await _check_digest(api, archive, part)
         await asyncio.to_thread(_place, part, target, api.url)
@@ -123,6 +125,17 @@ def _check_free(target: Path) -> None:
     if target.exists() or target.is_symlink():
         kind = "a folder that is not empty" if target.is_dir() else "not a folder"
         raise ConfigError(f"--output: {target} exists and is {kind}; name a new folder")
+
+
+def _check_room(target: Path, part: Path, size: int) -> None:
+    """Raise ConfigError unless there is room for the archive and its unpacked files at the same time."""
+    needed = 2 * size - _size(part)
+    free = shutil.disk_usage(target.parent).free
+    if free < needed:
+        raise ConfigError(
+            f"--output: {target.parent} has {free / GIB:.2f} GiB free, and {needed / GIB:.2f} GiB are needed: twice the export, "
+            "which is downloaded and then unpacked"
+        )
 
 
 async def _fetch(api: Api, archive: ArchiveState, part: Path) -> None:

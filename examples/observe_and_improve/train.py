@@ -52,11 +52,8 @@ def main(options: argparse.Namespace) -> None:
         figures = {"seed": options.seed, "base": options.base_model, "chosen": best, "chosen_stage": report.best.stage}
         figures |= {"rollouts": len(train), "before": before.value.mean, "after": after.value.mean}
         figures |= {"gain": asdict(after.difference), "stages": [point.stage for point in report.curve]}
-        figures |= {"rewards": [point.mean for point in report.curve]}
-        write_figures(
-            figures | {"minutes": round(minutes, 1)},
-            HERE / f"results/seed-{options.seed}.json",
-        )
+        figures |= {"rewards": [point.mean for point in report.curve], "minutes": round(minutes, 1)}
+        write_figures(figures, HERE / f"results/seed-{options.seed}.json")
 
 
 if __name__ == "__main__":

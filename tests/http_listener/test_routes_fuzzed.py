@@ -81,7 +81,8 @@ APIS: dict[str, dict[str, Any]] = {
     "/r/desk/v1/chat/completions": CHAT,
 }
 """A path and a valid body of each API that the server answers before its routes."""
-MIDDLEWARE = {"UnexpectedErrors", "AccessChecks", "ModelCalls", "ProductionWing.middleware", "CORSMiddleware"}
+MIDDLEWARE = {"UnexpectedErrors", "AccessChecks", "ModelCalls", "CORSMiddleware"}
+MIDDLEWARE |= {"ServerWing.middleware", "ProductionWing.middleware"}
 """What may stand before an application's routes; of these only ModelCalls and the gateway's have paths of their own."""
 REFUSED = (502, 503, 507)
 """Statuses above 499 that say what failed: a model that does not answer, a server that is not ready, a full disk."""

@@ -1,4 +1,4 @@
-"""Rollouts, replicas of the sampler, and learners on the machines of a Ray cluster."""
+"""Rollouts on the machines of a Ray cluster."""
 
 from .ray_runner import RayRunner
 

@@ -1,1 +1,1 @@
-"""Trace sinks for W&B, MLflow, OpenTelemetry, TensorBoard and Langfuse: they show finished rollouts and steps in these tools."""
+"""Trace sinks for W&B, MLflow, OpenTelemetry and TensorBoard: they show finished rollouts and steps in these tools."""

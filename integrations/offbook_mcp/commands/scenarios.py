@@ -84,7 +84,7 @@ _MAX_PLACES = 20
 
 
 def exploration_lines(pool: ServerPool, exploration: Exploration) -> Iterator[str]:
-    """The lines of `explore`: calls and results per tool, values by place, resources, and what is left out."""
+    """The lines of `explore`: calls and results per tool, values by place, and what is left out."""
     yield f"fingerprint {pool.fingerprint}; {counted(len(exploration.observations), 'call')}"
     for tool in pool.toolset.tools:
         seen = exploration.of(tool.name)

@@ -1,1 +1,1 @@
-"""Training on a server's tools: the curriculum, the trainer, the comparison, and the commands."""
+"""Training on a server's tools: the agent loop, the rewards, the curriculum and the trainer."""

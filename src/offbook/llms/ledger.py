@@ -31,7 +31,7 @@ class SpendingTotals:
     requests: int = 0
     cached: int = 0  # questions answered from the cache
     failed: int = 0  # questions without a usable answer
-    repairs: int = 0  # answers repaired or requested again
+    repairs: int = 0  # answers read out of other text, or requested again
     prompt_tokens: int = 0
     completion_tokens: int = 0
     uncounted: int = 0

@@ -1,4 +1,4 @@
-"""Several samplers that act as one: replicas of this server, vLLM servers that run already, or others.
+"""Several samplers that act as one: replicas of this server, or vLLM servers that run already.
 
 A member is a `SupervisedSampler`. `Routes` chooses the member of a call, so that turns of a trajectory and rollouts of a scenario
 find their prefix cached. Every adapter is loaded on all members.

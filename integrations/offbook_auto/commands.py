@@ -48,10 +48,7 @@ ImproveTarget = Annotated[
 ]
 Scenarios = Annotated[
     Path | None,
-    typer.Option(
-        help="JSONL or CSV file, or FOLDER[:SPLIT] of a saved Hugging Face dataset  [default: a server's own, generated "
-        "at first use]"
-    ),
+    typer.Option(help="JSONL, JSON or CSV file  [default: a server's own, generated at first use]"),
 ]
 MaxCost = Annotated[float | None, typer.Option(help="limit for other LLMs in all runs with this --output, in USD")]
 HeldOut = Annotated[Path | None, typer.Option("--eval", help="held-out scenarios  [default: a quarter of --scenarios]")]

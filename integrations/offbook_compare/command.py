@@ -29,9 +29,7 @@ Target = Annotated[
 ]
 Scenarios = Annotated[
     Path | None,
-    typer.Option(
-        help="JSONL or CSV file, or FOLDER[:SPLIT] of a saved Hugging Face dataset  [default: a server's own, held out]"
-    ),
+    typer.Option(help="JSONL, JSON or CSV file  [default: a server's own, held out]"),
 ]
 Candidates = Annotated[
     list[str],

@@ -17,7 +17,7 @@ Target = Annotated[
     str, typer.Argument(help="the object that `trainable` returned, as MODULE:NAME, such as my_app:agent")
 ]
 """The app to run: loaded with `load_target`."""
-Scenarios = Annotated[Path, typer.Option(help="JSONL or CSV file, or FOLDER[:SPLIT] of a saved Hugging Face dataset")]
+Scenarios = Annotated[Path, typer.Option(help="JSONL, JSON or CSV file")]
 Model = Annotated[str, typer.Argument(help="name of the model, such as email-agent")]
 
 Trace = Annotated[str | None, more_option(help="trace sinks for the rollouts, comma-separated, such as langfuse,wandb")]

@@ -12,7 +12,7 @@ from pydantic import Field, field_validator
 
 from offbook.base.config import Options
 from offbook.base.errors import ConfigError, MissingExtraError
-from offbook.base.json_files import read_text
+from offbook.base.json_files import DEEPEST, read_text
 from offbook.base.types import Json, Tool
 from offbook.rewards.reward_parts import answer_fault, schema_validator
 from offbook.scenarios.file_rows import row_of
@@ -92,13 +92,22 @@ def require_packages() -> None:
         raise MissingExtraError("PyYAML or jsonschema", "judge")
 
 
+def _check_structure(text: str) -> None:
+    """Raise ValueError for aliases, which may stand for any number of values, and for deep nesting, which PyYAML reads in
+    quadratic time."""
+    depth = 0
+    for event in _yaml.parse(text, Loader=_yaml.SafeLoader):
+        depth += isinstance(event, _yaml.CollectionStartEvent) - isinstance(event, _yaml.CollectionEndEvent)
+        if isinstance(event, _yaml.AliasEvent) or depth > DEEPEST:
+            raise ValueError(f"aliases and more than {DEEPEST} levels are not supported")
+
+
 def read_task(file: Path) -> Task:
     """Read task.yaml. Raises ConfigError, which names the line or the field."""
     require_packages()
     text = read_text(file)
     try:
-        if any(isinstance(event, _yaml.AliasEvent) for event in _yaml.parse(text, Loader=_yaml.SafeLoader)):
-            raise ValueError("aliases are not supported")  # nested ones may stand for any number of values
+        _check_structure(text)
         loaded: object = _yaml.safe_load(text)
         json.dumps(loaded, default=str)
     except Exception as error:  # PyYAML's constructors of numbers, dates and truth values raise what their parsers do

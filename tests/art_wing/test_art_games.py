@@ -131,6 +131,7 @@ def teaches(request: Asked) -> Reply:
     return Reply(json={"id": "x", "object": "chat.completion", "created": 0, "model": "teacher", "choices": [choice]})
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 async def test_self_play_with_a_teacher_runs_and_trains_though_an_opponent_never_moved(
     local_backend: art.LocalBackend,
 ) -> None:

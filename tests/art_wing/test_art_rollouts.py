@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import openai
+import pytest
 
 import offbook
 import offbook_art as art
@@ -134,6 +135,7 @@ async def rollout_tic_tac_toe(model: art.Model, game: int) -> art.Trajectory:
     return trajectory
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 async def test_the_2048_loop_runs_after_changing_its_import(local_backend: art.LocalBackend) -> None:
     model = art.TrainableModel(name="agent-2048", project="2048", base_model="tiny")
     backend = local_backend

@@ -51,6 +51,7 @@ async def rollout_clue(model: art.Model, puzzle: Puzzle, number: int) -> art.Tra
     return art.Trajectory(messages_and_choices=[*messages, choice], reward=acc + number, metrics={"acc": acc})
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 async def test_temporal_clue_trains_after_changing_its_import(local_backend: art.LocalBackend) -> None:
     model = art.TrainableModel(name="agent-clue", project="temporal-clue", base_model="tiny")
     await model.register(local_backend)
@@ -191,6 +192,7 @@ def without_mark(choice: Any) -> Any:
     return type(converted).model_validate(fields)
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 @pytest.mark.parametrize("convert", [convert_litellm_choice_to_openai, lambda choice: choice, without_mark])
 @pytest.mark.parametrize("route", ["params", "url"])
 async def test_the_email_agent_is_trained_on_its_own_tokens_however_litellms_choices_are_kept(

@@ -117,6 +117,7 @@ def test_a_servers_records_keep_their_order_and_durations(jump: Jump, seconds: f
     assert all(0 <= call.ended_at - call.started_at < QUICK for call in calls)
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 @pytest.mark.parametrize("seconds", [-DAY, DAY])
 def test_records_keep_their_order_when_the_clock_was_set_while_the_server_was_down(
     jump: Jump, seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -24,6 +24,7 @@ def test_an_event_with_any_separator_in_its_text_is_one_event(size: int) -> None
     assert [data for piece in pieces for data in reader.push(piece)] == [SEPARATORS.encode(), b"{}"]
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 def test_no_reader_of_a_stream_or_a_file_splits_at_unicodes_separators() -> None:
     files = [file for folder in READERS for file in sorted((ROOT / folder).rglob("*.py"))]
     faults = [fault for file in files if not file.name.startswith("test_") for fault in _faults(file)]

@@ -30,6 +30,7 @@ KEYWORDS: list[tuple[Json, Json]] = [
 ]
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 @pytest.mark.parametrize(("schema", "value"), KEYWORDS)
 @pytest.mark.parametrize("kind", [Draft7Validator, Draft201909Validator, Draft202012Validator])
 def test_a_slow_pattern_ends_in_time_wherever_it_stands(kind: Any, schema: Json, value: Json) -> None:
@@ -58,6 +59,7 @@ def test_other_patterns_are_checked_as_jsonschema_does(schema: Json, good: Json,
     assert [error.message for error in timed.iter_errors(bad)] == [error.message for error in plain.iter_errors(bad)]
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 def test_an_answers_check_ends_in_time_however_many_patterns_are_slow() -> None:
     schema = {"items": {"allOf": [{"pattern": f"^(a|aa){{{number},}}$"} for number in range(1, 50)]}}
     began = time.process_time()
@@ -69,6 +71,7 @@ def test_an_answers_check_ends_in_time_however_many_patterns_are_slow() -> None:
         schema_validator({"pattern": "("}, "schema")
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 def test_a_slow_expression_of_target_modules_is_refused_in_time() -> None:
     with pytest.raises(Exception, match="takes longer than 1 s"):
         check_target_modules(SLOW, [TEXT, "q_proj"])

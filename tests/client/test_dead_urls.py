@@ -33,6 +33,7 @@ def model_at(url: str) -> offbook.TrainableModel:
     return offbook.TrainableModel("agent", base_model="tiny", backend=offbook.RemoteBackend(url))
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 @pytest.mark.parametrize("url", ["refused", "silent"], indirect=True)
 @pytest.mark.parametrize("way", ["register", "get_step", "train", "chat"])
 async def test_a_url_where_nobody_ever_answered_is_known_within_five_seconds(url: str, way: str) -> None:

@@ -195,6 +195,7 @@ def directory(served: Served, tmp_path: Path) -> Path:
     return tmp_path / "dir"
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 def test_without_a_server_the_folder_is_read_and_no_torch_loaded(
     served: Served, directory: Path, tmp_path: Path
 ) -> None:
@@ -222,6 +223,7 @@ def test_without_a_server_a_merged_model_is_that_of_a_server(served: Served, dir
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dir", "here", "ready", "there"]
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 def test_checkpoints_at_step_0_says_so_with_a_server_and_without(
     served: Served, directory: Path, tmp_path: Path
 ) -> None:

@@ -117,6 +117,7 @@ def check_resumed(result: SFTResult, ids: list[str]) -> None:
     assert all(math.isfinite(update.loss) for update in result.updates)
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 async def test_a_killed_client_goes_on_in_mid_epoch_and_applies_nothing_twice(
     local_backend: offbook.LocalBackend,
 ) -> None:

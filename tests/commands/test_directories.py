@@ -39,6 +39,7 @@ def state(folder: Path) -> dict[str, tuple[int, bytes]]:
     return {str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 def test_a_directory_is_read_without_torch_and_nothing_in_it_changes(folder: Path) -> None:
     before = state(folder)
     runs = offbook("runs --json", folder, *ENGINES)

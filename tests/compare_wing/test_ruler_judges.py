@@ -101,6 +101,7 @@ def test_a_judge_that_prefers_the_first_position_finds_equal_candidates_equal(
     assert len(prompts) == SCENARIOS and not any("able" in each or "brisk" in each for each in prompts)
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 def test_a_judge_that_answers_nothing_usable_is_said_and_one_without_an_account_ends_it(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -152,6 +152,7 @@ def test_a_call_that_fails_is_asked_again_and_the_rollout_does_not_know(
     assert "big: reward 1.000 (0.292 to 1.000)" in printed and "failed" not in printed
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 def test_a_comparison_that_was_killed_goes_on_where_it_was(folder: Path) -> None:
     """Signal 9 while the last rollout runs: what had ended is in the folder, and only the last is run."""
     more, stuck = threading.Event(), threading.Event()

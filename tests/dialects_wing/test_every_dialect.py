@@ -267,6 +267,7 @@ async def mutations(gateway: Gateway, api: Api, count: int, seed: int) -> set[in
     return statuses
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 @pytest.mark.parametrize("api", APIS[1:], ids=[api.name for api in APIS[1:]])
 async def test_a_mutated_request_is_never_an_error_of_the_server(gateway: Gateway, api: Api) -> None:
     assert {200, 400} <= await mutations(gateway, api, 60, seed=1)

@@ -72,6 +72,7 @@ def test_a_run_of_the_trainer_goes_as_the_page_shows(tmp_path: Path, server: dic
     assert re.search(r"^(finished|solved) (\d) .*/000\2$", last) is not None, last
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 def test_a_step_by_hand_has_the_coefficients_of_the_page(tmp_path: Path) -> None:
     assert run("\n".join(code_of("learner.md")), tmp_path) == "3 -0.1667\n4 -0.1667\n6 -0.1667\n7 0.5000\n"
 

@@ -75,6 +75,7 @@ def broken_package(folder: Path, name: str, code: str) -> str:
     return str(folder)
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 def test_it_shows_this_machine_and_imports_nothing_heavy(tmp_path: Path) -> None:
     done = doctor("--dir records", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -133,6 +134,7 @@ def test_a_broken_engine_is_a_fault_only_where_it_is_used(tmp_path: Path, requir
     assert doctor("--loader peft", tmp_path, PYTHONPATH=path).returncode == 0
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 def test_a_missing_engine_is_named_with_the_command_that_installs_it(tmp_path: Path) -> None:
     report = examine(EngineOptions(engine="vllm"), tmp_path, without("vllm"))
     (check,) = [check for check in report.checks if check.status == "broken"]

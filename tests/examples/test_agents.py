@@ -33,6 +33,7 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "unused")
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 @pytest.mark.parametrize("example", [*AGENTS, "on_the_job"])
 def test_an_agent_knows_nothing_of_offbook(example: str) -> None:
     code = f"import sys, {example}.agent; sys.exit(sorted(name for name in sys.modules if name.startswith('offbook')) or 0)"
@@ -125,6 +126,7 @@ def test_the_shops_paid_model_is_right_for_92_of_100_customers() -> None:
     assert 0.90 <= sum(right) / len(right) <= 0.94
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 def test_the_shop_goes_back_from_a_model_that_was_not_trained(tmp_path: Path) -> None:
     from on_the_job.paid import paid
     from on_the_job.run import served

@@ -57,6 +57,7 @@ def test_each_part_of_the_work_is_rewarded(
     assert found == pytest.approx(dict(zip(("reward", "success", "found", "read", "turns"), earned, strict=True)))
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 def test_the_agent_knows_nothing_of_offbook(example: Path) -> None:
     assert "offbook" not in (example / "agent.py").read_text().lower()
     code = "import sys, langgraph_email_agent.agent; sys.exit(sorted(name for name in sys.modules if name.startswith('offbook')) or 0)"

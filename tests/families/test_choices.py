@@ -59,6 +59,7 @@ def choices(http: TestClient, count: int, **settings: Any) -> list[tuple[str, Sa
     ]
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 @pytest.mark.parametrize("family", ATTENTION, ids=lambda family: family.name)
 def test_the_learner_gives_an_answer_from_a_list_the_samplers_logprobs(family: Family, tmp_path: Path) -> None:
     folder = build(family, tmp_path / "base")
@@ -77,6 +78,7 @@ def test_the_learner_gives_an_answer_from_a_list_the_samplers_logprobs(family: F
     assert metrics["entropy"] < np.log(len(TEXTS)) + 3  # of the allowed tokens: the whole vocabulary has 6 nats
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 @pytest.mark.parametrize("family", ATTENTION, ids=lambda family: family.name)
 def test_json_has_one_blank_in_a_row_and_the_learner_sees_the_answers_of_the_sampler(
     family: Family, tmp_path: Path

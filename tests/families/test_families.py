@@ -177,6 +177,7 @@ def ends(life: Life, tokenizer: PreTrainedTokenizerBase) -> set[int]:
     return {tokenizer.get_vocab()[end] for end in life.family.ends}
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 def test_prompts_are_the_familys_own_and_every_sampled_token_has_its_logprob(life: Life) -> None:
     tokenizer = AutoTokenizer.from_pretrained(life.folder)
     for one in life.base:

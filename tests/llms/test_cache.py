@@ -72,6 +72,7 @@ async def test_a_second_run_asks_nobody_and_costs_nothing(tmp_path: Path) -> Non
     assert (spent.total.questions, spent.total.cached, spent.total.requests) == (1, 1, 0)
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 async def test_a_run_after_a_kill_asks_only_for_what_was_not_answered(tmp_path: Path) -> None:
     fourth, release = threading.Event(), threading.Event()
 
@@ -116,6 +117,7 @@ async def test_who_waits_for_a_question_that_is_cancelled_asks_it(tmp_path: Path
     assert len(endpoint.requests) == 2
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 @settings(max_examples=60, deadline=None)
 @given(
     st.integers(0, 10_000), st.one_of(st.binary(max_size=3), st.sampled_from([b"[" * 9_999, b"\xff", b'"', b"null"]))

@@ -44,6 +44,7 @@ except ImportError as error:
     assert in_fresh_process(code) == f"litellm is not installed: {install_command('judge')}"
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 def test_loading_litellm_reads_no_dotenv_and_fetches_nothing(tmp_path: Any) -> None:
     (tmp_path / ".env").write_text("CANARY_OF_A_DOTENV=1\n")
     code = f"""

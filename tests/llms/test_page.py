@@ -8,10 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from offbook.testing import says, scripted_llm
 from tests.paths import ROOT
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 def test_the_page_prints_what_it_tells(tmp_path: Path) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/llms.md").read_text("utf-8"), re.MULTILINE | re.DOTALL)
     (tmp_path / "page.py").write_text("\n".join(blocks), "utf-8")

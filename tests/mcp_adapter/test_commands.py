@@ -52,6 +52,7 @@ def offbook(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 def test_the_tools_of_a_command_are_listed_as_the_model_will_see_them(folder: Path) -> None:
     done = offbook(folder, "mcp", "tools", python_module("mcp_server_time", "--local-timezone", "UTC"))
     assert done.returncode == 0, done.stderr

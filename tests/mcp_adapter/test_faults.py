@@ -129,6 +129,7 @@ for mode in ("flood-stderr", "flood-notifications", "flood-answer"):
 """
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 def test_fifty_megabytes_take_no_such_memory() -> None:
     words = [sys.executable, "-c", MEASURED, str(SERVERS / "misbehaving.py")]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)

@@ -121,6 +121,7 @@ async def test_a_url_without_a_server_is_told_with_what_it_answered() -> None:
             pass
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 async def test_a_flood_a_hang_and_the_end_of_a_server_are_told() -> None:
     with served(shop()) as url:
         async with ServerPool(Target.parse(f"{url}/mcp", limits=QUICK, allow_all=True)) as pool:

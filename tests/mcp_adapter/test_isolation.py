@@ -75,6 +75,7 @@ async def test_a_link_inside_the_fixture_is_a_link_inside_each_copy(tmp_path: Pa
     assert (tmp_path / "own").read_text() == "own"
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 async def test_each_rollout_has_a_copy_of_the_repository(repository: Path) -> None:
     target = Target.parse(
         python_module("mcp_server_git", "--repository", ROLLOUT_DIR),

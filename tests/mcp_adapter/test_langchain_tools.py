@@ -131,6 +131,7 @@ async def test_a_langgraph_app_runs_on_them_inside_trainable(tmp_path: Path) -> 
     assert evaluation.reward == 1.0
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 def test_tools_that_nobody_closes_end_with_the_process() -> None:
     code = (
         "import asyncio, sys; from offbook_mcp import mcp_tools\n"
@@ -142,6 +143,7 @@ def test_tools_that_nobody_closes_end_with_the_process() -> None:
     assert json.loads(done.stdout)["timezone"] == "UTC"
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 def test_without_langchain_the_command_that_installs_it_is_told_when_the_tools_are_wanted() -> None:
     code = (
         "import asyncio, sys; sys.modules['langchain_core'] = None\n"

@@ -227,6 +227,7 @@ def lamps(room: Literal["hall", "loft", "shed", "barn", "attic", "cellar"]) -> s
     return f"the lamp of the {room} is on"
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 @pytest.mark.parametrize(
     ("status", "found", "fewer"),
     [(lamp, "only 1 of 48, of which none", False), (lamps, "only 6 of 48 could", True)],

@@ -43,6 +43,7 @@ def gone(processes: list[psutil.Process], seconds: float = 20) -> bool:
     return all(process.status() == psutil.STATUS_ZOMBIE for process in alive)
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_servers_and_their_children_end_with_us_even_when_we_are_killed(number: signal.Signals) -> None:
     holding = subprocess.Popen(

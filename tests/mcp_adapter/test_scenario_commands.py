@@ -37,6 +37,7 @@ def called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     sys.modules.pop("library_server", None)
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 def test_exploring_shows_what_a_server_holds_and_none_of_its_escapes(called: Called) -> None:
     code, page, complaint = called("explore", "library_server:make")
     assert code == 0, complaint

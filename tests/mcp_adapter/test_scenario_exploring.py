@@ -20,6 +20,7 @@ from tests.mcp_adapter.conftest import misbehaving
 READS = ToolAnnotations(read_only_hint=True)
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 async def test_a_tool_slower_than_the_deadline_of_exploring_is_left_out_and_a_longer_one_lets_it_in() -> None:
     server = MCPServer("slow")
 

@@ -134,6 +134,7 @@ GATEWAY: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 async def test_the_gateway(tmp_path: Path) -> None:
     texts: list[str] = []
     async with scripted_sampler() as sampler, gateway_over(sampler, tmp_path) as gateway:

@@ -70,6 +70,7 @@ def test_it_keeps_everything_in_its_volume_and_runs_as_no_root() -> None:
     assert (instruction("USER"), instruction("EXPOSE")) == ("1000", "8000")
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 def test_what_the_context_holds_is_enough_for_the_wheel(tmp_path: Path) -> None:
     lines = (ROOT / ".dockerignore").read_text().splitlines()
     assert lines[0] == "*"

@@ -49,6 +49,7 @@ def run(python: Path, *arguments: str, cwd: Path, timeout: float = 300) -> subpr
     return subprocess.run([str(python), *arguments], cwd=cwd, capture_output=True, text=True, timeout=timeout)
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 def test_the_wheel_holds_the_weights_and_stays_small(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         sizes = {item.filename: item.file_size for item in archive.infolist()}

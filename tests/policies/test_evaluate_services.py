@@ -58,6 +58,7 @@ def test_a_first_call_counts_by_tools_arguments_and_kinds():
     assert found[2].split()[1] in ("argument", "arguments", "or")
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 def test_every_right_call_fits_into_a_measured_completion():
     tokenizer = AutoTokenizer.from_pretrained(path("tiny-mcp"))
     calls = [call for prompt, _ in service_prompts(tokenizer, count=200, seed=11) for call in prompt.turn.calls]

@@ -51,6 +51,7 @@ def is_call(text):
         return False
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 def test_calls_are_well_formed_and_end(policy):
     model, tokenizer = policy
     asked = [

@@ -35,6 +35,7 @@ def count_of(acks: list[str], what: str) -> int:
     return max((int(ack.rpartition("-")[2]) for ack in acks if ack.startswith(f"{what}-")), default=0)
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 def test_checkpoints_state_and_facts_are_the_old_or_the_new_after_a_loss_of_power(
     library: Path, tmp_path: Path
 ) -> None:

@@ -51,6 +51,7 @@ def recorded(server: ScriptedServer, said: str) -> int:
     return len(server.calls(said.split("in trajectory ")[1].split()[0]))
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 def test_wrap_runs_a_program_with_its_own_streams_and_says_what_was_recorded(
     server: ScriptedServer, tmp_path: Path
 ) -> None:
@@ -81,6 +82,7 @@ def test_wrap_holds_secrets_back_and_passes_those_that_it_is_told_to(
     assert unset.returncode == 2 and "--env: 'NO_SUCH' is not set here" in unset.stderr
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 def test_wrap_says_where_calls_must_go_when_none_came_and_stops_a_program(
     server: ScriptedServer, tmp_path: Path
 ) -> None:

@@ -135,6 +135,7 @@ async def test_an_agent_is_trained_through_the_models_own_client(model: Trainabl
     await trained(model, run)
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 async def test_agents_at_urls_that_name_their_trajectories_are_trained(model: TrainableModel) -> None:
     url = (await model.api()).url
 

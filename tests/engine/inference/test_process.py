@@ -49,6 +49,7 @@ def test_a_wrong_option_is_named_and_ends_the_process(
     assert named in caplog.text
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 def test_it_ends_when_its_parent_is_gone(folder: Path) -> None:
     parent = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     with socket.socket() as probe:

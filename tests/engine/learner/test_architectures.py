@@ -114,6 +114,7 @@ def alone(policy: Policy, batch: TrainBatch) -> tuple[Tensor, dict[str, Tensor]]
     return torch.cat(logprobs), total
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 @pytest.mark.parametrize("family", sorted(CONFIGS))
 def test_a_step_on_every_layout_equals_each_call_alone(policy_of, family: str) -> None:
     policy = policy_of(family)

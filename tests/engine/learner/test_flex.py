@@ -126,6 +126,7 @@ def by_dense(
     return scaled_dot_product_attention(query, key, value, attn_mask=torch.from_numpy(dense(ends)), scale=scale)
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 @pytest.mark.parametrize(("kv_heads", "scale"), [(2, 0.25), (6, 0.4)])
 @SLOW
 @given(made=calls(), stretch=st.integers(1, 6))
@@ -223,6 +224,7 @@ def test_a_device_on_which_flex_fails_runs_segment_by_segment(
     assert "CUDA" in caplog.text
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 def test_the_trial_accepts_a_right_kernel_and_finds_a_wrong_mask(
     backward: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

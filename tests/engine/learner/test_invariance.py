@@ -105,6 +105,7 @@ def config_of(loss: LossName, **changes: Any) -> TrainConfig:
     return TrainConfig(loss=loss, kl_coef=0.1, max_grad_norm=1e9, **changes)
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 @settings(deadline=None, max_examples=5)
 @given(
     seed=st.integers(0, 10_000),

@@ -101,6 +101,7 @@ def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found - expected).norm() / expected.norm())
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 @pytest.mark.parametrize("family", ["qwen2", "llama"])
 @settings(max_examples=EXAMPLES // 4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(made=calls(), row_tokens=st.sampled_from([1, 8, 20, 64, 4096]), chunk=st.sampled_from([1, 7, 512]))
@@ -116,6 +117,7 @@ def test_every_layout_and_split_gives_the_reference_logprobs_and_gradients(
         assert distance(found_gradient, gradient) < 1e-9, layout
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 @settings(max_examples=EXAMPLES // 6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(made=calls(), row_tokens=st.sampled_from([20, 4096]))
 def test_leaf_rows_packed_as_a_forest_give_the_logprobs_and_gradients_of_call_rows(

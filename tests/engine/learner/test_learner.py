@@ -279,6 +279,7 @@ def test_four_steps_equal_two_and_two_in_a_new_learner_bit_for_bit(toy: Path, tm
         assert content(tmp_path / "whole" / name) == content(tmp_path / "halves" / name)
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 def test_two_models_taking_turns_equal_each_alone_bit_for_bit(toy: Path, tmp_path: Path) -> None:
     together = Lab(toy, tmp_path / "together")
     for step in range(2):

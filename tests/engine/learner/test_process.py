@@ -180,6 +180,7 @@ def test_kill_9_at_every_stage_leaves_step_n_or_n_minus_1_and_the_request_is_app
     assert [line["step"] for line in lines] == [1] * renamed + [2] * (len(lines) - renamed)
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 def test_a_full_disk_fails_by_name_and_the_request_succeeds_once_there_is_room(start, tmp_path: Path) -> None:
     process = start(largest_file=2048)  # the adapter is larger
     process.ready()
@@ -198,6 +199,7 @@ def test_a_full_disk_fails_by_name_and_the_request_succeeds_once_there_is_room(s
     assert process.wait() == 128 + signal.SIGTERM
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 def test_a_base_that_cannot_be_loaded_is_a_failed_event_that_says_so(tmp_path: Path) -> None:
     process = LearnerProcess(tmp_path / "nowhere", tmp_path / "log")
     event = next(process.events())

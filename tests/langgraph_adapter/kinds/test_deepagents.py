@@ -80,6 +80,7 @@ def test_a_trained_deep_agent_is_answered_by_the_policy(policy: Policy) -> None:
     assert last(trained.invoke(asked(DELEGATED))) == "the tools said the tools said 3"
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 def test_a_deep_agent_is_trained(model: TrainableModel) -> None:
     app = deep_agent(own_model(max_tokens=64))
     rollouts = calls_of_a_trained_step(app, model, "what is the double of 4?")

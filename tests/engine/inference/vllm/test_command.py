@@ -126,6 +126,7 @@ def test_a_wrong_option_is_one_line_and_exit_code_2(caplog: pytest.LogCaptureFix
     assert "--device cuda: nvidia-smi shows no GPU on this machine" in caplog.text
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 def test_a_base_that_lacks_a_weight_is_refused_before_vllm_starts(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], require: Callable[[bool, str], None]
 ) -> None:

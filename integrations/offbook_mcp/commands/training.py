@@ -67,7 +67,7 @@ NOT_TRAINING = (
 """Options of an MCPTrainer that an evaluation does not read."""
 
 
-@with_options(MCPTrainerOptions)
+@with_options(MCPTrainerOptions, without=["replayed"])  # only a loss that imitates replays, and no option chooses it
 def train(
     target: Target,
     model: ModelName = None,

@@ -415,8 +415,7 @@ class GroupRecord(Wire):
 
 class TrainRequest(Wire):
     """One step, applied at most once per `id`: a repeated request joins the running step or gets the stored result.
-    `evaluate`: compute the cross-entropy of the groups and change nothing. `sampled_by`: the model whose calls are trained, if it
-    is another, such as the one that `model` is a fork of; importance weights correct for it as for other steps' calls.
+    `evaluate`: compute the cross-entropy of the groups and change nothing.
     `replayed`: finished trajectories of earlier requests that are imitated again, in none of the metrics of rewards."""
 
     id: str = Field(default_factory=lambda: new_id("train"), min_length=1, max_length=200)
@@ -424,7 +423,6 @@ class TrainRequest(Wire):
     groups: tuple[GroupRecord, ...] = Field(min_length=1, max_length=GROUPS_AT_ONCE)
     config: TrainConfig = Field(default_factory=TrainConfig)
     evaluate: bool = False
-    sampled_by: Name | None = None
     replayed: tuple[str, ...] = Field(default=(), max_length=GROUPS_AT_ONCE)
 
     @model_validator(mode="after")

@@ -103,13 +103,6 @@ def test_the_answers_of_a_paid_model_in_a_thread_are_imitated_and_not_rewarded()
         build_job(TrainRequest(id="r", model="m", groups=group), {"t": record}, {"t": ()})
 
 
-def test_a_fork_is_trained_on_the_calls_of_the_model_that_it_is_a_fork_of() -> None:
-    request = TrainRequest(id="r", model="fork", groups=(GroupRecord(trajectory_ids=("t",)),), sampled_by="m")
-    record = TrajectoryRecord(id="t", model="m", reward=1.0, started_at=1, ended_at=2)
-    [[trajectory]] = build_job(request, {"t": record}, {"t": (call("own"), call("not", model="fork"))}).groups
-    assert [(sample.call_id, sample.step) for sample in trajectory.samples] == [("own", 3)]
-
-
 def test_only_a_supervised_request_can_be_evaluated() -> None:
     with pytest.raises(ValueError, match="evaluate=true needs loss='cross_entropy'"):
         TrainRequest(id="r", model="m", groups=(GroupRecord(trajectory_ids=("t",)),), evaluate=True)

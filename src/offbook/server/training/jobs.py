@@ -105,9 +105,9 @@ def build_job(
     """Convert a train request to the learner's job.
 
     `records` and `calls` are the finished trajectories and their recorded calls, by trajectory id. A sample of the
-    job is one completion of a usable call to the trained model, or to `sampled_by`; supervised training also takes those to
-    other models, which have the same base, and the answers of other LLMs in a trajectory with nothing else. Raises ApiError 400 if a trajectory was not finished, or if no scored trajectory (in
-    supervised training: none at all) has anything to train on.
+    job is one completion of a usable call to the trained model; supervised training also takes those to other models, which have the
+    same base, and the answers of other LLMs in a trajectory with nothing else. Raises ApiError 400 if a trajectory was not
+    finished, or if no scored trajectory (in supervised training: none at all) has anything to train on.
 
     One rollout made one call, whose prompt has two tokens and whose answer has one:
 
@@ -133,7 +133,7 @@ def build_job(
             "unknown_trajectory",
         )
     supervised, chosen = request.config.supervised, request.config.imitates_the_good
-    to_model = None if supervised and not chosen else request.sampled_by or request.model
+    to_model = None if supervised and not chosen else request.model
     built = {id: _trajectory(to_model, records[id], calls.get(id, ()), imitated=chosen) for id in ids}
     own = [built[id] for id in ids if id not in request.replayed]
     scored = [t for t in own if (t.reward is not None or supervised) and not t.failed]
@@ -147,7 +147,7 @@ def build_job(
 
 
 def _why_empty(empty: Sequence[JobTrajectory], request: TrainRequest, calls: Mapping[str, Sequence[Call]]) -> str:
-    model, supervised = request.sampled_by or request.model, request.config.supervised
+    model, supervised = request.model, request.config.supervised
     ids = [trajectory.id for trajectory in empty]
     excluded = len({sample.call_id for trajectory in empty for sample in trajectory.samples})
     others = sorted(

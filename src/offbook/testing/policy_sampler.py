@@ -14,9 +14,11 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import cast
 
 from offbook.base.redaction import error_text
 from offbook.base.server_sent_events import EVENT_STREAM
+from offbook.base.types import Json
 from offbook.openai_dialect.chat_answer import CHUNK, WHOLE, error_body, head, tool_call, usage, wants_usage
 
 from .asgi import (
@@ -94,10 +96,14 @@ class PolicySampler:
         if refusal is not None:
             return await self._refuse(send, *refusal)
         try:
-            completion = PolicyCompletion(body, self.policy(body))
+            action = self.policy(body)
         except Exception as error:  # noqa: BLE001  # the policy is the user's code: whoever runs the sampler raises it
             self.failures.append(error)
             return await self._refuse(send, 500, f"the policy raised {error_text(error)}")
+        try:
+            completion = PolicyCompletion(body, action)
+        except (AttributeError, KeyError, TypeError) as error:  # vLLM's types of a chat refuse such a body, too
+            return await self._refuse(send, 400, f"no messages of a chat: {error_text(error)}")
         if not body.get("stream"):
             return await send_json(send, 200, completion.whole())
         await start(send, 200, EVENT_STREAM)
@@ -110,8 +116,9 @@ class PolicySampler:
         await send_json(send, status, error_body(message, "scripted", self.refused_field, status))
 
     def _refusal(self, body: Body) -> tuple[int, str] | None:
-        parts = [part for message in body["messages"] for part in content_parts(message)]
-        if any(part["type"] != "text" for part in parts):
+        contents: list[Json] = [message.get("content") for message in body["messages"]]
+        parts = [part for content in contents if isinstance(content, list) for part in cast(list[Json], content)]
+        if any(not isinstance(part, dict) or cast(Body, part).get("type") != "text" for part in parts):
             return 400, "the scripted model is not a multimodal model"  # as vLLM says it
         return self.refusals.popleft() if self.refusals else None
 
@@ -195,13 +202,8 @@ def prompt_ids(body: Body) -> list[int]:
 
 def content_text(message: Body) -> str:
     """A message's text, whether it is one string or parts."""
-    return "".join(part.get("text", "") for part in content_parts(message))
-
-
-def content_parts(message: Body) -> list[Body]:
-    """A message's content as parts, also where it is one string."""
     content = message.get("content") or ""
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
 
 
 def ids_of(text: str) -> list[int]:

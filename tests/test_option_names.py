@@ -15,7 +15,7 @@ import offbook
 from offbook.base.errors import ConfigError
 from offbook.base.option_names import FOREIGN, names_checked, owned_options
 from offbook.llms.llm import Llm
-from offbook_art.utils import retry
+from offbook_art.utils import retry  # type: ignore[import-not-found]
 from offbook_langgraph import trainable
 from offbook_mcp import MCPTrainer
 

@@ -16,15 +16,16 @@ from openai.types.chat.chat_completion import Choice
 from offbook import *  # noqa: F403
 from offbook.base.types import Message, Tool, TrainResult
 from offbook.client.backend import Backend as Backend
+from offbook.client.rollouts.dataset import DatasetBatch as DatasetBatch
 from offbook.rewards import DEFAULT_RUBRIC as DEFAULT_RUBRIC
 
-from .utils import capture_yielded_trajectory as capture_yielded_trajectory
-from .utils import convert_litellm_choice_to_openai as convert_litellm_choice_to_openai
-from .utils import get_guided_completion_params as get_guided_completion_params
-from .utils import limit_concurrency as limit_concurrency
-from .utils import retry as retry
-from .utils import strip_logprobs as strip_logprobs
-from .utils import yield_trajectory as yield_trajectory
+from .answers import convert_litellm_choice_to_openai as convert_litellm_choice_to_openai
+from .answers import get_guided_completion_params as get_guided_completion_params
+from .answers import strip_logprobs as strip_logprobs
+from .decorators import limit_concurrency as limit_concurrency
+from .decorators import retry as retry
+from .yielded import capture_yielded_trajectory as capture_yielded_trajectory
+from .yielded import yield_trajectory as yield_trajectory
 
 LocalTrainResult = ServerlessTrainResult = TrainResult
 Messages = list[ChatCompletionMessageParam]
@@ -33,7 +34,7 @@ Tools = list[Tool]
 
 MODULES: Final = (
     *("auto_trajectory", "backend", "batches", "gather", "guided_completion", "local", "local.backend", "model"),
-    *("langgraph.llm_wrapper", "rewards", "rewards.ruler", "trajectories", "types", "utils.iterate_dataset"),
+    *("langgraph.llm_wrapper", "rewards", "rewards.ruler", "trajectories", "types", "utils", "utils.iterate_dataset"),
     *("utils.limit_concurrency", "utils.litellm", "utils.retry", "utils.strip_logprobs", "yield_trajectory"),
 )
 """Modules of ART that code imports names from; here each has the names of this package."""

@@ -126,7 +126,7 @@ async def written_outline(llm: Llm, task: Task, file: str) -> Outline:
         if few or not 1 <= len(outline.dimensions) <= 10:
             raise ValueError(f"3 to 5 dimensions with 2 to 6 different values each are needed; too few: {few}")
 
-    return await _asked(llm, outline_question(task), Outline, file, usable)
+    return await _ask(llm, outline_question(task), Outline, file, usable)
 
 
 async def written_prompt(llm: Llm, task: Task, file: str) -> str:
@@ -136,13 +136,13 @@ async def written_prompt(llm: Llm, task: Task, file: str) -> str:
         if not written.prompt.strip():
             raise ValueError("the prompt is empty")
 
-    prompt = (await _asked(llm, prompt_question(task), WrittenPrompt, file, usable)).prompt.strip()
+    prompt = (await _ask(llm, prompt_question(task), WrittenPrompt, file, usable)).prompt.strip()
     if task.answer_schema is not None:
         prompt += f"\n\nAnswer with one JSON value and nothing else. It must fit this JSON schema:\n{json.dumps(task.answer_schema, ensure_ascii=False)}"
     return prompt
 
 
-async def _asked(llm: Llm, messages: list[dict[str, str]], schema: type[Any], file: str, check: Any) -> Any:
+async def _ask(llm: Llm, messages: list[dict[str, str]], schema: type[Any], file: str, check: Any) -> Any:
     try:
         return (await llm.ask(messages, schema, PURPOSE, check)).value
     except LlmError as error:

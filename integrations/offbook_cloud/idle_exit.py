@@ -14,7 +14,7 @@ from offbook.base.http_access import READING
 from offbook.base.terminal import echo
 from offbook.server.wing import ServerDoor, ServerWing
 
-from .mirror_options import IdleOptions
+from .options import IdleOptions
 
 
 class IdleExit(ServerWing):

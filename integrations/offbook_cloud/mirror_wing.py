@@ -12,7 +12,7 @@ from offbook.base.terminal import echo
 from offbook.server.models.registry import ServedModel
 from offbook.server.wing import ServerDoor, ServerWing
 
-from .mirror_options import MirrorOptions
+from .options import MirrorOptions
 
 if TYPE_CHECKING:  # needs the extra `mirror`
     from .uploads import MirrorUploads

@@ -65,17 +65,18 @@ async def read_call(
             400, "its earlier turns are kept by the provider, and are not in the request", code="kept_elsewhere"
         )
 
-    async def chat(asked: Answer) -> Answer:
-        request = DialectRequest(asked, path, {"alt": "sse"}, TrajectoryCalls(), recorded)
+    async def chat(request_body: Answer) -> Answer:
+        query = {"alt": "sse"}  # without it the dialect refuses Gemini's streams, which the provider has answered
+        request = DialectRequest(request_body, path, query, TrajectoryCalls(), recorded)
         return (await dialect.translate(request)).body
 
     before = await chat(body)
     after = await chat(body | dialect.next_turn(body, answer))
-    said: list[Message] = after["messages"][len(before["messages"]) :]
-    if len(said) != 1 or said[0].get("role") != "assistant":
-        raise ValueError(f"the answer is {len(said)} messages")
+    turns: list[Message] = after["messages"][len(before["messages"]) :]
+    if len(turns) != 1 or turns[0].get("role") != "assistant":
+        raise ValueError(f"the answer is {len(turns)} messages")
     reason = _reason(answer)
-    return _read(before, [(_plain(said[0]), _status(reason), reason)])
+    return _read(before, [(_plain(turns[0]), _status(reason), reason)])
 
 
 def _read(chat: Answer, answers: list[tuple[Message, CallStatus, str | None]]) -> ReadCall:

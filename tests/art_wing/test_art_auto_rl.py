@@ -14,7 +14,7 @@ import offbook_art as art
 from offbook.rewards import ruler_score_group
 from offbook.testing import LlmReply, LlmRequest, ShownConversation, attempts_shown, judges, says, scripted_llm
 from offbook_art.local import LocalBackend  # type: ignore[import-not-found]
-from offbook_art.utils import iterate_dataset
+from offbook_art.utils import iterate_dataset  # type: ignore[import-not-found]
 from offbook_art.utils.litellm import convert_litellm_choice_to_openai  # type: ignore[import-not-found]
 
 TASK = "Say in one word what the user's note is about."

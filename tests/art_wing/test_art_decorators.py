@@ -9,7 +9,7 @@ import pytest
 
 import offbook
 from offbook.base.errors import ConfigError
-from offbook_art.utils import limit_concurrency, retry
+from offbook_art.utils import limit_concurrency, retry  # type: ignore[import-not-found]
 
 
 async def test_an_async_function_is_tried_again_and_told_of_each_failure_but_the_last() -> None:

@@ -45,7 +45,7 @@ def test_a_module_that_art_has_not_is_not_found(line: str) -> None:
 
 def test_a_function_of_art_stays_callable_after_its_module_was_imported() -> None:
     from offbook_art.auto_trajectory import auto_trajectory  # type: ignore[import-not-found]
-    from offbook_art.utils import retry
+    from offbook_art.utils import retry  # type: ignore[import-not-found]
     from offbook_art.utils.retry import retry as same  # type: ignore[import-not-found]
 
     lazy: Any = compat

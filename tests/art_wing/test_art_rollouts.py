@@ -171,7 +171,7 @@ async def test_the_tic_tac_toe_loop_runs_with_the_newer_backend_call(local_backe
 
 def test_its_submodules_have_the_names_of_the_package() -> None:
     from offbook_art.local import LocalBackend  # type: ignore[import-not-found]
-    from offbook_art.utils import iterate_dataset
+    from offbook_art.utils import iterate_dataset  # type: ignore[import-not-found]
 
     found: Any = art
     assert found.local.LocalBackend is LocalBackend is offbook.LocalBackend is found.LocalBackend

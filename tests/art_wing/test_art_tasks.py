@@ -21,7 +21,7 @@ from pydantic import BaseModel
 
 import offbook_art as art
 from offbook_art.langgraph import init_chat_model, wrap_rollout
-from offbook_art.utils import iterate_dataset, strip_logprobs
+from offbook_art.utils import iterate_dataset, strip_logprobs  # type: ignore[import-not-found]
 from offbook_art.utils.litellm import convert_litellm_choice_to_openai  # type: ignore[import-not-found]
 
 # ---- temporal clue: puzzles with several questions, the share of right answers

@@ -37,7 +37,7 @@ ENTRIES = ("invoke", "ainvoke", "generate", "agenerate", "stream", "astream")
 CALLS_OF_RUNNABLES = frozenset({"invoke", "ainvoke"})
 HARMLESS = frozenset({"_llm_type", "_identifying_params", "_get_ls_params", "_serialized", "_get_llm_string"})
 """Overridden attributes that change nothing in a call."""
-MOST_NESTED = 4
+MAX_DEPTH = 4
 """How deep a chat model is looked for in another one's fields."""
 
 PLAIN = (str, int, float, type(None), FunctionType, SecretStr)
@@ -154,7 +154,7 @@ def _held(model: BaseChatModel) -> frozenset[str]:
 
 
 def _holds_model(value: object, depth: int) -> bool:
-    if isinstance(value, PLAIN) or depth == MOST_NESTED:
+    if isinstance(value, PLAIN) or depth == MAX_DEPTH:
         return False
     if isinstance(value, BaseChatModel):
         return True

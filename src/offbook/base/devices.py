@@ -20,7 +20,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 _QUERY = "index,name,memory.total,memory.free,compute_cap,uuid"
 _SECONDS = 20.0
 _MIB = 2**20
-LEAST_DRIVERS = {12: 525, 13: 580}
+MIN_DRIVERS = {12: 525, 13: 580}
 """Major version of CUDA -> the oldest branch of NVIDIA's driver for Linux that runs it (CUDA's release notes, table 3)."""
 
 
@@ -84,7 +84,7 @@ def driver_fault(cuda: str, driver: str | None) -> str | None:
     >>> driver_fault("13.0", "570.86.15")
     'driver 570.86.15 is too old for CUDA 13.0, which needs 580 or newer'
     """
-    least = LEAST_DRIVERS.get(int(cuda.partition(".")[0]))
+    least = MIN_DRIVERS.get(int(cuda.partition(".")[0]))
     if least is None or driver is None or int(driver.partition(".")[0]) >= least:
         return None
     return f"driver {driver} is too old for CUDA {cuda}, which needs {least} or newer"

@@ -273,13 +273,13 @@ class EngineOptions(Options):
         if sampling & training and sampling != training:
             raise ValueError("inference_gpus and train_gpus must be the same or have none in common")
 
-    def given(self, names: tuple[str, ...]) -> tuple[str, ...]:
+    def changed_among(self, names: tuple[str, ...]) -> tuple[str, ...]:
         """Those of `names` whose value differs from the default."""
         defaults = type(self).model_construct()
         return tuple(name for name in names if getattr(self, name) != getattr(defaults, name))
 
     def _refuse(self, names: tuple[str, ...], why: str) -> None:
-        for name in self.given(names):
+        for name in self.changed_among(names):
             raise ValueError(f"{name}: {why}")
 
 

@@ -13,11 +13,11 @@ from pydantic import Field, SecretStr
 
 from offbook.base.config import Options
 from offbook.base.errors import ConfigError
-from offbook.base.numbers import MOST_USD
+from offbook.base.numbers import MAX_USD
 from offbook.base.option_names import FOREIGN, unknown_option
 from offbook.base.server_options import default_dir
 
-Usd = Annotated[float, Field(ge=0, le=MOST_USD)]
+Usd = Annotated[float, Field(ge=0, le=MAX_USD)]
 
 
 class Price(Options):

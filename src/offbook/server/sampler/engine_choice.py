@@ -198,10 +198,10 @@ def choose(options: EngineOptions, model: str, *, trains: bool) -> EngineChoice:
     if trains and set(training) <= set(sampling):
         shared = next((r.gpus for r in EngineChoice(name, options).replicas if r.shares_gpu), ())
         sharing = share_gpu(name, options, model, _sampling_gpus(options, present, shared) if name == "vllm" else ())
-    elif unused := options.given(FORCING):
+    elif unused := options.changed_among(FORCING):
         logger.warning("%s: ignored, since sampler and learner share no GPU here", ", ".join(unused))
     if name == "embedded":
-        if unused := options.given(OF_VLLM):
+        if unused := options.changed_among(OF_VLLM):
             logger.warning("%s: ignored by the embedded engine; only vLLM uses it", ", ".join(unused))
         return EngineChoice(name, options, sharing)
     if not present:

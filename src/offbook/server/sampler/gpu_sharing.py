@@ -28,7 +28,7 @@ KEPT_FREE = 1.5 * GIB
 SHORTFALL = 2 * GIB
 """Most bytes by which vLLM gets less than the plan says because less is free. If more is missing, something else is
 wrong, or the learner is at work; vLLM then refuses the planned share, and is started again."""
-LEAST_SHARE = 0.1
+MIN_SHARE = 0.1
 """Smallest gpu_memory_utilization at which vLLM is started."""
 
 
@@ -79,7 +79,7 @@ class GpuSharing:
         if free is None:
             return None
         share = (free.free - KEPT_FREE) / free.total
-        if share < LEAST_SHARE:
+        if share < MIN_SHARE:
             raise ConfigError(
                 f"GPU {free.index} ({free.name}) has {free.free / GIB:.1f} of {free.total / GIB:.1f} GiB free beside the "
                 "learner, which is too little to sample: use a smaller --model, --load-in-4bit, or another GPU with "
@@ -94,7 +94,7 @@ def share_gpu(engine: EngineName, options: EngineOptions, model: str, gpus: tupl
     Returns None without a GPU, unless an option forces a layout. Raises ConfigError, which names the option to
     change, if the plan does not fit or an option does not apply.
     """
-    forced = options.given(FORCING)
+    forced = options.changed_among(FORCING)
     if not gpus and not forced:
         return None
     if options.memory_layout == "free_cache" and (engine != "vllm" or not gpus):

@@ -133,9 +133,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"offbook_compare", "offbook_mcp", "offbook_production", "scenarios.file_rows"},
     "offbook_langfuse": ADAPTERS | {"offbook_sinks"},
     "offbook_sinks": ADAPTERS,
-    "offbook_production": SERVER_WING
-    | COMMAND_OPTIONS
-    | {"engine.token_file", "offbook_dashboard", "offbook_langgraph"},
+    "offbook_production": SERVER_WING | COMMAND_OPTIONS | {"engine.token_file"},
     "offbook_ray": ADAPTERS,
 }
 """The public names (`offbook.__init__`) may name any part: they are loaded lazily."""

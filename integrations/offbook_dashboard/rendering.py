@@ -17,7 +17,6 @@ from offbook.server.views import numbers
 
 from . import page_urls
 from .source import DashboardSource
-from .wing_pages import pages_of_wings
 
 FOLDER = Path(__file__).parent
 STATIC = FOLDER / "static"
@@ -79,7 +78,7 @@ FUNCTIONS = (
 def environment() -> jinja2.Environment:
     """The templates. They escape all values, and an undefined name is an error."""
     templates = jinja2.Environment(
-        loader=jinja2.FileSystemLoader([FOLDER / "templates", *(wing.templates for wing in pages_of_wings())]),
+        loader=jinja2.FileSystemLoader(FOLDER / "templates"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

@@ -26,7 +26,6 @@ from .page_urls import name_of, run_url, step_url
 from .rendering import SAFE, Crumb, SourceDep, UnknownPage, page
 from .run_charts import chart_json
 from .source import DashboardSource
-from .wing_pages import pages_of_wings
 
 router = APIRouter()
 
@@ -50,7 +49,6 @@ async def runs_page(
         "pages": max(1, -(-len(listed) // RUNS_SHOWN)),
         "engine": source.engine,
         "other_server": source.other_server,
-        "links": [link for wing in pages_of_wings() for link in await wing.links(source)],
         "folder": "/".join(source.folder.parts[-2:]),
     }
     return page(request, "runs.html", "Runs", (Crumb("Runs"),), context)

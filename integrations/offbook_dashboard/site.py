@@ -14,7 +14,6 @@ from . import group_page, rollout_page, run_page, step_page
 from .rendering import SAFE, STATIC, Crumb, UnknownPage, page
 from .sign_in import sign_in_routes
 from .source import DashboardSource
-from .wing_pages import pages_of_wings
 
 ROUTERS = (run_page.router, step_page.router, group_page.router, rollout_page.router)
 
@@ -36,8 +35,6 @@ def add_pages(app: FastAPI, source: DashboardSource, guard: Guard) -> None:
     app.state.dashboard = source
     for router in ROUTERS:
         app.router.routes.extend(router.routes)  # as the API's, which are not made anew either
-    for wing in pages_of_wings():
-        app.router.routes.extend(wing.router.routes)
     app.mount("/pages/static", StaticFilesOfPages(directory=STATIC))
     app.add_exception_handler(UnknownPage, _unknown)
     if guard.sessions is not None:

@@ -6,7 +6,6 @@ try:
     from offbook.client.rollouts.capture import outside as uncaptured
 
     from .calls.capture_block import capture, observe
-    from .calls.fallback_calls import Chooser, ChosenModel
     from .chat_model import ChatOffbook
     from .training.replayed_tools import replayed_tools
     from .training.trainable import trainable
@@ -17,8 +16,6 @@ except ModuleNotFoundError as error:
 
 __all__ = [
     "ChatOffbook",
-    "Chooser",
-    "ChosenModel",
     "capture",
     "observe",
     "replayed_tools",

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal
-from urllib.parse import quote
 
 import typer
 from pydantic import ValidationError
@@ -40,7 +39,7 @@ Route = Annotated[str | None, typer.Option(help="the app's route  [default: the 
 
 @app.command()
 @with_options(TakeoverRule)
-def start(url: Server = None, dir: Dir = None, route: Route = None, options: dict[str, Any] = {}) -> None:  # noqa: B006  # the decorator passes it
+def start(url: Server = None, dir: Dir = None, options: dict[str, Any] = {}) -> None:  # noqa: B006  # the decorator passes it
     """Let your model answer a share of threads, then all of them or none."""
     try:
         rule = TakeoverRule.model_validate(options)
@@ -48,13 +47,13 @@ def start(url: Server = None, dir: Dir = None, route: Route = None, options: dic
         fault = error.errors(include_url=False)[0]
         name = f"--{str(fault['loc'][0]).replace('_', '-')}: " if fault["loc"] else ""
         raise ConfigError(f"{name}{fault['msg'].removeprefix('Value error, ')}") from error
-    _show(_takeover(url, dir, "POST", "/start", route, rule))
+    _show(_takeover(url, dir, "POST", "/start", rule))
 
 
 @app.command()
-def status(url: Server = None, dir: Dir = None, route: Route = None, json: Json = False) -> None:
+def status(url: Server = None, dir: Dir = None, json: Json = False) -> None:
     """Show the numbers, and every decision."""
-    state = _takeover(url, dir, "GET", "", route)
+    state = _takeover(url, dir, "GET", "")
     if json:
         echo(state.model_dump_json(indent=1, ensure_ascii=True))
     else:
@@ -62,17 +61,16 @@ def status(url: Server = None, dir: Dir = None, route: Route = None, json: Json 
 
 
 @app.command()
-def stop(url: Server = None, dir: Dir = None, route: Route = None) -> None:
+def stop(url: Server = None, dir: Dir = None) -> None:
     """Give all calls to the paid model again, at once."""
-    _show(_takeover(url, dir, "POST", "/stop", route))
+    _show(_takeover(url, dir, "POST", "/stop"))
 
 
 def _takeover(
-    url: Any, dir: Any, method: Literal["GET", "POST"], action: str, route: str | None, rule: TakeoverRule | None = None
+    url: Any, dir: Any, method: Literal["GET", "POST"], action: str, rule: TakeoverRule | None = None
 ) -> TakeoverState:
     api = server_needed(url, dir, "offbook serve --upstream ...")
-    path = f"/api/takeover{action}" + ("" if route is None else f"?route={quote(route, safe='')}")
-    return asyncio.run(api.ask(TakeoverState, method, path, rule, repeat=method == "GET"))
+    return asyncio.run(api.ask(TakeoverState, method, f"/api/takeover{action}", rule, repeat=method == "GET"))
 
 
 def _show(state: TakeoverState) -> None:

@@ -69,9 +69,10 @@ class UpstreamGateway:
         )
 
     async def close(self) -> None:
-        """Close the connections, then finish reading and recording."""
+        """Close the connections, finish reading and recording, and store what is not stored."""
         await self._session.close()
         await self.traffic.close()
+        await self.takeover.close()
 
     async def opened(self, path: str, request: Request) -> PassedCall:
         """A call with its body. Raises ApiError for what is not passed on."""

@@ -14,7 +14,6 @@ import asyncio
 import logging
 import math
 from collections import Counter, deque
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -23,12 +22,12 @@ from pydantic import ValidationError
 from offbook.base import clock
 from offbook.base.types import new_id
 from offbook.server.errors import ApiError, shown
-from offbook.server.records.notes import kept_note, notes_under, read_note, save_notes
+from offbook.server.records.notes import kept_note, read_note, save_notes
 from offbook.server.records.store import Store
 
 from .takeover_threads import TakenThread, ThreadScore, add_threads, begin_takeover, read_threads, score_threads
 from .threads import position, trajectory_id
-from .wire import Decision, Numbers, Status, TakeoverRule, TakeoverState, ThreadSide, Verdict
+from .wire import Decision, Numbers, Status, TakeoverRule, TakeoverState, Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +38,6 @@ KNOWN_THREADS = 200_000
 SAVE_SECONDS = 1.0
 NEWEST_CALLS, MAX_FAILED = 50, 10
 """Of the newest calls of the small model, so many may fail."""
-MAX_ROUTES = 100
 Z = 1.96
 """Standard errors on each side of a 95 % interval."""
 
@@ -174,14 +172,6 @@ class Takeover:
             self._remember(name, small)
             self._new.append(TakenThread(name, state.id, int(state.status == "taken_over"), small, clock.now()))
         return small
-
-    def side(self, thread: str | None, failed: int) -> ThreadSide:
-        """Who answers a call of an app that asks its paid model itself, and saw `failed` calls of the small one since it asked."""
-        if self.state.active:
-            for _ in range(min(failed, NEWEST_CALLS)):
-                self.add_call("as the app says")
-        small = self.asks_small(thread)
-        return ThreadSide(model=self.state.model if small else None, seconds=self.state.rule.answer_seconds)
 
     async def score(self, trajectory: str, name: str, score: float, answered_by: str | None = None) -> bool | None:
         """Take in feedback named `name`: whether it is the thread's first score; None for what is no evidence: of a thread that
@@ -340,47 +330,3 @@ def stored_takeover(text: str) -> TakeoverState | None:
         return TakeoverState.model_validate_json(text)
     except ValidationError:
         return None
-
-
-class Takeovers:
-    """The takeovers of a server's routes: of the gateway's, and of apps that ask their paid models themselves."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._takeovers: dict[str, Takeover] = {}
-        self._opening = asyncio.Lock()
-
-    def __iter__(self) -> Iterator[Takeover]:
-        return iter(list(self._takeovers.values()))
-
-    async def open(self) -> None:
-        """Go on with every takeover of the records. Raises StoreError."""
-        for name in await self._store.read(lambda connection: notes_under(connection, TAKEOVER_NOTE)):
-            try:
-                await self.opened(name)
-            except ApiError as error:  # one too many, which whoever starts it will be told too
-                logger.error("the takeover of %s does not go on: %s", name, error)
-
-    async def opened(self, route: str) -> Takeover:
-        """The takeover of a route, new if it has none. Raises ApiError 409 for one too many, StoreError."""
-        async with self._opening:
-            if route not in self._takeovers:
-                if len(self._takeovers) >= MAX_ROUTES:
-                    raise ApiError(409, f"{route!r}: a server has at most {MAX_ROUTES} routes", code="too_many_routes")
-                takeover = Takeover(route, self._store)
-                await takeover.open()
-                self._takeovers[route] = takeover
-        return self._takeovers[route]
-
-    def get(self, route: str) -> Takeover:
-        """The takeover of a route. Raises ApiError 404."""
-        if (takeover := self._takeovers.get(route)) is None:
-            known = ", ".join(sorted(self._takeovers)) or "none"
-            raise ApiError(404, f"no route {route!r} with a takeover: this server has {known}", code="unknown_route")
-        return takeover
-
-    async def close(self) -> None:
-        """Store what is not stored yet."""
-        async with self._opening:  # a late request may be opening one
-            for takeover in self:
-                await takeover.close()

@@ -17,9 +17,7 @@ from sqlalchemy import (
     String,
     Table,
     delete,
-    func,
     insert,
-    inspect,
     select,
     update,
 )
@@ -123,11 +121,3 @@ def read_threads(connection: Connection, takeover: str) -> list[tuple[TakenThrea
 
 def _finite(value: object) -> bool:
     return isinstance(value, float) and math.isfinite(value)
-
-
-def threads_by_side(connection: Connection, takeover: str) -> dict[bool, int]:
-    """The number of threads of a takeover, by whether the small model answers them."""
-    if not inspect(connection).has_table(threads.name):
-        return {}
-    query = select(threads.c.small, func.count().label("number")).where(threads.c.takeover == takeover)
-    return {row.small: row.number for row in connection.execute(query.group_by(threads.c.small))}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Annotated, Any, ClassVar
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Request
 from sqlalchemy import MetaData
 from starlette.types import ASGIApp
 
@@ -22,10 +22,10 @@ from offbook.server.wing import ServerDoor, ServerWing
 
 from .audit import copied_steps, derived, is_recorded, seen_since, trained_steps
 from .feedback import Feedback, add_feedback, keep_feedback
-from .options import ProductionOptions, RouteName
+from .options import ProductionOptions
 from .passing import RouteCalls, UpstreamGateway
 from .removal import erase, remove, remove_from_files
-from .takeover import Takeover, Takeovers
+from .takeover import Takeover
 from .takeover_threads import metadata
 from .threads import trajectory_id
 from .traffic import RouteState, RouteTraffic
@@ -37,19 +37,16 @@ from .wire import (
     Removal,
     TakeoverRule,
     TakeoverState,
-    ThreadSide,
     TrajectoryAudit,
 )
 
 router = APIRouter(route_class=JsonRoute)
 SETTLE_SECONDS = 5.0
 """How long feedback on an unknown call waits for the calls that are still to be recorded."""
-Route = Annotated[RouteName | None, Query()]
-"""The route's name; None: that of --route."""
 
 
 class ProductionWing(ServerWing):
-    """The gateway before the paid model (None without --upstream), the takeovers of all routes, feedback, the audit and removal."""
+    """The gateway before the paid model (None without --upstream) with its takeover, feedback, the audit and removal."""
 
     name: ClassVar[str] = "production"
     router: ClassVar[APIRouter | None] = router
@@ -59,12 +56,10 @@ class ProductionWing(ServerWing):
         super().__init__(options or ProductionOptions(), server)
         self.options: ProductionOptions
         self.gateway: UpstreamGateway | None = None
-        self.takeovers = Takeovers(server.store)
 
     async def open(self) -> None:
-        """Go on with the takeovers of the records, and connect to the paid model."""
+        """Connect to the paid model, and go on with the takeover of the records."""
         self.server.store.before_finish.append(keep_feedback)
-        await self.takeovers.open()
         options, server = self.options, self.server
         if options.upstream is None:
             return
@@ -76,7 +71,9 @@ class ProductionWing(ServerWing):
             )
         traffic = RouteTraffic(options, model, server.store, server.recorder.sampled)
         await traffic.open()
-        self.gateway = UpstreamGateway(traffic, await self.takeovers.opened(options.route))
+        takeover = Takeover(options.route, server.store)
+        await takeover.open()
+        self.gateway = UpstreamGateway(traffic, takeover)
 
     def middleware(self, app: ASGIApp) -> ASGIApp:
         """Calls below /r/ROUTE/ pass to the paid model, before the server's own routing."""
@@ -99,7 +96,6 @@ class ProductionWing(ServerWing):
         """Finish reading and recording, and store what is not stored."""
         if self.gateway is not None:
             await self.gateway.close()
-        await self.takeovers.close()
 
 
 async def _of_request(request: Request) -> ProductionWing:
@@ -147,16 +143,14 @@ async def _stored(feedback: Feedback, production: ProductionWing) -> FeedbackRes
 async def _scored(request: FeedbackRequest, trajectory: str, production: ProductionWing) -> bool | None:
     """Take a score in as evidence of the takeover that has its thread, after the records have taken it: what they refuse is no
     evidence. Returns whether it is the thread's first; None: no evidence. Raises ApiError 400 for one beyond the rule's."""
+    if production.gateway is None:
+        return None
     answered_by = None
     if request.call_id is not None:
         record = (await production.server.store.finished([trajectory])).get(trajectory)
         calls = () if record is None else record.outside_calls
         answered_by = next((call.model for call in calls if call.id == request.call_id), None)
-    for takeover in production.takeovers:
-        first = await takeover.score(trajectory, request.name, request.score, answered_by)
-        if first is not None:
-            return first
-    return None
+    return await production.gateway.takeover.score(trajectory, request.name, request.score, answered_by)
 
 
 @router.get("/api/routes")
@@ -170,49 +164,31 @@ async def routes(production: ProductionDep) -> list[RouteState]:
 
 
 @router.get("/api/takeover")
-async def state(production: ProductionDep, route: Route = None) -> TakeoverState:
-    """The state of a route's takeover, with its numbers and every decision. 404 for a route that is not there."""
-    return _takeover(production, route).current()
+async def state(production: ProductionDep) -> TakeoverState:
+    """The state of the takeover, with its numbers and every decision."""
+    return _gateway(production).takeover.current()
 
 
 @router.post("/api/takeover/start")
-async def start(rule: TakeoverRule, production: ProductionDep, route: Route = None) -> TakeoverState:
-    """Begin a takeover, of an app that asks its paid model itself if the route is not the gateway's. 409 while one is under way,
-    404 for an unknown model."""
-    name = route or production.options.route
-    model = _small_model(production, rule, name)
-    return await (await production.takeovers.opened(name)).start(rule, model)
+async def start(rule: TakeoverRule, production: ProductionDep) -> TakeoverState:
+    """Begin a takeover. 409 while one is under way, 404 for an unknown model. It pins the small model's step, so that training goes
+    on without changing what is compared."""
+    takeover, server = _gateway(production).takeover, production.server
+    chosen = server.models.registry.resolve(rule.model or server.options.name)
+    pinned = f"{chosen.model}@{chosen.step}" if chosen.model != server.base.name else chosen.model
+    return await takeover.start(rule, pinned)
 
 
 @router.post("/api/takeover/stop")
-async def stop(production: ProductionDep, route: Route = None) -> TakeoverState:
+async def stop(production: ProductionDep) -> TakeoverState:
     """Give all calls to the paid model again. 409 if they are there."""
-    return await _takeover(production, route).stop()
+    return await _gateway(production).takeover.stop()
 
 
-@router.get("/api/takeover/side")
-async def side(
-    production: ProductionDep,
-    route: Route = None,
-    thread: Annotated[str | None, Query(min_length=1, max_length=1000)] = None,
-    failed: Annotated[int, Query(ge=0, le=10**6)] = 0,
-) -> ThreadSide:
-    """Who answers a call of this thread. `failed`: calls that the small model did not answer, since the app asked last."""
-    return _takeover(production, route).side(thread, failed)
-
-
-def _takeover(production: ProductionWing, route: str | None) -> Takeover:
-    return production.takeovers.get(route or production.options.route)
-
-
-def _small_model(production: ProductionWing, rule: TakeoverRule, route: str) -> str:
-    """The small model's name with its step, so that training goes on without changing what is compared. Without one in the rule,
-    it is the server's own on the gateway's route, else the model that is named as the route."""
-    gateways = production.gateway is not None and production.gateway.traffic.name == route
-    chosen = production.server.models.registry.resolve(
-        rule.model or (production.server.options.name if gateways else route)
-    )
-    return f"{chosen.model}@{chosen.step}" if chosen.model != production.server.base.name else chosen.model
+def _gateway(production: ProductionWing) -> UpstreamGateway:
+    if production.gateway is None:
+        raise ApiError(404, "no takeover: start the server with --upstream", code="unknown_route")
+    return production.gateway
 
 
 @router.post("/api/audit")

@@ -105,13 +105,6 @@ class TakeoverState(Wire):
         return {"running": self.rule.share, "taken_over": 1.0}.get(self.status, 0.0)
 
 
-class ThreadSide(Wire):
-    """Who answers a thread's calls: a model of the server, within so many seconds; else, and with `model=None`, the app's own."""
-
-    model: str | None
-    seconds: FiniteFloat
-
-
 class FeedbackRequest(Wire):
     """A score, and a comment, for exactly one call, trajectory or thread. `thread_id`: the app's own name of a thread of
     `route`, by default the server's. `name`: what was scored; REWARDING becomes the reward too."""

@@ -141,7 +141,7 @@ def test_an_evaluation_in_which_nothing_is_selected_is_none(stand_in: TrainableM
 
 def test_the_trained_app_is_not_trained_itself(stand_in: TrainableModel, own: ChatOpenAI) -> None:
     served = trainable(own, model=stand_in, reward=lambda scenario, output: 1.0).trained()
-    with pytest.raises(ConfigError, match=r"this is a trained\(\) or deployed\(\) app"):
+    with pytest.raises(ConfigError, match=r"this is a trained\(\) app"):
         served.evaluate(["hi"])
 
 

@@ -21,6 +21,7 @@ from offbook.testing.asgi import serving
 from offbook.testing.server import services_over
 from offbook_production.options import ProductionOptions
 from offbook_production.passing import UpstreamGateway
+from offbook_production.takeover import Takeover
 from offbook_production.traffic import RouteState, RouteTraffic
 from offbook_production.upstream import upstream_model
 from offbook_production.wing import ProductionWing
@@ -89,7 +90,9 @@ def passing(tmp_path: Path) -> Opening:
             production = services.wings["production"]
             assert isinstance(production, ProductionWing)
             production.options = options
-            gateway = production.gateway = UpstreamGateway(traffic, await production.takeovers.opened("desk"))
+            takeover = Takeover("desk", services.store)
+            await takeover.open()
+            gateway = production.gateway = UpstreamGateway(traffic, takeover)
             application = app.build(services, guard or Guard(None))
             async with (
                 serving(application, listener_config(application)) as url,

@@ -31,8 +31,8 @@ async def ask(route: Passing, action: str, **rule: Any) -> TakeoverState:
     return TakeoverState.model_validate_json(answer.content)
 
 
-async def state(route: Passing, name: str = "desk") -> TakeoverState:
-    answer = await route.http.get(f"{route.url}/api/takeover", params={"route": name})
+async def state(route: Passing) -> TakeoverState:
+    answer = await route.http.get(f"{route.url}/api/takeover")
     return TakeoverState.model_validate_json(answer.content)
 
 
@@ -238,18 +238,16 @@ async def test_a_score_of_a_call_that_the_other_side_answered_is_no_evidence(pas
         assert (numbers.small, numbers.small_score) == (1, 0.0)
 
 
-async def test_a_score_is_evidence_for_the_route_of_its_thread_alone(passing: Opening) -> None:
-    async with passing() as route:
-        body = RULE | {"model": "default"}
-        other = await route.http.post(f"{route.url}/api/takeover/start", params={"route": "other"}, json=body)
-        assert other.status_code == 200
-        side = await route.http.get(f"{route.url}/api/takeover/side", params={"route": "other", "thread": "t-1"})
-        assert side.json()["seconds"] == 30.0
+async def test_a_score_of_another_routes_thread_is_no_evidence(passing: Opening) -> None:
+    async with passing(share=0.0) as route:
         await ask(route, "start")
-        call = (await route.chat(thread="t-1")).headers["x-offbook-call"]
-        assert (await feedback(route, call_id=call, route="other", score=1)).status_code == 200
-        states = [await state(route, name) for name in ("desk", "other")]
-        assert [now.numbers.small + now.numbers.paid for now in states] == [1, 0]
+        await said(route, "t-1")
+        assert (await feedback(route, thread_id="t-1", route="other", score=1)).status_code == 404
+        numbers = (await state(route)).numbers
+        assert (numbers.small, numbers.paid) == (0, 0)
+        assert (await feedback(route, thread_id="t-1", route="desk", score=1)).status_code == 200
+        numbers = (await state(route)).numbers
+        assert numbers.small + numbers.paid == 1
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0], ids=["not recorded", "recorded"])
@@ -351,7 +349,5 @@ async def test_the_commands_start_show_and_stop(passing: Opening, capsys: pytest
         assert code == 0 and "desk: running, default@0" in text and "50 % of new threads" in text
         code, text = await command("status")
         assert code == 0 and "started: 0.5 of threads, 20 scores of each side, margin 0.1" in text
-        code, text = await command("stop", "--route", "desk")
+        code, text = await command("stop")
         assert code == 0 and "stopped: by a person" in text
-        code, text = await command("status", "--route", "other")
-        assert code == 1 and "no route 'other' with a takeover: this server has desk" in text

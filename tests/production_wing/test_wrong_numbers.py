@@ -116,7 +116,6 @@ async def test_stored_counts_that_do_not_read_back_begin_anew_and_the_server_sta
         await route.chat()
     write_note(tmp_path, "route:desk", stored)
     async with passing() as route:
-        assert (await route.http.get(f"{route.url}/takeovers/desk")).status_code == 200
         assert (await route.chat()).status_code == 200
         assert (await route.state()).calls == 1
     assert note_of(tmp_path, "damaged:route:desk") == stored
@@ -142,9 +141,8 @@ async def test_a_stored_takeover_that_does_not_read_back_leaves_the_calls_with_t
     state = json.loads(note_of(tmp_path, "takeover:desk"))
     write_note(tmp_path, "takeover:desk", json.dumps(state | changed))
     async with passing(share=0.0) as route:
-        assert (await route.http.get(f"{route.url}/takeovers/desk")).status_code == 200
         assert (await route.chat(thread="t-1")).json()["choices"][0]["message"]["content"] == PAID
-        answer = await route.http.get(f"{route.url}/api/takeover", params={"route": "desk"})
+        answer = await route.http.get(f"{route.url}/api/takeover")
         assert TakeoverState.model_validate_json(answer.content).status == "none"
 
 

@@ -54,7 +54,7 @@ class CallRoute:
 
 @dataclass(frozen=True, eq=False)
 class ActiveCapture:
-    """A capture while its block runs. `fallback`: the app serves users, so that a failure of ours may cost it no call.
+    """A capture while its block runs.
 
     A call goes to the first of `routes` that accepts it and is recorded under `trajectory`. A call that no route accepts
     goes to the enclosing capture, else to the app's own model. A capture without routes only observes: calls that `watches`
@@ -71,7 +71,6 @@ class ActiveCapture:
     on_leak: OnLeak = "ignore"
     shared_state: SharedState = "allow"
     outer: ActiveCapture | None = None
-    fallback: bool = False
     faults: list[CaptureError] = field(default_factory=list[CaptureError])
     calls: list[CapturedCall] = field(default_factory=list[CapturedCall])
     over: list[bool] = field(default_factory=list[bool])

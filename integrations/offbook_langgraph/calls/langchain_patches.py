@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,12 +24,9 @@ from offbook_langgraph.chat_model import ChatOffbook
 
 from . import leaks, shared_state
 from .active_capture import ActiveCapture, ActiveHandler, active
-from .fallback_calls import FallbackCall, FallbackChat
 from .origins import CallLabels
 from .own_code import GENERATION, OwnRun, answer, opens, own_run, run_inside, runs, stays, warn_replaced, without_cache
 from .provider_formats import check_text, to_openai
-
-logger = logging.getLogger("offbook")
 
 ENTRY_POINTS = (
     "generate",
@@ -112,8 +108,6 @@ def wrapped(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         if (judge := capture.site(labels.callbacks).judge) is not None:
             capture.count_judge(judge, self, labels)
             return run_inside(stays(), name, original, self, *args, **kwargs)
-        if capture.fallback:
-            return _with_fallback(capture, original, name, self, args, kwargs)
         with _faults_kept(capture, self):
             if opens(self, original):
                 stand_in, own = None, capture.own_run(self, labels)
@@ -179,31 +173,6 @@ def wrapped_generation(name: str, original: Callable[..., Any]) -> Callable[...,
         return answer(stand_in, name, type(self).__name__, args, kwargs)
 
     return generation
-
-
-def _with_fallback(
-    capture: ActiveCapture,
-    original: Callable[..., Any],
-    name: str,
-    model: BaseChatModel,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
-    """A call of a deployed app. Whatever fails before it, the app's own model answers."""
-    labels = _labels(name, args, kwargs)
-    several = name in ("generate", "agenerate") and len(args[0] if args else kwargs["messages"]) != 1
-    try:
-        own = capture.own_run(model, labels) if (of_app := opens(model, original)) else None
-        stand_in = None if of_app else capture.stand_in(model, labels)
-        messages = None if several else _messages(name, args, kwargs)
-    except Exception as error:  # noqa: BLE001  # such as a part of the prompt that is kept at the provider, or a user's select=
-        logger.warning("deployed app: its own model answers a call of %s: %s", type(model).__name__, error_text(error))
-        return original(model, *args, **kwargs)
-    if stand_in is None:  # calls of its own code have sides of their own, unless it is excluded
-        return _on_its_own(own if own and own.answerer is None else None, name, original, model, args, kwargs)
-    if not isinstance(stand_in, FallbackChat):  # of a capture around this one
-        return getattr(stand_in, name)(*args, **to_openai(kwargs, type(model).__name__))
-    return FallbackCall(original, name, model, stand_in, args, kwargs, messages).answer()
 
 
 def is_labelled(model: BaseChatModel) -> bool:

@@ -10,7 +10,7 @@ import types
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping
 from contextvars import copy_context
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 from langchain_core.runnables import Runnable, RunnableBinding, RunnableSequence
 from pydantic import SecretStr
@@ -103,28 +103,7 @@ class Serving:
         return ChatOffbook(model=model.inference_name(step), temperature=chosen.temperature, **connection)
 
 
-@dataclass(frozen=True)
-class FallbackServing:
-    """An app on its own models, of which those of a server answer the calls that choosers give them."""
-
-    routes: tuple[CallRoute, ...]
-    exclude: Predicate | None
-
-    async def capture(self) -> ActiveCapture:
-        """Create the capture that asks the choosers."""
-        return self.capture_now()
-
-    def capture_now(self) -> ActiveCapture:
-        """As `capture`, for sync code."""
-        install()
-        return ActiveCapture(routes=self.routes, exclude=self.exclude, fallback=True)
-
-
-CaptureSource: TypeAlias = Serving | FallbackServing
-"""How the calls of an app are answered: a capture for each run."""
-
-
-def serving_function(function: Callable[..., Any], serving: CaptureSource) -> Callable[..., Any]:
+def serving_function(function: Callable[..., Any], serving: Serving) -> Callable[..., Any]:
     """Wrap a function so that the trained model answers its calls. The graph that a factory returns is wrapped too."""
 
     def served_output(output: Any) -> Any:
@@ -151,7 +130,7 @@ def serving_function(function: Callable[..., Any], serving: CaptureSource) -> Ca
     return served_async if inspect.iscoroutinefunction(inspect.unwrap(function)) else served
 
 
-def served_runnable(graph: Runnable[Any, Any], serving: CaptureSource) -> Any:
+def served_runnable(graph: Runnable[Any, Any], serving: Serving) -> Any:
     """A copy of the graph whose every run method is captured.
 
     A chain is put inside a binding: otherwise a longer chain would split it and run its steps on the app's own models.
@@ -167,10 +146,10 @@ class ServedRunnable:
     """
 
     __slots__ = ()
-    _serving: CaptureSource
+    _serving: Serving
 
     def _agent(self) -> Any:
-        raise ConfigError("this is a trained() or deployed() app: call train and evaluate on the app that it came from")
+        raise ConfigError("this is a trained() app: call train and evaluate on the app that it came from")
 
     def invoke(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
         with activated(self._serving.capture_now()):
@@ -218,7 +197,7 @@ class ServedRunnable:
         return captured_items_async(items, self._serving)
 
 
-def captured_items(items: Iterator[Any], serving: CaptureSource) -> Generator[Any]:
+def captured_items(items: Iterator[Any], serving: Serving) -> Generator[Any]:
     """Run a generator that has not started in its own context with the capture active, and yield its items."""
     context = copy_context()
     context.run(activate, serving.capture_now())
@@ -229,7 +208,7 @@ def captured_items(items: Iterator[Any], serving: CaptureSource) -> Generator[An
         context.run(cast(Generator[Any], items).close)
 
 
-async def captured_items_async(items: AsyncIterator[Any], serving: CaptureSource) -> AsyncGenerator[Any]:
+async def captured_items_async(items: AsyncIterator[Any], serving: Serving) -> AsyncGenerator[Any]:
     """Like `captured_items`, for an async generator."""
     context = copy_context()
     context.run(activate, await serving.capture())

@@ -11,7 +11,6 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast, get_type_hints, overl
 
 from langchain_core.runnables import Runnable
 from langgraph.graph import StateGraph  # pyright: ignore[reportMissingTypeStubs]
-from pydantic import SecretStr
 
 from offbook import (
     Model,
@@ -27,7 +26,6 @@ from offbook.trainer.evaluate import Evaluation
 from offbook.trainer.judging import check_judge
 from offbook.trainer.options import EvaluateOptions, TrainerOptions, TrainOptions
 from offbook.trainer.report import TrainReport
-from offbook_langgraph.calls.active_capture import CallRoute
 from offbook_langgraph.calls.capture_block import (
     Answerers,
     Models,
@@ -35,7 +33,6 @@ from offbook_langgraph.calls.capture_block import (
     check_choice,
     check_length,
 )
-from offbook_langgraph.calls.fallback_calls import Chooser, FallbackChat
 from offbook_langgraph.calls.origins import OWN_MODEL, OriginCounts, as_predicate
 from offbook_langgraph.chat_model import Answering
 
@@ -47,8 +44,6 @@ from .rollout import (
     TrainableOptions,
 )
 from .serving import (
-    CaptureSource,
-    FallbackServing,
     Serving,
     ServingOptions,
     served_runnable,
@@ -271,29 +266,6 @@ class TrainingMethods:
         options = self._app_options if served.model is None else replace(self._app_options, model=served.model)
         return Serving(by_model(options.models(), options.select), as_predicate(options.exclude, "exclude"), served)
 
-    def with_fallback(
-        self,
-        chooser: Callable[[TrainableModel], Chooser],
-        *,
-        url: str,
-        api_key: str | None = None,
-        temperature: float | None = None,
-    ) -> Any:
-        """Return the app on its own models; a model of the server at `url` answers a call if `chooser`, made once for each trained
-        model, chooses it and it does not fail. Nothing is recorded."""
-        options = self._app_options
-        connection: dict[str, Any] = {"base_url": f"{url}/v1", "api_key": SecretStr(api_key or "none")}
-        routes = tuple(
-            CallRoute(
-                FallbackChat(model=model.name, temperature=temperature, **connection).chosen_by(chooser(model)), select
-            )
-            for model, select in by_model(options.models(), options.select).items()
-        )
-        return self._served(FallbackServing(routes, as_predicate(options.exclude, "exclude")))
-
-    def _served(self, serving: CaptureSource) -> Any:
-        raise NotImplementedError
-
 
 class TrainableFunction(TrainingMethods, Generic[P, R]):
     """The wrapped function with `train`, `evaluate` and `trained`. Calling it runs the function on the app's own model."""
@@ -321,10 +293,7 @@ class TrainableFunction(TrainingMethods, Generic[P, R]):
     @takes(ServingOptions, "trained")
     def trained(self, options: ServingOptions) -> Callable[P, R]:
         """Return the function with its chat models answered by the trained model. Nothing is recorded."""
-        return self._served(self._serving(options))
-
-    def _served(self, serving: CaptureSource) -> Callable[P, R]:
-        return serving_function(self._function, serving)
+        return serving_function(self._function, self._serving(options))
 
 
 class TrainableCoroutineFunction(TrainableFunction[P, R]):
@@ -343,10 +312,7 @@ class TrainableRunnable(TrainingMethods, Runnable[Any, Any]):
     @takes(ServingOptions, "trained")
     def trained(self, options: ServingOptions) -> Any:
         """Return the graph with its chat models answered by the trained model. Nothing is recorded."""
-        return self._served(self._serving(options))
-
-    def _served(self, serving: CaptureSource) -> Any:
-        return served_runnable(self, serving)
+        return served_runnable(self, self._serving(options))
 
 
 @dataclass(frozen=True)

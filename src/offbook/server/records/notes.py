@@ -30,12 +30,6 @@ def read_note(connection: Connection, key: str) -> str | None:
     return connection.scalar(select(meta.c.value).where(meta.c.key == key))
 
 
-def notes_under(connection: Connection, prefix: str) -> dict[str, str]:
-    """The texts of all keys that begin with a prefix, by the rest of the key."""
-    rows = connection.execute(select(meta.c.key, meta.c.value).where(meta.c.key.startswith(prefix, autoescape=True)))
-    return {row.key.removeprefix(prefix): row.value for row in rows}
-
-
 def end_note(run: str) -> str:
     """The key of the note that says when a run was over. A run's name may be longer than a key."""
     return "ended:" + hashlib.sha256(run.encode()).hexdigest()[:48]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ast
+import re
 import sys
 from functools import cache
 from importlib.metadata import EntryPoints, entry_points
@@ -13,14 +13,16 @@ from typing import TypeVar
 from .base.errors import ConfigError, MissingExtraError
 
 Base = TypeVar("Base")
+_DOCSTRING = r'r?"""(.*?)(?:"""|\n)'
+"""Its first line. Parsing the modules of all commands would take half of the time of `offbook --help`."""
 
 
 @cache
 def _installed(places: tuple[str, ...]) -> dict[str, EntryPoints]:
-    """The entry points by group. Reading them takes tens of milliseconds; `places`, `sys.path`, is where they come from."""
+    """Our entry points by group. Reading them takes tens of milliseconds; `places`, `sys.path`, is where they come from."""
     del places
     installed = entry_points()
-    return {group: installed.select(group=group) for group in installed.groups}
+    return {group: installed.select(group=group) for group in installed.groups if group.startswith("offbook.")}
 
 
 def _points(group: str) -> EntryPoints:
@@ -48,12 +50,10 @@ def docstring_line(module: str, attribute: str) -> str | None:
     path = Path(spec.origin).parent.joinpath(*parts)
     files = [path.with_suffix(".py"), path / "__init__.py"] if parts else [Path(spec.origin)]
     for file in filter(Path.is_file, files):
-        tree = ast.parse(file.read_bytes())
-        defined = [
-            node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == attribute
-        ]
-        text = ast.get_docstring(defined[0] if defined else tree)
-        return text.split("\n")[0] if text else None
+        source = file.read_text("utf-8")
+        text = re.search(rf"^(?:def|class) {attribute}\b.*\n(?:(?:[ )].*)?\n)*?    {_DOCSTRING}", source, re.MULTILINE)
+        text = text or re.match(rf"(?:#.*\n|\s)*{_DOCSTRING}", source)
+        return text[1] if text else None
     return None
 
 

@@ -17,7 +17,8 @@ import pytest
 import sqlalchemy as sa
 
 from offbook.base.errors import ConfigError, StoreError
-from offbook.base.terminal import Terminal, echo
+from offbook.base.console import Terminal
+from offbook.base.terminal import echo
 from offbook.base.types import new_id
 from offbook.commands import main as cli
 from offbook.commands.main import app

@@ -17,7 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from offbook import History, TrainableModel
-from offbook.base.terminal import Terminal, echo
+from offbook.base.console import Terminal
+from offbook.base.terminal import echo
 from offbook.base.text import counted, one_line, printable
 from offbook.commands.help_pages import more_option
 from offbook_mcp.commands.serve import served_tools

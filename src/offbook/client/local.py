@@ -24,12 +24,12 @@ import httpx
 
 from offbook.base.adapter_folders import base_of
 from offbook.base.child_processes import last_lines
+from offbook.base.console import Terminal
 from offbook.base.errors import BackendError, ConfigError
 from offbook.base.json_files import read_json
 from offbook.base.option_names import check_options
 from offbook.base.redaction import error_text
 from offbook.base.server_options import EngineOptions, default_dir, server_folder
-from offbook.base.terminal import Terminal
 from offbook.base.types import Json
 
 from .backend import Backend, RemoteBackend

@@ -12,10 +12,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from offbook.base.console import Terminal
 from offbook.base.devices import gpus
 from offbook.base.errors import ConfigError
 from offbook.base.server_options import EngineOptions, MemoryLayout, server_folder
-from offbook.base.terminal import Terminal, echo
+from offbook.base.terminal import echo
 from offbook.base.types import Json
 from offbook.doctor import Check, Report, Status, examine
 from offbook.memory_plan.parts import LAYOUTS, Card, Workload, find_shape, parse_card

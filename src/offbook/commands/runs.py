@@ -19,9 +19,9 @@ from rich.table import Table
 from rich.text import Text
 from sqlalchemy import Connection, select
 
+from offbook.base.console import Terminal, fitting, measured
 from offbook.base.errors import ConfigError
 from offbook.base.server_options import server_folder
-from offbook.base.terminal import Terminal, fitting, measured
 from offbook.base.text import counted, printable
 from offbook.base.types import Call, Json, Message
 from offbook.base.wire import TrajectoryWithCalls

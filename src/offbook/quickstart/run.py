@@ -22,10 +22,10 @@ from pydantic import SecretStr
 from rich.console import Console
 
 from offbook.base.config import TrainConfig
+from offbook.base.console import Terminal
 from offbook.base.errors import ConfigError, MissingExtraError
 from offbook.base.json_files import read_json
 from offbook.base.server_options import EngineOptions
-from offbook.base.terminal import Terminal
 from offbook.base.types import Json, Message
 from offbook.client.local import LocalBackend, shell_command
 from offbook.client.model import TrainableModel

@@ -8,10 +8,10 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
+from offbook.base.console import Terminal
 from offbook.base.errors import ConfigError
 from offbook.base.json_files import read_text
 from offbook.base.server_options import default_dir
-from offbook.base.terminal import Terminal
 from offbook.llms import Llm
 
 _REQUEST = """\

@@ -10,9 +10,9 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
+from offbook.base.console import Terminal
 from offbook.base.errors import ConfigError, LlmError, RolloutError
 from offbook.base.numbers import distinct
-from offbook.base.terminal import Terminal
 from offbook.base.types import (
     History,
     Metric,

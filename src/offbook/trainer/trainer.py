@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from offbook.base.console import Terminal
 from offbook.base.errors import BudgetExceeded, ConfigError, OffbookError, RolloutError
 from offbook.base.option_names import names_checked
 from offbook.base.options import takes
 from offbook.base.sync_calls import run_sync
-from offbook.base.terminal import Terminal
 from offbook.base.text import counted
 from offbook.base.types import RolloutPlace, Trajectory, TrajectoryGroup
 from offbook.base.user_values import as_list

@@ -9,7 +9,7 @@ from typing import Self
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from offbook.base.terminal import Terminal
+from offbook.base.console import Terminal
 from offbook.base.types import TrainResult, Trajectory
 from offbook.base.wire import TrainEvent
 

@@ -52,10 +52,7 @@ KIT = [
     "LlmReply",
     "LlmRequest",
     "PolicySampler",
-    "ScriptedChoice",
-    "ScriptedCompletion",
     "ScriptedLlm",
-    "ScriptedSampler",
     "ScriptedServer",
     "ShownConversation",
     "attempts_shown",
@@ -73,10 +70,8 @@ KIT = [
     "sample_rollout",
     "says",
     "scripted_llm",
-    "scripted_sampler",
     "scripted_server",
     "sends",
-    "server_over",
 ]
 HEAVY = ["torch", "transformers", "langgraph", "langchain", "langchain_core", "mcp", "litellm", "langfuse"]
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from offbook.base.errors import ConfigError, StoreError
 from offbook.base.console import Terminal
+from offbook.base.errors import ConfigError, StoreError
 from offbook.base.terminal import echo
 from offbook.base.types import new_id
 from offbook.commands import main as cli

@@ -12,10 +12,10 @@ import pytest
 from offbook import tiny
 from offbook.base.types import Call
 from offbook.server.views.numbers import MINUS
-from offbook.testing import ScriptedChoice, ScriptedCompletion
 from offbook_dashboard.conversation import turns
 from offbook_dashboard.token_pieces import TokenPieces
 from tests.fakes.gateway import Gateway
+from tests.fakes.scripted_sampler import ScriptedChoice, ScriptedCompletion
 
 MARKUP = "<script>alert(1)</script>"
 

@@ -10,10 +10,10 @@ import pytest
 
 from offbook.server.http import app
 from offbook.server.http.auth import Guard
-from offbook.testing import scripted_sampler
 from offbook.testing.asgi import serving
 from offbook.testing.server import services_over
 from tests.fakes.gateway import Gateway
+from tests.fakes.scripted_sampler import scripted_sampler
 
 BODY: dict[str, Any] = {"model": "default", "max_tokens": 8, "messages": [{"role": "user", "content": "hi"}]}
 GEMINI = "/v1beta/models/default:generateContent"

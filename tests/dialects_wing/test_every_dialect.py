@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from offbook.base.types import CallStatus
-from offbook.testing import ScriptedCompletion
 from tests.fakes.gateway import Gateway
+from tests.fakes.scripted_sampler import ScriptedCompletion
 from tests.server.http.test_openai_api import DEADLINE, until_recorded
 
 

@@ -15,8 +15,9 @@ from pydantic import TypeAdapter
 
 from offbook.base.types import Call, CallStatus
 from offbook.server.errors import StoreFullError
-from offbook.testing import Action, ScriptedCompletion, ScriptedServer, scripted_server
+from offbook.testing import Action, ScriptedServer, scripted_server
 from tests.fakes.gateway import Gateway
+from tests.fakes.scripted_sampler import ScriptedCompletion
 
 RAW = '{"box":  7, "shelf" : null}'
 """Arguments as no serialiser writes them."""

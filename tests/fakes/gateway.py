@@ -14,9 +14,9 @@ from offbook.base.types import Call
 from offbook.server.http import app
 from offbook.server.http.auth import Guard
 from offbook.server.services import Services
-from offbook.testing import ScriptedSampler
 from offbook.testing.asgi import serving
 from offbook.testing.server import services_over
+from tests.fakes.scripted_sampler import ScriptedSampler
 
 
 @dataclass

@@ -21,12 +21,12 @@ from offbook.server.http import app
 from offbook.server.http.auth import Guard
 from offbook.server.records.database import open_records
 from offbook.server.records.store import Store
-from offbook.testing import scripted_sampler
 from offbook_dashboard.source import DashboardSource
 from offbook_dashboard.viewer import build_viewer
 from offbook_mcp.commands.serve import ToolEndpoint
 from offbook_mcp.training.agent_loop import LoopOptions
 from tests.fakes.gateway import gateway_over
+from tests.fakes.scripted_sampler import scripted_sampler
 from tests.paths import ROOT
 
 UNUSED: Any = None

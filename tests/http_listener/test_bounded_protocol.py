@@ -18,8 +18,8 @@ import uvicorn
 from offbook.http_listener.config import BoundedProtocol, ConnectionLimiter, ConnectionLimits
 from offbook.server.http import app
 from offbook.server.http.auth import Guard
-from offbook.testing import scripted_sampler
 from tests.fakes.gateway import gateway_over
+from tests.fakes.scripted_sampler import scripted_sampler
 
 KEY = {"authorization": "Bearer the-key"}
 LIMITS = ConnectionLimits(

@@ -25,13 +25,13 @@ from starlette.routing import Mount, Route
 from offbook.http_listener.access_checks import AccessChecks
 from offbook.server.http import app, model_paths
 from offbook.server.http.auth import Guard
-from offbook.testing import scripted_sampler
 from offbook.testing.asgi import serving
 from offbook_mcp.commands.serve import ToolEndpoint
 from offbook_mcp.errors import McpServerError
 from offbook_mcp.training.agent_loop import LoopOptions
 from offbook_production import passing
 from tests.fakes.gateway import gateway_over
+from tests.fakes.scripted_sampler import scripted_sampler
 from tests.server.http.test_wire_values import INTEGERS, NUMBERS, TEXTS, nested
 
 from .test_all_listeners import LISTENERS, UNUSED, application

@@ -20,9 +20,6 @@ from offbook.testing import (
     Action,
     LlmReply,
     PolicySampler,
-    ScriptedChoice,
-    ScriptedCompletion,
-    ScriptedSampler,
     ScriptedServer,
     calls_tool,
     chooses_nothing,
@@ -32,13 +29,13 @@ from offbook.testing import (
     refuses,
     says,
     scripted_llm,
-    scripted_sampler,
 )
 from offbook.testing.asgi import serving
 from tests.engine.inference.conftest import folder, policy  # noqa: F401  # fixtures
 from tests.engine.inference.served import says as engine_says
 from tests.engine.inference.served import served
 from tests.fakes.gateway import gateway_over
+from tests.fakes.scripted_sampler import ScriptedChoice, ScriptedCompletion, ScriptedSampler, scripted_sampler
 from tests.mcp_training.conftest import obedient, stand_in  # noqa: F401  # fixtures
 from tests.mcp_training.test_serve import endpoint
 from tests.openai_dialect.recordings import HELLO, TOOL, USAGE, check, responses, sent, told

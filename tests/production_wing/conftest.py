@@ -16,7 +16,6 @@ from offbook.http_listener.config import listener_config
 from offbook.server.http import app
 from offbook.server.http.auth import Guard
 from offbook.server.services import Services
-from offbook.testing import ScriptedSampler, scripted_sampler
 from offbook.testing.asgi import serving
 from offbook.testing.server import services_over
 from offbook_production.options import ProductionOptions
@@ -26,6 +25,7 @@ from offbook_production.traffic import RouteState, RouteTraffic
 from offbook_production.upstream import upstream_model
 from offbook_production.wing import ProductionWing
 from tests.fakes.paid_api import PaidApi
+from tests.fakes.scripted_sampler import ScriptedSampler, scripted_sampler
 from tests.server.conftest import gateway as gateway
 from tests.server.records.conftest import store as store
 

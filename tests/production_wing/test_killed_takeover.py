@@ -10,10 +10,10 @@ from typing import Any
 
 import httpx
 
-from offbook.testing import scripted_sampler
 from offbook.testing.asgi import serving
 from offbook_production.wire import TakeoverState
 from tests.fakes.paid_api import PaidApi
+from tests.fakes.scripted_sampler import scripted_sampler
 from tests.server.servers import RunningServer
 
 SMALL, PAID = "Hello", "It is on its way."

@@ -13,9 +13,9 @@ from pydantic import ValidationError
 
 from offbook.commands.main import run
 from offbook.server.records.notes import read_note, save_notes
-from offbook.testing import ScriptedChoice, ScriptedCompletion
 from offbook_production.threads import trajectory_id
 from offbook_production.wire import TakeoverRule, TakeoverState
+from tests.fakes.scripted_sampler import ScriptedChoice, ScriptedCompletion
 
 from .conftest import Opening, Passing
 

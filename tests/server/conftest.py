@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from offbook.testing import scripted_sampler
 from tests.fakes.gateway import Gateway, gateway_over
+from tests.fakes.scripted_sampler import scripted_sampler
 
 
 @pytest.fixture

@@ -33,8 +33,8 @@ from offbook.server.logprob_check import (
 from offbook.server.sampler.gpu_sharing import GpuSharing
 from offbook.server.services import Services
 from offbook.server.training.learner_client import LearnerClient
-from offbook.testing import ScriptedChoice, ScriptedCompletion
 from tests.fakes.gateway import Gateway
+from tests.fakes.scripted_sampler import ScriptedChoice, ScriptedCompletion
 from tests.server.servers import READY_SECONDS, RunningServer, until
 
 PROMPT, COMPLETION = (1, 2, 3), (11, 12, 13)

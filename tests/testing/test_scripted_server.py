@@ -11,15 +11,9 @@ from openai import AsyncOpenAI, InternalServerError, OpenAI
 
 import offbook
 from offbook.base.errors import OffbookError
-from offbook.testing import (
-    Action,
-    ScriptedChoice,
-    ScriptedCompletion,
-    ScriptedServer,
-    scripted_sampler,
-    scripted_server,
-    server_over,
-)
+from offbook.testing import Action, ScriptedServer, scripted_server
+from offbook.testing.server import server_over
+from tests.fakes.scripted_sampler import ScriptedChoice, ScriptedCompletion, scripted_sampler
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 

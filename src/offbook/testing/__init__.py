@@ -4,8 +4,6 @@
   `calls_tool`, `fails` and others are its replies; `judges` is the reply of a RULER judge.
 - The model that is trained: `scripted_server` is Offbook's own server, whose policy is a Python function. It records
   every call as in production. Needs the extra `server`.
-- An inference engine: `scripted_sampler` is a vLLM server that samples exactly the tokens and logprobs you name, and fails
-  on demand; `server_over` runs Offbook's server over it. Needs the extra `server`.
 - A trace sink: `check_sink` is the conformance suite that every sink of Offbook passes.
 
 It works with every test framework and imports none. Importing it loads nothing; each name is loaded when it is first used.
@@ -37,8 +35,7 @@ if TYPE_CHECKING:
         sends,
     )
     from .policy_sampler import Action, PolicySampler
-    from .sampler import ScriptedChoice, ScriptedCompletion, ScriptedSampler, scripted_sampler
-    from .server import ScriptedServer, scripted_server, server_over
+    from .server import ScriptedServer, scripted_server
     from .sinks import check_sink, sample_events, sample_rollout
 
 __all__ = [
@@ -46,10 +43,7 @@ __all__ = [
     "LlmReply",
     "LlmRequest",
     "PolicySampler",
-    "ScriptedChoice",
-    "ScriptedCompletion",
     "ScriptedLlm",
-    "ScriptedSampler",
     "ScriptedServer",
     "ShownConversation",
     "attempts_shown",
@@ -67,16 +61,13 @@ __all__ = [
     "sample_rollout",
     "says",
     "scripted_llm",
-    "scripted_sampler",
     "scripted_server",
     "sends",
-    "server_over",
 ]
 
 _MODULE_OF = {
     **dict.fromkeys(("Action", "PolicySampler"), ".policy_sampler"),
-    **dict.fromkeys(("ScriptedChoice", "ScriptedCompletion", "ScriptedSampler", "scripted_sampler"), ".sampler"),
-    **dict.fromkeys(("ScriptedServer", "scripted_server", "server_over"), ".server"),
+    **dict.fromkeys(("ScriptedServer", "scripted_server"), ".server"),
     **dict.fromkeys(("check_sink", "sample_events", "sample_rollout"), ".sinks"),
 }
 """Name -> its module, if that is not `.llm_endpoint`."""

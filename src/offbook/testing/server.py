@@ -92,9 +92,6 @@ def scripted_server(policy: PolicyFunction, folder: Path | None = None) -> Gener
 async def server_over(sampler_url: str, folder: Path | None = None) -> AsyncGenerator[str]:
     """Serve the real server over an inference engine that runs at `sampler_url`, in this event loop; yields the server's URL.
 
-        async with scripted_sampler() as sampler, server_over(sampler.url) as url:
-            ...
-
     Otherwise as `scripted_server`."""
     with ExitStack() as stack:
         records = folder or stack.enter_context(TemporaryFolder("records"))

@@ -13,8 +13,8 @@ from offbook.server.base_model import BaseModelPath, find
 from offbook.server.calls.chat_exchange import BUSY_CALLS, STREAM_BLOCK_TOKENS
 from offbook.server.sampler.engine_choice import choose
 from offbook.server.sampler.transport import Quirks
-from offbook.testing.sampler import ScriptedCompletion
 from tests.fakes.gateway import Gateway
+from tests.fakes.scripted_sampler import ScriptedCompletion
 
 
 async def test_streams_are_asked_for_in_blocks_once_several_calls_are_in_flight(gateway: Gateway) -> None:

@@ -16,8 +16,8 @@ from offbook.base.types import CallStatus
 from offbook.base.wire import Health
 from offbook.server.calls import chat_exchange
 from offbook.server.sampler import transport
-from offbook.testing import ScriptedSampler
 from tests.fakes.gateway import Gateway, gateway_over
+from tests.fakes.scripted_sampler import ScriptedSampler
 
 T1 = {"x-offbook-trajectory": "t1"}
 SAYS = {"role": "assistant", "content": "hi"}

@@ -12,8 +12,8 @@ import pytest
 from offbook.base.types import CallStatus
 from offbook.server.http import training_api, trajectory_api
 from offbook.server.http.json_body import JsonRoute
-from offbook.testing import ScriptedCompletion
 from tests.fakes.gateway import Gateway
+from tests.fakes.scripted_sampler import ScriptedCompletion
 from tests.server.http.test_openai_api import DEADLINE, until_recorded
 
 CHAT = "/t/t1/v1/chat/completions"

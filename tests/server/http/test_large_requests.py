@@ -15,8 +15,8 @@ import pytest
 from offbook.base.wire import FINISHED_AT_ONCE, GROUPS_AT_ONCE, TrajectoryRecord
 from offbook.client.connection.http import _batches  # pyright: ignore[reportPrivateUsage]
 from offbook.server.http.json_body import MAX_OTHER_BYTES
-from offbook.testing import scripted_sampler
 from tests.fakes.gateway import Gateway, gateway_over
+from tests.fakes.scripted_sampler import scripted_sampler
 
 TYPED = {"content-type": "application/json"}
 

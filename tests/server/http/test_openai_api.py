@@ -24,8 +24,8 @@ from offbook.base.wire import (
 )
 from offbook.server.http.app import UnexpectedErrors
 from offbook.server.http.openai_api import ModelCalls
-from offbook.testing import ScriptedChoice, ScriptedCompletion
 from tests.fakes.gateway import Gateway
+from tests.fakes.scripted_sampler import ScriptedChoice, ScriptedCompletion
 
 T1 = {TRAJECTORY_HEADER: "t1"}
 DEADLINE = 10.0

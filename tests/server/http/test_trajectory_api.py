@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from offbook.base.wire import RECORD_HEADER, TRAJECTORY_HEADER, TrajectoryWithCalls
-from offbook.testing import ScriptedChoice, ScriptedCompletion
 from tests.fakes.gateway import Gateway
+from tests.fakes.scripted_sampler import ScriptedChoice, ScriptedCompletion
 
 JSON = {"content-type": "application/json"}
 

@@ -16,9 +16,9 @@ from offbook import Command, RemoteBackend, TrainableModel
 from offbook.base.http_access import trajectory_key
 from offbook.server.http import app
 from offbook.server.http.auth import Access, Guard
-from offbook.testing import scripted_sampler
 from offbook.testing.asgi import serving
 from offbook.testing.server import services_over
+from tests.fakes.scripted_sampler import scripted_sampler
 
 CHAT = ("chat/completions", {"model": "default", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8})
 RESPONSE = ("responses", {"model": "default", "input": "a secret of mine"})

@@ -16,8 +16,8 @@ from pydantic import BaseModel, ValidationError
 from offbook.base import wire
 from offbook.base.types import CallOrigin
 from offbook.server.http.auth import COOKIE, Guard
-from offbook.testing import scripted_sampler
 from tests.fakes.gateway import Gateway, gateway_over
+from tests.fakes.scripted_sampler import scripted_sampler
 
 CASES = settings(
     max_examples=60,

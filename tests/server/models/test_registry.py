@@ -19,8 +19,8 @@ from offbook.server.errors import ApiError
 from offbook.server.models.checkpoint_swaps import ModelServices, open_models
 from offbook.server.models.leases import KEPT_LOADED
 from offbook.server.models.registry import ModelRoute
-from offbook.testing import ScriptedSampler, scripted_sampler
 from offbook.testing.server import ConnectedSampler
+from tests.fakes.scripted_sampler import ScriptedSampler, scripted_sampler
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from typing import Any
 import uvicorn
 
 from offbook.engine.inference.vllm import command
-from offbook.testing import ScriptedCompletion, ScriptedSampler
 from offbook.testing.asgi import send_json
+from tests.fakes.scripted_sampler import ScriptedCompletion, ScriptedSampler
 
 PAUSE = 0.02
 

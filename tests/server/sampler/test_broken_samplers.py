@@ -19,8 +19,8 @@ from offbook.server.sampler.engine_choice import choose
 from offbook.server.sampler.pool import SamplerPool
 from offbook.server.sampler.running_sampler import RunningSampler
 from offbook.server.sampler.supervised import SupervisedSampler
-from offbook.testing import ScriptedChoice, ScriptedCompletion, ScriptedSampler, scripted_sampler
 from tests.fakes.gateway import Gateway, gateway_over
+from tests.fakes.scripted_sampler import ScriptedChoice, ScriptedCompletion, ScriptedSampler, scripted_sampler
 
 T1 = {"x-offbook-trajectory": "t1"}
 CALL: dict[str, Any] = {"model": "base", "messages": [{"role": "user", "content": "hi"}]}

@@ -19,9 +19,9 @@ from offbook.server.sampler import pool as pools
 from offbook.server.sampler import running_sampler
 from offbook.server.sampler.pool import Routes, SamplerPool
 from offbook.server.sampler.running_sampler import RunningSampler
-from offbook.testing import ScriptedCompletion, ScriptedSampler
 from offbook.testing.asgi import serving
 from tests.fakes.gateway import Gateway
+from tests.fakes.scripted_sampler import ScriptedCompletion, ScriptedSampler
 
 SCENARIOS, GROUP, TURNS, VLLMS = 24, 8, 6, 4
 

@@ -16,7 +16,7 @@ from offbook.server.sampler.pool import SamplerPool
 from offbook.server.sampler.running_sampler import RunningSampler
 from offbook.server.sampler.supervised import SupervisedSampler
 from offbook.server.sampler.transport import SERVED_NAME
-from offbook.testing import ScriptedCompletion, ScriptedSampler, scripted_sampler
+from tests.fakes.scripted_sampler import ScriptedCompletion, ScriptedSampler, scripted_sampler
 
 CALL: dict[str, Any] = {"model": SERVED_NAME, "messages": [{"role": "user", "content": "hi"}]}
 

@@ -11,8 +11,7 @@ from typing import Any
 
 from offbook.base.server_sent_events import EVENT_STREAM
 from offbook.openai_dialect.chat_answer import CHUNK, WHOLE, head, tool_call, usage, wants_usage
-
-from .asgi import (
+from offbook.testing.asgi import (
     CHAT,
     COMPLETION,
     Body,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -28,56 +26,6 @@ LONGEST_ERROR = 1_000
 """The most characters kept of a tool's error."""
 
 
-@dataclass
-class ToolTiming:
-    """One tool call. `result` and `seconds` are set when it has ended."""
-
-    result: ToolResult | None = None
-    seconds: float = 0.0
-
-
-@dataclass
-class ToolClock:
-    """The tool runs with the turn that requested them.
-
-    A run's time includes waiting for other calls to a server that may write. `turn` is the turn of the model's newest
-    message, which was sampled after the results of all earlier turns.
-    """
-
-    turn: int = 0
-    _runs: list[tuple[int, ToolRun]] = field(default_factory=list[tuple[int, ToolRun]])
-
-    @contextmanager
-    def timed(self, tool_call_id: str, name: str) -> Generator[ToolTiming]:
-        """Time the block, which sets `result`. An exception of the block is stored as the run's error."""
-        timing, turn = ToolTiming(), self.turn
-        started_at = clock.now()
-        raised: str | None = None
-        try:
-            yield timing
-        except BaseException as error:
-            raised = error_text(error, LONGEST_ERROR)
-            raise
-        finally:
-            timing.seconds = clock.since(started_at)
-            text = timing.result.text if timing.result is not None else None
-            reported = text[:LONGEST_ERROR] if timing.result is not None and timing.result.is_error and text else None
-            run = ToolRun(
-                tool_call_id=tool_call_id,
-                name=name,
-                started_at=started_at,
-                ended_at=started_at + timing.seconds,
-                error=raised or reported,
-                result=text,
-            )
-            self._runs.append((turn, run))
-
-    def runs(self) -> list[ToolRun]:
-        """The runs in order of their start. Only those whose result the model has not read include the result."""
-        runs = [run.model_copy(update={"result": None}) if turn < self.turn else run for turn, run in self._runs]
-        return sorted(runs, key=lambda run: run.started_at)
-
-
 SYSTEM = "Use the tools for what the user asks. Then answer in one short sentence."
 """The system prompt of every rollout, and of the served model."""
 _CONTEXT_FULL = "context_length_exceeded"
@@ -100,15 +48,34 @@ class LoopOptions:
             raise ConfigError(f"max_turns: at least 1 is needed, got {self.max_turns!r}")
 
 
-@dataclass(frozen=True)
+@dataclass
 class ToolRecord:
-    """One tool call: the arguments as the model wrote them, the result, and the seconds that it took."""
+    """One tool call: the arguments as the model wrote them, and the result once it has ended.
+
+    `turn` is that of the message that requested it. `seconds` includes waiting for other calls to a server that may write.
+    `raised`: an exception ended it, and the result is its text.
+    """
 
     turn: int
+    id: str
     tool: str
     arguments: str
-    result: ToolResult
-    seconds: float
+    started_at: float
+    seconds: float = 0.0
+    result: ToolResult = field(default_factory=lambda: ToolResult(""))
+    raised: bool = False
+
+    def as_run(self, *, read: bool) -> ToolRun:
+        """The record for the server. A result that the model has read is in its messages."""
+        text = self.result.text
+        return ToolRun(
+            tool_call_id=self.id,
+            name=self.tool,
+            started_at=self.started_at,
+            ended_at=self.started_at + self.seconds,
+            error=(text[:LONGEST_ERROR] or None) if self.result.is_error else None,
+            result=None if read or self.raised else text,
+        )
 
     def as_json(self) -> dict[str, object]:
         """The record for a trajectory's metadata, without the result's text, which is in the messages."""
@@ -125,8 +92,8 @@ class ToolRecord:
 class AgentLoop:
     """The loop over one model's endpoint and one rollout's tools.
 
-    `records` has every tool call, `clock` their times. The token counts are sums over all requests, as the endpoint reports
-    them.
+    `records` has every tool call, `turn` is that of the model's newest message. The token counts are sums over all requests,
+    as the endpoint reports them.
     """
 
     client: AsyncOpenAI
@@ -134,7 +101,7 @@ class AgentLoop:
     tools: RolloutTools
     options: LoopOptions = field(default_factory=LoopOptions)
     records: list[ToolRecord] = field(default_factory=list[ToolRecord])
-    clock: ToolClock = field(default_factory=ToolClock)
+    turn: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
@@ -149,14 +116,13 @@ class AgentLoop:
             if choice is None:
                 return ToolEpisode(tuple(policy_calls), "", EpisodeEnd.CONTEXT_FULL, turn - 1)
             history.messages_and_choices.append(choice)
-            self.clock.turn = turn
+            self.turn = turn
             calls = choice.message.tool_calls or []
             if not calls:
                 answer = self.tools.neutral(choice.message.content or "")
                 cut_off = choice.finish_reason == "length"
                 return ToolEpisode(tuple(policy_calls), answer, EpisodeEnd.ANSWERED, turn, cut_off)
-            for call, record in zip(calls, await self._run_calls(calls, turn), strict=True):
-                self.records.append(record)
+            for call, record in zip(calls, await gather_all([self._call(call) for call in calls]), strict=True):
                 policy_calls.append(self._as_policy_call(record))
                 answered = {"role": "tool", "tool_call_id": call.id, "content": record.result.text}
                 history.messages_and_choices.append(cast(Any, answered))
@@ -182,20 +148,26 @@ class AgentLoop:
             self.completion_tokens += completion.usage.completion_tokens
         return completion.choices[0]
 
-    async def _run_calls(self, calls: Sequence[ChatCompletionMessageToolCallUnion], turn: int) -> list[ToolRecord]:
-        """Run all calls of one message concurrently. `RolloutTools` serialises those to a server that may write."""
-        return await gather_all([self._call(call, turn) for call in calls])
+    def tool_runs(self) -> list[ToolRun]:
+        """The calls in order of their start. All results but those of the newest turn were read before it was sampled."""
+        return [record.as_run(read=record.turn < self.turn) for record in self.records]
 
-    async def _call(self, call: ChatCompletionMessageToolCallUnion, turn: int) -> ToolRecord:
+    async def _call(self, call: ChatCompletionMessageToolCallUnion) -> ToolRecord:
+        """Run a call beside the others of its message. `RolloutTools` serialises those to a server that may write."""
         assert call.type == "function", "requests offer functions only"
-        name, written = call.function.name, call.function.arguments
-        with self.clock.timed(call.id, name) as timing:
-            try:
-                result = await self.tools.call(name, written)
-            except RecursionError:  # raised by the JSON parser
-                result = bounded_text(f"the arguments of {name} are nested too deeply", 1_000, is_error=True)
-            timing.result = result
-        return ToolRecord(turn, name, written, result, timing.seconds)
+        name = call.function.name
+        record = ToolRecord(self.turn, call.id, name, call.function.arguments, clock.now())
+        self.records.append(record)
+        try:
+            record.result = await self.tools.call(name, record.arguments)
+        except RecursionError:  # raised by the JSON parser
+            record.result = bounded_text(f"the arguments of {name} are nested too deeply", 1_000, is_error=True)
+        except BaseException as error:
+            record.result, record.raised = ToolResult(error_text(error, LONGEST_ERROR), is_error=True), True
+            raise
+        finally:
+            record.seconds = clock.since(record.started_at)
+        return record
 
     def _as_policy_call(self, record: ToolRecord) -> PolicyCall:
         tool = self.tools.toolset.find(record.tool)

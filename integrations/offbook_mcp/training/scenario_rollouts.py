@@ -100,7 +100,7 @@ def restricted(tools: RolloutTools, shown: Toolset, limit: int) -> RolloutTools:
 
 def record_calls(trajectory: Trajectory, loop: AgentLoop) -> None:
     """Store the tool calls and their times on the trajectory."""
-    trajectory.tool_runs = loop.clock.runs()
+    trajectory.tool_runs = loop.tool_runs()
     trajectory.metadata["tool_calls"] = [record.as_json() for record in loop.records]
     trajectory.metrics["tool_seconds"] = sum(record.seconds for record in loop.records)
 

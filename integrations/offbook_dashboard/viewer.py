@@ -10,9 +10,9 @@ from fastapi import FastAPI
 import offbook
 from offbook.base.terminal import echo
 from offbook.http_listener.config import listener_config
+from offbook.http_listener.listening import listen, url_of
 from offbook.server.http.app import UnexpectedErrors, add_access_checks, add_error_answers
 from offbook.server.http.auth import Guard
-from offbook.server.listening import listen, url_of
 from offbook.server.records.database import open_records
 
 from .sign_in import to_sign_in

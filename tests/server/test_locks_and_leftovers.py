@@ -16,10 +16,10 @@ from offbook.base.errors import ConfigError, StoreError
 from offbook.base.server_options import EngineOptions
 from offbook.base.wire import GroupRecord, TrainRequest, TrainStatus
 from offbook.engine.protocol import Failed, TrainCommand
+from offbook.http_listener.listening import listen, local_url, url_of
 from offbook.server.base_model import BaseModelPath
 from offbook.server.directory_lock import DirectoryLock, sweep
 from offbook.server.http.auth import SignedOut, key_for
-from offbook.server.listening import listen, local_url, url_of
 from offbook.server.training import learner_client, queue
 from offbook.server.training.learner_client import LearnerClient
 from offbook.server.training.queue import TrainQueue

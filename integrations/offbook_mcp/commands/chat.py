@@ -20,6 +20,7 @@ from offbook import History, TrainableModel
 from offbook.base.console import Terminal
 from offbook.base.terminal import echo
 from offbook.base.text import counted, one_line, printable
+from offbook.client.endpoint_model import FixedStepModel
 from offbook.commands.help_pages import more_option
 from offbook_mcp.commands.serve import served_tools
 from offbook_mcp.connection.pool import ServerPool
@@ -29,7 +30,7 @@ from offbook_mcp.tools.rollout_tools import RolloutTools
 from offbook_mcp.tools.toolset import Toolset
 from offbook_mcp.training.agent_loop import SYSTEM, AgentLoop, LoopOptions, ToolRecord
 from offbook_mcp.training.defaults import defaults_for
-from offbook_mcp.training.mcp_trainer import MCPTrainerOptions, ModelAtStep
+from offbook_mcp.training.mcp_trainer import MCPTrainerOptions
 from offbook_mcp.training.rewards import EpisodeEnd
 from offbook_mcp.training.scenario_rollouts import restricted
 
@@ -161,9 +162,9 @@ async def _talk(
     async with ServerPool(target, max_rollouts=2, ahead=0) as pool:
         toolset = served_tools(pool.toolset, model, partial(echo, err=True))
         newest = await model.get_step() if step is None else step
-        models: list[tuple[str, TrainableModel]] = [(f"step {newest}", ModelAtStep(model, newest))]
+        models: list[tuple[str, TrainableModel]] = [(f"step {newest}", FixedStepModel(model, newest))]
         if compare:
-            models.insert(0, ("step 0", ModelAtStep(model, 0)))
+            models.insert(0, ("step 0", FixedStepModel(model, 0)))
         echo(f"{model.name} at step {newest}, {counted(len(toolset.tools), 'tool')}; end with Ctrl-D", err=True)
         if newest == 0:
             echo("it is untrained: `offbook mcp train` trains it", err=True)

@@ -28,9 +28,11 @@ from offbook.base.server_sent_events import EVENT_STREAM
 from offbook.base.terminal import echo
 from offbook.base.text import counted, one_line
 from offbook.base.types import Message, new_id
+from offbook.client.endpoint_model import FixedStepModel
 from offbook.commands.help_pages import more_option
 from offbook.http_listener.access_checks import AccessChecks, Application, single_key
 from offbook.http_listener.config import listener_config
+from offbook.http_listener.listening import listen, url_of
 from offbook.openai_dialect.chat_answer import (
     WHOLE,
     Answer,
@@ -50,7 +52,7 @@ from offbook_mcp.scenarios.explore import withheld_lines
 from offbook_mcp.tools.toolset import Toolset
 from offbook_mcp.training.agent_loop import SYSTEM, AgentLoop, LoopOptions
 from offbook_mcp.training.defaults import defaults_for
-from offbook_mcp.training.mcp_trainer import MCPTrainerOptions, ModelAtStep
+from offbook_mcp.training.mcp_trainer import MCPTrainerOptions
 from offbook_mcp.training.rewards import EpisodeEnd, ToolEpisode
 from offbook_mcp.training.scenario_rollouts import restricted
 
@@ -236,11 +238,11 @@ def serve(
     The command makes the tool calls itself. Clients get the final answer.
     """
     key = key_for_host(host, key_option(api_key))
-    listener = listening(host, port)
+    listener = listen(host, port)
     named = model_from(target, model, base, dir, url)
-    chosen = named if step is None else ModelAtStep(named, step)
+    chosen = named if step is None else FixedStepModel(named, step)
     options = LoopOptions(max_turns, temperature, defaults_for(named.base_model).max_completion_tokens)
-    asyncio.run(_serve(target, chosen, options, concurrency, listener, key))
+    asyncio.run(_serve(target, chosen, options, concurrency, listener, url_of(host, listener), key))
 
 
 async def _serve(
@@ -249,6 +251,7 @@ async def _serve(
     options: LoopOptions,
     concurrency: int,
     listener: socket.socket,
+    url: str,
     key: str | None,
 ) -> None:
     chars = target.limits.result_chars
@@ -260,23 +263,8 @@ async def _serve(
             echo(f"{model.name} is untrained: `offbook mcp train` trains it", err=True)
         endpoint = ToolEndpoint(pool, model, options, chars, toolset)
         config = listener_config(endpoint.application(key))
-        echo(f"{model.name} with {counted(len(toolset.tools), 'tool')} at {address(listener)}/v1")
+        echo(f"{model.name} with {counted(len(toolset.tools), 'tool')} at {url}/v1")
         await uvicorn.Server(config).serve([listener])
-
-
-def listening(host: str, port: int) -> socket.socket:
-    """Open a listening socket. Raises ConfigError."""
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host.strip("[]"), port), family=family)
-    except OSError as error:
-        raise ConfigError(f"--host, --port: cannot listen on {host}:{port}: {error.strerror or error}") from error
-
-
-def address(listener: socket.socket) -> str:
-    """The URL of a listening socket."""
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def served_tools(toolset: Toolset, model: TrainableModel, say: Callable[[str], None]) -> Toolset:

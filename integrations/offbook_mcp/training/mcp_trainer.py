@@ -15,6 +15,7 @@ from offbook.base.options import option, takes
 from offbook.base.sync_calls import run_sync
 from offbook.base.terminal import echo
 from offbook.base.text import counted, one_line
+from offbook.client.endpoint_model import FixedStepModel
 from offbook.contracts import Judge
 from offbook.llms.ledger import budget
 from offbook.llms.llm import Llm
@@ -213,7 +214,7 @@ class MCPTrainer:
             check_usable(scenarios, pool, self._max_tools, self.options.judge is not None, trained=trained)
             if unused := unused_judge(scenarios.scenarios, self.options.judge):
                 self.options.say(f"judge: {unused}")
-            model = self.model if step is None else ModelAtStep(self.model, step)
+            model = self.model if step is None else FixedStepModel(self.model, step)
             state = await TrainingState.of(model, scenarios.digest)
             rollout = self._rollout(pool)
             options = self._trainer_options(scenarios, steps)
@@ -345,19 +346,3 @@ def _scenarios(scenarios: ScenarioSet) -> str:
         f"{len(scenarios.train)} to train on, {len(scenarios.eval)} held out, hash {scenarios.digest[:16]}\n"
         f"           by tool: {', '.join(f'{one_line(name, 64)} {count}' for name, count in sorted(by_tool.items()))}"
     )
-
-
-class ModelAtStep(TrainableModel[Any]):
-    """A model whose calls, evaluations and logs use the fixed `step`."""
-
-    def __init__(self, model: TrainableModel, step: int) -> None:
-        super().__init__(model.name, model.project, model.base_model, model.backend, model.lora)
-        self._step = step
-
-    async def get_step(self) -> int:
-        """The pinned step."""
-        return self._step
-
-    def inference_name(self, step: int | None = None) -> str:
-        """The `model` field of requests: the pinned step, or `step`."""
-        return super().inference_name(self._step if step is None else step)

@@ -59,6 +59,10 @@ class FixedStepModel(TrainableModel[Any]):
         self.step = step
         self._model = model
 
+    async def get_step(self) -> int:
+        """The pinned step."""
+        return self.step
+
     def inference_name(self, step: int | None = None) -> str:
         """The `model` field of requests: the pinned step, or `step`."""
         return name_at(self.name, self.step if step is None else step)

@@ -25,6 +25,7 @@ from offbook.base.redaction import guard_own_log, protect, protect_environment
 from offbook.base.server_options import ServerOptions
 from offbook.base.terminal import echo
 from offbook.http_listener.config import OPEN_FILES, listener_config
+from offbook.http_listener.listening import listen, local_url, url_of
 
 from .base_model import BaseModelPath, find
 from .calls.recorder import Recorder
@@ -32,7 +33,6 @@ from .calls.sampled_answer import CALL_MARKS
 from .directory_lock import DirectoryLock, make_private, sweep
 from .http import app
 from .http.auth import Guard, Key, key_for
-from .listening import listen, local_url, url_of
 from .logprob_check import check_logprobs, write_adapter
 from .models.checkpoint_swaps import open_models
 from .prompt_date import with_prompt_date

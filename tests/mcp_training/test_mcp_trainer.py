@@ -41,7 +41,6 @@ async def test_the_tiny_policy_is_trained_on_a_server_and_goes_on_where_it_was(m
     assert {"success", "success.order_status", "tool_match"} <= set(report.evaluations[0].metrics)
     kept = (await model.read_state())["mcp"]
     assert kept["before"]["step"] == 0
-    assert kept["curriculum"]["level"] in (1, 2)
 
     again, _ = trainer(model)
     assert (await again.atrain(1)).iterations == ()
@@ -59,7 +58,7 @@ async def test_evaluation_leaves_the_model_as_it_is(stand_in: TrainableModel) ->
     assert await stand_in.get_step() == 0
 
 
-async def test_the_curriculum_opens_difficulties_and_its_state_is_kept(tmp_path: Path) -> None:
+async def test_success_before_training_is_kept_as_soon_as_the_first_step_begins(tmp_path: Path) -> None:
     def right(body: Body) -> Action:
         said = body["messages"][-1]
         if said["role"] == "tool":
@@ -70,12 +69,11 @@ async def test_the_curriculum_opens_difficulties_and_its_state_is_kept(tmp_path:
 
     with scripted_server(right, tmp_path) as running:
         model = TrainableModel("right", base_model="tiny", backend=RemoteBackend(running.url))
-        chosen, _ = trainer(model, patience=1, scenarios_per_step=3, eval_every=0)
+        chosen, _ = trainer(model, patience=1, eval_every=0)
         with pytest.raises(OffbookError):  # the scripted server has no learner
             await chosen.atrain(1)
         kept = (await model.read_state())["mcp"]
     assert kept["before"]["rates"]["success"] == 1.0
-    assert kept["curriculum"] == {"level": 2, "opened_at": 1, "success": {"1": 1.0}}
 
 
 async def test_scenarios_come_from_a_file_and_a_changed_server_is_told(

@@ -51,18 +51,16 @@ Rate = Annotated[
 
 
 NOT_TRAINING = (
-    *(
-        "eval_every",
-        "group_size",
-        "scenarios_per_step",
-        "replayed",
-        "patience",
-        "keep_checkpoints",
-        "target_reward",
-        "seed",
-        "temperature",
-    ),
-    *("curriculum", "count"),
+    "eval_every",
+    "group_size",
+    "scenarios_per_step",
+    "replayed",
+    "patience",
+    "keep_checkpoints",
+    "target_reward",
+    "seed",
+    "temperature",
+    "count",
 )
 """Options of an MCPTrainer that an evaluation does not read."""
 

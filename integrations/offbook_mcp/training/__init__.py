@@ -1,1 +1,1 @@
-"""Training on a server's tools: the agent loop, the rewards, the curriculum and the trainer."""
+"""Training on a server's tools: the agent loop, the rewards and the trainer."""

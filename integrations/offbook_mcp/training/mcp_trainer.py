@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from offbook import OffbookError, TrainableModel
+from offbook import TrainableModel
 from offbook.base.errors import ConfigError
 from offbook.base.option_names import names_checked
 from offbook.base.options import option, takes
@@ -67,7 +67,6 @@ class MCPTrainerOptions(TrainerOptions):
         shown_default="all; 8 for tiny-mcp and tiny",
     )
     temperature: float = option(1.0, "sampling temperature of training rollouts")
-    curriculum: bool = option(True, "train on easier scenarios first")
     count: int = option(48, "number of scenarios to generate if there are none", least=1)
     llm: str | Llm | None = option(
         None, "LLM that writes scenarios, such as openai/gpt-4.1; None: generated from schemas and tool results"
@@ -131,11 +130,7 @@ class MCPTrainer:
             return await self._trained(trainer, scenarios, steps)
 
     async def _trained(self, trainer: ScenarioTrainer, scenarios: ScenarioSet, steps: int) -> TrainReport:
-        try:
-            report = await trainer.atrain(steps)
-        except BaseException as error:
-            await keep_state_on_error(error, trainer)
-            raise
+        report = await trainer.atrain(steps)
         await trainer.keep_state()
         state = trainer.state
         self.comparison = Comparison(scenarios.digest, len(scenarios.eval), state.before, state.after)
@@ -220,13 +215,7 @@ class MCPTrainer:
             options = self._trainer_options(scenarios, steps)
             if not measured:
                 options.pop("eval", None)
-            follow = self.options.curriculum
-            yield (
-                ScenarioTrainer(
-                    model, rollout, scenarios.train or scenarios.eval, state, follow_curriculum=follow, **options
-                ),
-                scenarios,
-            )
+            yield ScenarioTrainer(model, rollout, scenarios.train or scenarios.eval, state, **options), scenarios
 
     def existing(self) -> ScenarioSet | None:
         """The scenarios if they exist; None if they have to be generated."""
@@ -300,14 +289,6 @@ class MCPTrainer:
             unused = unused_judge(scenarios.scenarios, judge)
             options["judge"] = None if unused else ScenarioJudge(judge, scenarios.scenarios)
         return options
-
-
-async def keep_state_on_error(error: BaseException, trainer: ScenarioTrainer) -> None:
-    """Store the curriculum's state before an error ends the run. If that fails, add a note to the error."""
-    try:
-        await trainer.keep_state()
-    except OffbookError as also:
-        error.add_note(f"The state of the curriculum could not be kept: {also}")
 
 
 def plan_lines(

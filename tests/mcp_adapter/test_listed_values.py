@@ -84,7 +84,7 @@ def make(folder: object = None) -> MCPServer:
 
 async def test_values_that_only_an_error_or_a_description_lists_make_scenarios(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execution, "APART_SECONDS", 0.01)
-    scenarios = await generate_scenarios(Target.parse(make), count=8, seed=5)
+    scenarios = await generate_scenarios(Target.parse(make), count=12, seed=5)
     calls = [call for scenario in scenarios.scenarios for call in scenario.calls]
     assert {call.arguments["table"] for call in calls if call.tool == "count_rows"} == set(ROWS)
     assert {call.arguments["depot"] for call in calls if call.tool == "depot_state"} == set(DEPOTS)

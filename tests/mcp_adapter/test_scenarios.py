@@ -10,11 +10,18 @@ import pytest
 from offbook.base.errors import ConfigError
 from offbook_mcp import McpServerError, ServerPool, Target
 from offbook_mcp.scenarios import execution
-from offbook_mcp.scenarios.execution import Answered, Expected, expected
-from offbook_mcp.scenarios.explore import Exploration, explore
-from offbook_mcp.scenarios.generate import generate_scenarios
+from offbook_mcp.scenarios.execution import Answered
+from offbook_mcp.scenarios.explore import explore
+from offbook_mcp.scenarios.generate import Expected, expected, generate_scenarios
 from offbook_mcp.scenarios.harvest import strings_of
-from offbook_mcp.scenarios.scenario import CheckKind, ScenarioSet, combinations, load_scenarios, save_scenarios
+from offbook_mcp.scenarios.scenario import (
+    CheckKind,
+    ReferenceCall,
+    ScenarioSet,
+    combinations,
+    load_scenarios,
+    save_scenarios,
+)
 from offbook_mcp.tools.rollout_tools import ToolResult
 from tests.mcp_adapter.conftest import misbehaving, python_module
 from tests.mcp_adapter.servers import library_server
@@ -105,7 +112,7 @@ async def test_tools_that_write_are_called_only_where_that_is_allowed() -> None:
 
 async def test_exploring_tells_what_it_left_out_and_why() -> None:
     async with ServerPool(Target.parse(library_server.make)) as pool:
-        found: Exploration = await explore(pool)
+        found = await explore(pool)
     assert found.left_out == {
         "get_secret_token": "it may show secrets; --allow TOOL calls it",
         "add_book": "it may write; --allow TOOL calls it",
@@ -168,5 +175,5 @@ async def test_a_server_that_cannot_be_started_is_its_own_error() -> None:
     ],
 )
 def test_a_part_of_a_date_or_a_longer_number_is_no_value(text: str, values: tuple[str, ...]) -> None:
-    answered = Answered("look_up", {"name": "x"}, ToolResult(text=text))
+    answered = Answered.of(ReferenceCall(tool="look_up", arguments={"name": "x"}), ToolResult(text=text))
     assert expected(answered, answered, random.Random(0)) == Expected(values)

@@ -13,7 +13,7 @@ from offbook_mcp import ScenarioSet, Target
 from offbook_mcp.connection.servers import InProcessServer
 from offbook_mcp.scenarios import execution
 from offbook_mcp.scenarios.generate import generate_scenarios
-from offbook_mcp.scenarios.sampler import DraftCall, Pick, Plan, PlanKind
+from offbook_mcp.scenarios.sampler import DraftCall, Pick, Plan
 from offbook_mcp.scenarios.wording import actions, phrases_of, says_nothing, task_of, tells_its_calls
 from offbook_mcp.tools.tool import Schema
 from tests.mcp_adapter.servers import shapes_server
@@ -130,7 +130,7 @@ def test_names_that_say_nothing() -> None:
 
 def worded(schema: Schema, arguments: dict[str, object], *picks: Pick) -> str:
     tool = tool_of(schema, "find_part")
-    plan = Plan(PlanKind.SINGLE, (DraftCall(tool, arguments, picks),))
+    plan = Plan((DraftCall(tool, arguments, picks),))
     task = task_of(plan, {}, random.Random(0), phrases_of([tool]))
     assert tells_its_calls(task, plan)
     return task

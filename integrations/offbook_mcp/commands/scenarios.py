@@ -18,7 +18,7 @@ from offbook.llms.ledger import budget
 from offbook.llms.llm import Llm
 from offbook_mcp.connection.pool import ServerPool
 from offbook_mcp.connection.target import Target
-from offbook_mcp.scenarios.explore import Exploration
+from offbook_mcp.scenarios.execution import Exploration
 from offbook_mcp.scenarios.explore import explore as explore_server
 from offbook_mcp.scenarios.generate import few_held_out, generate_scenarios
 from offbook_mcp.scenarios.scenario import ScenarioSet, save_scenarios
@@ -90,12 +90,11 @@ def exploration_lines(pool: ServerPool, exploration: Exploration) -> Iterator[st
         seen = exploration.of(tool.name)
         if not seen:
             continue
-        errors, empty = (
-            sum(observation.is_error for observation in seen),
-            sum(observation.empty and not observation.is_error for observation in seen),
-        )
+        answered = sum(observation.worked for observation in seen)
+        empty = sum(observation.empty for observation in seen)
+        errors = len(seen) - answered - empty
         yield ""
-        yield f"{tool.name}: {len(seen) - errors - empty} answered, {empty} empty, {errors} refused"
+        yield f"{tool.name}: {answered} answered, {empty} empty, {errors} refused"
         for observation in [observation for observation in seen if observation.worked][:_EXAMPLES]:
             yield f"  {one_line(repr(dict(observation.arguments)), 100)} -> {one_line(observation.text, 100)}"
         if error := exploration.first_error(tool.name):

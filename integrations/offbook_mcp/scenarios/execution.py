@@ -1,4 +1,4 @@
-"""Runs the reference calls of candidates in new rollouts, chooses what a final answer must contain, and keeps the valid ones."""
+"""Calls on a server: runs them in new rollouts and judges their results; and the scenarios that come out of them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import random
 import re
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 from offbook.base.text import counted, one_line
 from offbook_mcp.connection.pool import ServerPool
@@ -19,8 +19,9 @@ from offbook_mcp.tools.rollout_tools import RolloutTools, ToolResult
 from offbook_mcp.tools.tool import ToolKind
 from offbook_mcp.training.argument_score import result_digest
 
-from .explore import Exploration, answered, too_slow
-from .harvest import Leaf, comma_list, is_dated, leaves_of, strings_of
+from .error_texts import Control, reads_like_error
+from .harvest import Leaf, is_dated, is_empty, leaves_of
+from .sampler import ArgumentSampler
 from .scenario import (
     CheckKind,
     McpScenario,
@@ -34,124 +35,62 @@ from .scenario import (
 )
 from .wording import is_short
 
-_MAX_LISTED = 5
-_LONGEST_LINE = 48
-_NUMBER = re.compile(r"(?<![\w.,:/-])-?\d+(?:\.\d+)?(?![\w.]*\w|[,:/-]\w)")
-"""A number that stands alone: no part of a date, a time, a version or an id."""
+APART_SECONDS = 1.2
+"""Pause between the two runs: a tool that returns the time in whole seconds must give different results."""
+REFUSED = "a tool reported an error"
+REFUSED_AS_TEXT = "a tool answered with an error as ordinary text"
+EMPTY = "an answer was empty"
+SERVER_FAILED = "the server failed"
+_AT_ONCE = 2
+_NONE = re.compile(r"(there (are|is) )?(no|none|nothing)\b.{0,80}", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Answered:
     """A call with its result, in which the rollout's folder is replaced by its placeholder.
 
-    `digest` is a hash of the whole result if the call has arguments in a language, such as SQL; else "".
+    `leaves` are the result's values; `plain` means that its text has none of the known notations. `fault` is why it is of no
+    use: REFUSED, REFUSED_AS_TEXT or EMPTY; "" if it is of use. `digest` is a hash of the whole result if the call has arguments
+    in a language, such as SQL; else "".
     """
 
     tool: str
-    arguments: Mapping[str, object]
-    result: ToolResult
+    arguments: Mapping[str, object] = field(hash=False)
+    text: str
+    leaves: tuple[Leaf, ...] = field(default=(), hash=False)
+    plain: bool = True
+    fault: str = ""
     digest: str = ""
 
+    @classmethod
+    def of(cls, call: ReferenceCall, result: ToolResult, fault: str = "", digest: str = "") -> Answered:
+        """Read the values of a result, unless it is of no use."""
+        leaves = () if fault else leaves_of(call.tool, call.arguments, result)
+        return cls(call.tool, call.arguments, result.text, leaves, result.values is None, fault, digest)
+
     @property
-    def text(self) -> str:
-        return self.result.text
+    def empty(self) -> bool:
+        return self.fault == EMPTY
 
-
-@dataclass(frozen=True)
-class Expected:
-    """Values that a final answer must contain. `ask` is the name by which the task asks for them; "" if it need not."""
-
-    values: tuple[str, ...]
-    ask: str = ""
-
-
-def expected(first: Answered, second: Answered, rng: random.Random) -> Expected | None:
-    """The values of a call's result that the final answer must contain, from two runs of the call.
-
-    None if the result depends on the current time, or has no value that the task does not contain.
-    """
-    if is_dated(first.text) or is_dated(second.text):
-        return None
-    again = {(leaf.place, leaf.value) for leaf in _leaves(second)}
-    leaves = [leaf for leaf in _leaves(first) if (leaf.place, leaf.value) in again and not isinstance(leaf.value, bool)]
-    if first.text == second.text and "\n" not in first.text.strip() and (line := _line(first)) is not None:
-        return line
-    if named := _named(leaves, first):
-        leaf = rng.choice(named)
-        return Expected((_shown(leaf),), _name_in_result(leaf))
-    listed = _listed(leaves)
-    if first.text == second.text and listed:
-        return Expected(tuple(_shown(leaf) for leaf in listed))
-    return None
-
-
-def _leaves(answered: Answered) -> tuple[Leaf, ...]:
-    return leaves_of(answered.tool, answered.arguments, answered.result)
-
-
-def _named(leaves: Sequence[Leaf], answered: Answered) -> list[Leaf]:
-    places = Counter(leaf.place for leaf in leaves)
-    names = Counter(leaf.words for leaf in leaves)
-    return [
-        leaf
-        for leaf in leaves
-        if places[leaf.place] == names[leaf.words] == 1
-        and not leaf.place.endswith(("lines", "list", "]", "}"))
-        and leaf.words[-1] not in answered.tool.split("_")
-        and not leaf.words[-1].isdigit()
-        and len(_shown(leaf)) > 1
-    ]
-
-
-def _name_in_result(leaf: Leaf) -> str:
-    """The name of a value in its result, as written there: `address.postal_codes` is "address postal codes"."""
-    path = re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", leaf.place.partition(": ")[2]).lower()
-    words = re.findall(r"[^\W\d_]+|\d+", path)[-len(leaf.words) :]
-    return " ".join(dict.fromkeys(words if len(words) == len(leaf.words) else leaf.words))
-
-
-def _listed(leaves: list[Leaf]) -> list[Leaf]:
-    values = {leaf.value for leaf in leaves}
-    same = len({leaf.place.replace("[FILE]", "[DIR]") for leaf in leaves}) == 1
-    return leaves if same and len(leaves) == len(values) <= _MAX_LISTED else []
-
-
-def _line(answered: Answered) -> Expected | None:
-    """Of a short sentence, the numbers that are not in the arguments; else the whole sentence."""
-    text = answered.text.strip()
-    if not text or text.endswith(":") or answered.result.values is not None:
-        return None
-    known = {match for text_in_call in strings_of(answered.arguments) for match in _NUMBER.findall(text_in_call)}
-    known |= {json.dumps(value) for value in answered.arguments.values() if isinstance(value, int | float)}
-    numbers = [number for number in dict.fromkeys(_NUMBER.findall(text)) if number not in known]
-    if 1 <= len(numbers) <= 2:
-        return Expected(tuple(numbers))
-    repeated = any(text in text_in_call for text_in_call in strings_of(answered.arguments))
-    if len(comma_list(text)) > 1:
-        return None
-    return Expected((text,)) if len(text) <= _LONGEST_LINE and not repeated and "{" not in text else None
-
-
-def _shown(leaf: Leaf) -> str:
-    return leaf.value if isinstance(leaf.value, str) else json.dumps(leaf.value)
-
-
-APART_SECONDS = 1.2
-"""Pause between the two runs: a tool that returns the time in whole seconds must give different results."""
-SERVER_FAILED = "the server failed"
-_AT_ONCE = 2
+    @property
+    def worked(self) -> bool:
+        """Whether the result is neither an error nor empty."""
+        return not self.fault
 
 
 class Runnable(Protocol):
-    """Something with reference calls: a plan or a written scenario."""
+    """Something with reference calls: a draft, a plan or a written scenario."""
 
     @property
     def calls(self) -> tuple[ReferenceCall, ...]: ...
 
 
+RunnableT = TypeVar("RunnableT", bound=Runnable)
+
+
 @dataclass(frozen=True)
 class ReferenceRun:
-    """The results of reference calls.
+    """The results of reference calls, up to the first that is of no use.
 
     `fault` is why they cannot become a scenario, and `example` the call and the answer that show it; "" if they can.
     """
@@ -174,14 +113,19 @@ def with_results(
 
 
 class Executor:
-    """Runs reference calls. Plans that only read share a rollout; every other plan gets a new one."""
+    """Runs reference calls. Plans that only read share a rollout; every other plan gets a new one.
 
-    def __init__(self, pool: ServerPool, exploration: Exploration) -> None:
+    `controls` has the result of each tool for arguments that match nothing; None if the tool takes no free text.
+    """
+
+    def __init__(self, pool: ServerPool, controls: Mapping[str, Control | None]) -> None:
         self._pool = pool
-        self._exploration = exploration
+        self._controls = controls
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self.ended = 0.0
         self._reading = {tool.name for tool in pool.toolset.tools if tool.tool.kind is ToolKind.READ}
+        seconds = pool.target.limits.explore_seconds
+        self._too_slow = f"no answer within {seconds:g} s; --call-timeout waits longer"
 
     def writes(self, calls: Sequence[ReferenceCall]) -> bool:
         """Whether a call may change something."""
@@ -189,70 +133,111 @@ class Executor:
 
     async def run(self, plans: Sequence[Runnable]) -> list[ReferenceRun]:
         """Run every plan once; the results are in the order of the plans."""
-        runs: dict[int, ReferenceRun] = {}
-        reading = [number for number, plan in enumerate(plans) if not self.writes(plan.calls)]
-        writing = [number for number, plan in enumerate(plans) if self.writes(plan.calls)]
 
-        async def alone(number: int) -> None:
+        async def alone(plan: Runnable) -> list[ReferenceRun]:
             async with self._slots:
-                runs[number] = await self._in_rollout(lambda tools: self._calls(tools, plans[number].calls))
+                return await self.in_order([plan])
 
-        await asyncio.gather(self._reading_runs(plans, reading, runs), *(alone(number) for number in writing))
+        reading = [plan for plan in plans if not self.writes(plan.calls)]
+        writing = [plan for plan in plans if self.writes(plan.calls)]
+        read, *written = await asyncio.gather(self.in_order(reading), *map(alone, writing))
         self.ended = time.monotonic()
-        return [runs[number] for number in range(len(plans))]
+        runs = {False: iter(read), True: (run for [run] in written)}
+        return [next(runs[self.writes(plan.calls)]) for plan in plans]
 
     async def again(self, plans: Sequence[Runnable]) -> list[ReferenceRun]:
         """Run every plan a second time, at least APART_SECONDS after the first."""
         await asyncio.sleep(max(0.0, self.ended + APART_SECONDS - time.monotonic()))
         return await self.run(plans)
 
-    async def _reading_runs(self, plans: Sequence[Runnable], numbers: list[int], runs: dict[int, ReferenceRun]) -> None:
-        """Run the plans in one rollout. After a server failure, or a call without an answer, continue in a new one."""
-        waiting = list(numbers)
+    async def in_order(
+        self, plans: Iterable[RunnableT], done: Callable[[RunnableT, ReferenceRun], None] = lambda plan, run: None
+    ) -> list[ReferenceRun]:
+        """Run plans in one rollout; `done` is called after each, before the next is taken from `plans`.
 
-        async def all_of(tools: RolloutTools) -> ReferenceRun:
-            while waiting:
-                number = waiting[0]
-                runs[number] = ReferenceRun(fault=SERVER_FAILED)
-                runs[number] = await self._calls(tools, plans[number].calls)
-                waiting.pop(0)
-                if runs[number].fault == too_slow(tools):
-                    break
-            return ReferenceRun()
+        After a server failure, or a call without an answer, it continues in a new rollout: a server that is stuck in one call
+        may answer no other.
+        """
+        runs: list[ReferenceRun] = []
+        waiting = iter(plans)
 
-        while waiting:
-            before = len(waiting)
-            ended = await self._in_rollout(all_of)
-            if ended.fault and waiting:
-                number = waiting.pop(0)
-                runs[number] = ended
-            elif len(waiting) == before:
-                return
+        def following(plan: RunnableT, run: ReferenceRun) -> RunnableT | None:
+            runs.append(run)
+            done(plan, run)
+            return next(waiting, None)
 
-    async def _in_rollout(self, work: Callable[[RolloutTools], Awaitable[ReferenceRun]]) -> ReferenceRun:
-        try:
-            async with self._pool.rollout() as tools:
-                return await work(tools)
-        except (McpStartError, McpToolsChangedError):
-            raise  # all later plans would fail too
-        except McpServerError:
-            return ReferenceRun(fault=SERVER_FAILED)
+        plan = next(waiting, None)
+        while plan is not None:
+            try:
+                async with self._pool.rollout() as tools:
+                    stuck = False
+                    while plan is not None and not stuck:
+                        run = await self._calls(tools, plan.calls)
+                        stuck = run.fault == self._too_slow
+                        plan = following(plan, run)
+            except (McpStartError, McpToolsChangedError):
+                raise  # all later plans would fail too
+            except McpServerError as error:
+                assert plan is not None, "a rollout's end does not raise"
+                plan = following(plan, ReferenceRun(fault=SERVER_FAILED, example=str(error)))
+        return runs
 
     async def _calls(self, tools: RolloutTools, calls: Sequence[ReferenceCall]) -> ReferenceRun:
         answers: list[Answered] = []
         for call in calls:
             try:
-                result = await answered(tools, call.tool, call.arguments)
+                async with asyncio.timeout(tools.limits.explore_seconds):
+                    result = await tools.call(call.tool, tools.with_folder(call.arguments))
             except TimeoutError:
-                return ReferenceRun(fault=too_slow(tools))
+                tools.give_up(call.tool)
+                return ReferenceRun(fault=self._too_slow)
+            result = tools.neutral_result(result)
+            fault = self._fault(call, result)
             tool = self._pool.toolset.find(call.tool)
-            if tool is not None and (fault := self._exploration.fault(tool, call.arguments, result)):
-                return ReferenceRun(
-                    fault=fault, example=f"{call.tool}: {result.text}" if result.text.strip() else call.tool
-                )
             digest = result_digest(tools, tool, result) if tool is not None and not tool.tool.open_world else ""
-            answers.append(Answered(call.tool, call.arguments, result, digest))
+            answers.append(Answered.of(call, result, fault, digest))
+            if fault:
+                example = f"{call.tool}: {result.text}" if result.text.strip() else call.tool
+                return ReferenceRun(tuple(answers), fault, example)
         return ReferenceRun(tuple(answers))
+
+    def _fault(self, call: ReferenceCall, result: ToolResult) -> str:
+        """Why a result is of no use; "" if it is of use.
+
+        A reading tool's result is also empty if it says that there is nothing, or is the same as for nonsense.
+        """
+        if result.is_error:
+            return REFUSED
+        control = self._controls.get(call.tool)
+        if reads_like_error(call.tool, call.arguments, result, control):
+            return REFUSED_AS_TEXT
+        same = control is not None and result.text == control.text
+        nothing = is_empty(result) or same or _NONE.fullmatch(result.text.strip()) is not None
+        return EMPTY if nothing and call.tool in self._reading else ""
+
+
+@dataclass
+class Exploration:
+    """The result of exploring a server. `left_out` has the reason by tool that is not used; `controls`: see `Executor`."""
+
+    sampler: ArgumentSampler
+    observations: list[Answered] = field(default_factory=list[Answered])
+    left_out: dict[str, str] = field(default_factory=dict[str, str])
+    controls: dict[str, Control | None] = field(default_factory=dict[str, Control | None])
+
+    def of(self, tool: str) -> list[Answered]:
+        """The observations of one tool."""
+        return [observation for observation in self.observations if observation.tool == tool]
+
+    def first_error(self, tool: str) -> str | None:
+        """The first call of a tool that was answered with an error, and the error, on one line; without errors, the first
+        empty answer; None if every call worked."""
+        failed = [observation for observation in self.of(tool) if not observation.worked]
+        if not failed:
+            return None
+        shown = min(failed, key=lambda observation: observation.empty)
+        text = one_line(shown.text, 160) or "an empty answer"
+        return f"{one_line(repr(dict(shown.arguments)), 100)} -> {text}"
 
 
 Progress = Callable[[str], None]
@@ -276,7 +261,7 @@ class ScenarioGeneration:
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
-        self.executor = Executor(self.pool, self.exploration)
+        self.executor = Executor(self.pool, self.exploration.controls)
 
     def is_new(self, calls: Sequence[ReferenceCall]) -> bool:
         """Whether no earlier candidate has the same calls in any order. Registers these calls."""
@@ -289,6 +274,15 @@ class ScenarioGeneration:
             if run.example:
                 self.examples.setdefault(run.fault, one_line(run.example, 120))
         return bool(run.fault)
+
+    async def run_twice(
+        self, plans: Sequence[RunnableT], drop: Callable[[RunnableT, ReferenceRun], bool]
+    ) -> list[tuple[RunnableT, ReferenceRun, ReferenceRun]]:
+        """Run every plan twice, and return those that are dropped after neither run."""
+        first = zip(plans, await self.executor.run(plans), strict=True)
+        good = [(plan, run) for plan, run in first if not drop(plan, run)]
+        second = await self.executor.again([plan for plan, _ in good])
+        return [(plan, run, again) for (plan, run), again in zip(good, second, strict=True) if not drop(plan, again)]
 
     def keep(
         self,

@@ -16,8 +16,7 @@ from offbook.base.json_files import parse_json
 from offbook.llms.llm import Llm
 from offbook_mcp.tools.toolset import ModelTool
 
-from .execution import Answered, ReferenceRun, ScenarioGeneration, with_results
-from .explore import Exploration
+from .execution import Answered, Exploration, ReferenceRun, ScenarioGeneration, with_results
 from .harvest import is_dated, usable_value
 from .scenario import ReferenceCall
 from .wording import MAX_WORDS, is_short
@@ -237,12 +236,7 @@ class _Writing:
         """Ask for `wanted` scenarios, run the well-formed ones twice, and keep those that work."""
         asked = await self._scenarios(wanted)
         written = [item for item in asked if self.work.is_new(item.calls)]
-        first = await self.work.executor.run(written)
-        good = [(item, run) for item, run in zip(written, first, strict=True) if not self.work.drop(run)]
-        second = await self.work.executor.again([item for item, _ in good])
-        pairs = [
-            (item, run, again) for (item, run), again in zip(good, second, strict=True) if not self.work.drop(again)
-        ]
+        pairs = await self.work.run_twice(written, lambda _, run: self.work.drop(run))
         answers = await self._answers(pairs)
         for number, (item, run, again) in enumerate(pairs):
             self.work.keep(

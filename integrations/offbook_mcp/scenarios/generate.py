@@ -3,7 +3,9 @@ twice, selects and splits them."""
 
 from __future__ import annotations
 
+import json
 import random
+import re
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -18,11 +20,11 @@ from offbook_mcp.connection.target import Target, TargetLike
 from offbook_mcp.tools.tool import ToolKind
 from offbook_mcp.tools.toolset import ModelTool
 
-from .execution import SERVER_FAILED, Expected, Progress, ReferenceRun, ScenarioGeneration, expected, with_results
-from .explore import Exploration, Observation, explore, withheld_lines
+from .execution import SERVER_FAILED, Answered, Exploration, Progress, ReferenceRun, ScenarioGeneration, with_results
+from .explore import explore, withheld_lines
 from .from_llm import from_llm
-from .harvest import Leaf, strings_of
-from .sampler import DraftCall, Plan, PlanKind, ValueLink
+from .harvest import Leaf, comma_list, is_dated, strings_of
+from .sampler import DraftCall, Plan, ValueLink
 from .scenario import HELD_OUT, ScenarioSet
 from .wording import phrases_of, task_of, tells_its_calls
 
@@ -150,6 +152,87 @@ def _advice(work: ScenarioGeneration, enough: int) -> str:
     return f"{shown}\n{text[0].upper()}{text[1:]}"
 
 
+_MAX_LISTED = 5
+_LONGEST_LINE = 48
+_NUMBER = re.compile(r"(?<![\w.,:/-])-?\d+(?:\.\d+)?(?![\w.]*\w|[,:/-]\w)")
+"""A number that stands alone: no part of a date, a time, a version or an id."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Values that a final answer must contain. `ask` is the name by which the task asks for them; "" if it need not."""
+
+    values: tuple[str, ...]
+    ask: str = ""
+
+
+def expected(first: Answered, second: Answered, rng: random.Random) -> Expected | None:
+    """The values of a call's result that the final answer must contain, from two runs of the call.
+
+    None if the result depends on the current time, or has no value that the task does not contain.
+    """
+    if is_dated(first.text) or is_dated(second.text):
+        return None
+    again = {(leaf.place, leaf.value) for leaf in second.leaves}
+    leaves = [leaf for leaf in first.leaves if (leaf.place, leaf.value) in again and not isinstance(leaf.value, bool)]
+    if first.text == second.text and "\n" not in first.text.strip() and (line := _line(first)) is not None:
+        return line
+    if named := _named(leaves, first):
+        leaf = rng.choice(named)
+        return Expected((_shown(leaf),), _name_in_result(leaf))
+    listed = _listed(leaves)
+    if first.text == second.text and listed:
+        return Expected(tuple(_shown(leaf) for leaf in listed))
+    return None
+
+
+def _named(leaves: Sequence[Leaf], answered: Answered) -> list[Leaf]:
+    places = Counter(leaf.place for leaf in leaves)
+    names = Counter(leaf.words for leaf in leaves)
+    return [
+        leaf
+        for leaf in leaves
+        if places[leaf.place] == names[leaf.words] == 1
+        and not leaf.place.endswith(("lines", "list", "]", "}"))
+        and leaf.words[-1] not in answered.tool.split("_")
+        and not leaf.words[-1].isdigit()
+        and len(_shown(leaf)) > 1
+    ]
+
+
+def _name_in_result(leaf: Leaf) -> str:
+    """The name of a value in its result, as written there: `address.postal_codes` is "address postal codes"."""
+    path = re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", leaf.place.partition(": ")[2]).lower()
+    words = re.findall(r"[^\W\d_]+|\d+", path)[-len(leaf.words) :]
+    return " ".join(dict.fromkeys(words if len(words) == len(leaf.words) else leaf.words))
+
+
+def _listed(leaves: list[Leaf]) -> list[Leaf]:
+    values = {leaf.value for leaf in leaves}
+    same = len({leaf.place.replace("[FILE]", "[DIR]") for leaf in leaves}) == 1
+    return leaves if same and len(leaves) == len(values) <= _MAX_LISTED else []
+
+
+def _line(answered: Answered) -> Expected | None:
+    """Of a short sentence, the numbers that are not in the arguments; else the whole sentence."""
+    text = answered.text.strip()
+    if not text or text.endswith(":") or not answered.plain:
+        return None
+    known = {match for text_in_call in strings_of(answered.arguments) for match in _NUMBER.findall(text_in_call)}
+    known |= {json.dumps(value) for value in answered.arguments.values() if isinstance(value, int | float)}
+    numbers = [number for number in dict.fromkeys(_NUMBER.findall(text)) if number not in known]
+    if 1 <= len(numbers) <= 2:
+        return Expected(tuple(numbers))
+    repeated = any(text in text_in_call for text_in_call in strings_of(answered.arguments))
+    if len(comma_list(text)) > 1:
+        return None
+    return Expected((text,)) if len(text) <= _LONGEST_LINE and not repeated and "{" not in text else None
+
+
+def _shown(leaf: Leaf) -> str:
+    return leaf.value if isinstance(leaf.value, str) else json.dumps(leaf.value)
+
+
 _TRIES = 6
 _WAVES = 12
 _WAVES_FOR_THE_REST = 3
@@ -201,14 +284,8 @@ class _Drawing:
     async def wave(self, tools: Sequence[ModelTool], missing: int) -> None:
         """Draw plans for these tools, run them twice, and keep the valid ones."""
         plans = self._plans(tools, min(_WAVE_PLANS, max(10, round(1.6 * missing))))
-        first = await self.work.executor.run(plans)
-        for plan, run in zip(plans, first, strict=True):
-            self._learn(plan, run)
-        good = [(plan, run) for plan, run in zip(plans, first, strict=True) if self._may_stay(plan, run)]
-        second = await self.work.executor.again([plan for plan, _ in good])
-        for (plan, run), again in zip(good, second, strict=True):
-            if self._may_stay(plan, again):
-                self._keep(plan, run, again)
+        for plan, run, again in await self.work.run_twice(plans, self._drop):
+            self._keep(plan, run, again)
 
     def _plans(self, tools: Sequence[ModelTool], wanted: int) -> list[Plan]:
         """Draw new plans for the tools in turn, beginning with those that have few scenarios."""
@@ -226,20 +303,19 @@ class _Drawing:
                 break
         return plans
 
-    def _learn(self, plan: Plan, run: ReferenceRun) -> None:
-        """Learn from a single call which values its tool accepts."""
-        if plan.kind is PlanKind.SINGLE and run.fault != SERVER_FAILED:
+    def _drop(self, plan: Plan, run: ReferenceRun) -> bool:
+        """Whether the plan makes no scenario. A single call also tells which values its tool accepts."""
+        single = len(plan.drafts) == 1
+        if single and run.fault != SERVER_FAILED:
             self.work.exploration.sampler.learn(plan.drafts[0], not run.fault)
-
-    def _may_stay(self, plan: Plan, run: ReferenceRun) -> bool:
         fault = run.fault
         if not fault and plan.link is not None and str(plan.link.pick.value) not in run.answers[0].text:
             fault = "the value for the next call was not in the answer"
-        if not fault and plan.kind is PlanKind.SINGLE and not plan.writes:
+        if not fault and single and not plan.writes:
             key = f"{plan.drafts[0].tool.name}\n{run.answers[0].text}"
             self.answers[key] += 1
             fault = "the same answer as others" if self.answers[key] > 2 * _SAME_ANSWER else ""  # every plan runs twice
-        return not self.work.drop(replace(run, fault=fault))
+        return self.work.drop(replace(run, fault=fault))
 
     def _keep(self, plan: Plan, first: ReferenceRun, second: ReferenceRun) -> None:
         answers = {} if self.work.executor.writes(plan.calls[-1:]) else self._expected(plan, first, second)
@@ -252,7 +328,7 @@ class _Drawing:
             dict.fromkeys(value for answer in answers.values() for value in answer.values if value not in task)
         )
         calls = with_results(plan.calls, first, second)
-        self.work.keep(task, calls, values, difficulty=plan.difficulty, source="schemas", recipe=plan.kind.value)
+        self.work.keep(task, calls, values, difficulty=plan.difficulty, source="schemas", recipe=plan.recipe)
 
     def _expected(self, plan: Plan, first: ReferenceRun, second: ReferenceRun) -> dict[int, Expected]:
         """By the number of a call, the values that the final answer must contain: of independent calls, else of the last.
@@ -264,7 +340,7 @@ class _Drawing:
         task_texts = " ".join(strings_of([dict(call.arguments) for call in plan.calls]))
         answers = {
             number: value
-            for number, (one, other) in (pairs if plan.kind is PlanKind.SEVERAL else pairs[-1:])
+            for number, (one, other) in (pairs if plan.link is None else pairs[-1:])
             if one.tool not in open_world and (value := expected(one, other, self.work.rng)) is not None
         }
         news = {n: answer for n, answer in answers.items() if any(value not in task_texts for value in answer.values)}
@@ -282,15 +358,15 @@ class Planner:
 
     def plan(self, tool: ModelTool, most_difficult: int) -> Plan | None:
         """Draw a plan that uses this tool; None if the drawn plan is too difficult."""
-        kinds = [self._single, partial(self._sequence, 2), partial(self._sequence, 3), self._flow, self._effect]
-        weights = [11, 3 * (most_difficult > 2), most_difficult > 4, 3 * (most_difficult > 3), 3 * (most_difficult > 3)]
+        kinds = [self._single, partial(self._sequence, 2), partial(self._sequence, 3), self._flow]
+        weights = [11, 3 * (most_difficult > 2), most_difficult > 4, 5 * (most_difficult > 3)]
         plan = self._rng.choices(kinds, [float(weight) for weight in weights])[0](tool)
         plan = plan or self._single(tool)
         return plan if plan is not None and plan.difficulty <= most_difficult else None
 
     def _single(self, tool: ModelTool) -> Plan | None:
         draft = self._draw(tool)
-        return None if draft is None else Plan(PlanKind.SINGLE, (draft,))
+        return None if draft is None else Plan((draft,))
 
     def _sequence(self, length: int, tool: ModelTool) -> Plan | None:
         """Distinct calls with arguments, of this tool and other reading tools; None if the draw has none."""
@@ -302,7 +378,7 @@ class Planner:
         distinct = {repr((draft.tool.name, draft.arguments)) for draft in drafts}
         if len(distinct) < length or sum(not draft.arguments for draft in drafts) > 0:
             return None
-        return Plan(PlanKind.SEVERAL, tuple(drafts))
+        return Plan(tuple(drafts))
 
     def _flow(self, tool: ModelTool) -> Plan | None:
         """A call with an argument from another tool's result, after the call that returns this result."""
@@ -321,10 +397,10 @@ class Planner:
                     observation, is_first = first
                     reader = next(other for other in self.readers if other.name == observation.tool)
                     link = ValueLink(pick, leaf.words, is_first)
-                    return Plan(PlanKind.FLOW, (DraftCall(reader, observation.arguments, ()), draft), link)
+                    return Plan((DraftCall(reader, observation.arguments, ()), draft), link)
         return None
 
-    def _first_call(self, leaf: Leaf, draft: DraftCall) -> tuple[Observation, bool] | None:
+    def _first_call(self, leaf: Leaf, draft: DraftCall) -> tuple[Answered, bool] | None:
         """An observed call whose result has this value first in its place, and whether the place has further values."""
         tool = leaf.place.split(":")[0]
         if (
@@ -333,38 +409,12 @@ class Planner:
             or leaf.place.endswith(": lines")
         ):
             return None
-        choices: list[tuple[Observation, bool]] = []
+        choices: list[tuple[Answered, bool]] = []
         for observation in self.exploration.of(tool):
             values = [other.value for other in observation.leaves if other.place == leaf.place]
             if observation.worked and values and values[0] == leaf.value:
                 choices.append((observation, len(set(values)) > 1))
         return self._rng.choice(choices) if choices else None
-
-    def _effect(self, tool: ModelTool) -> Plan | None:
-        """A writing call, and a second call with the same values: a reading one, or sometimes another writing one."""
-        writers = [candidate for candidate in self.tools if candidate.tool.kind is not ToolKind.READ]
-        if not writers or not self.readers:
-            return None
-        writer = tool if tool in writers else self._rng.choice(writers)
-        for _ in range(_TRIES):
-            first = self._draw(writer)
-            if first is None:
-                return None
-            near = tuple(Leaf(pick.value, f"{writer.name}: {pick.slot.path}", pick.slot.words) for pick in first.picks)
-            others = (
-                self.readers
-                if self._rng.random() < 0.7 or len(writers) < 2
-                else [w for w in writers if w is not writer]
-            )
-            reader = self._rng.choice(others) if tool is writer else tool
-            second = self.exploration.sampler.draw(reader, near)
-            if second is None:
-                continue
-            if any(pick.leaf in near for pick in second.picks) or (not second.picks and self._rng.random() < 0.3):
-                return Plan(PlanKind.EFFECT, (first, second))
-            if tool is not writer and not second.picks:
-                return None
-        return None
 
     def _draw(self, tool: ModelTool) -> DraftCall | None:
         return self.exploration.sampler.draw(tool)

@@ -9,7 +9,6 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import cast
 
 from offbook_mcp.tools.schemas import checker, simplified
@@ -61,14 +60,10 @@ class DraftCall:
     arguments: Mapping[str, object] = field(hash=False)
     picks: tuple[Pick, ...] = field(hash=False)
 
-
-class PlanKind(StrEnum):
-    """How the calls of a plan depend on each other."""
-
-    SINGLE = "single"  # one call
-    SEVERAL = "several"  # independent calls
-    FLOW = "flow"  # an argument of the second call is in the first call's result, and not in the task
-    EFFECT = "effect"  # the second call reads what the first one wrote
+    @property
+    def calls(self) -> tuple[ReferenceCall, ...]:
+        """The call in the form of a scenario."""
+        return (ReferenceCall(tool=self.tool.name, arguments=self.arguments),)
 
 
 @dataclass(frozen=True)
@@ -85,16 +80,20 @@ class ValueLink:
 
 @dataclass(frozen=True)
 class Plan:
-    """The calls of a task, in order."""
+    """The calls of a task, in order. They are independent, unless the last has a `link` to the one before it."""
 
-    kind: PlanKind
     drafts: tuple[DraftCall, ...] = field(hash=False)
     link: ValueLink | None = field(default=None, hash=False)
 
     @property
     def calls(self) -> tuple[ReferenceCall, ...]:
         """The calls in the form of a scenario."""
-        return tuple(ReferenceCall(tool=draft.tool.name, arguments=draft.arguments) for draft in self.drafts)
+        return tuple(call for draft in self.drafts for call in draft.calls)
+
+    @property
+    def recipe(self) -> str:
+        """How the calls depend on each other."""
+        return "flow" if self.link is not None else "several" if len(self.drafts) > 1 else "single"
 
     @property
     def writes(self) -> bool:
@@ -104,12 +103,8 @@ class Plan:
     @property
     def difficulty(self) -> int:
         """1: one value. 2: several values. 3: two calls, or nested values. 4: calls that depend on each other. 5: three."""
-        if len(self.drafts) > 2:
-            return 5
-        if self.kind in (PlanKind.FLOW, PlanKind.EFFECT):
-            return 4
-        if self.kind is PlanKind.SEVERAL:
-            return 3
+        if len(self.drafts) > 1:
+            return 5 if len(self.drafts) > 2 else 3 if self.link is None else 4
         values = sum(len(draft.picks) for draft in self.drafts)
         return 1 if values < 2 else 2 if values < 5 else 3
 
@@ -144,18 +139,15 @@ class ArgumentSampler:
         """How often this source has worked for this slot."""
         return self._worked[slot.key, source]
 
-    def draw(self, tool: ModelTool, near: tuple[Leaf, ...] = ()) -> DraftCall | None:
-        """Draw a call of the tool that its schema accepts; None if no such call is known.
-
-        `near` has values of another call in the same task, which are preferred where they fit.
-        """
+    def draw(self, tool: ModelTool) -> DraftCall | None:
+        """Draw a call of the tool that its schema accepts; None if no such call is known."""
         if tool.name not in self._schemas:
             schema = tool.tool.input_schema
             accepts = checker(schema, frozenset(tool.bound))
             self._schemas[tool.name] = simplified(schema, examples=True).parameters, accepts
         parameters, accepts = self._schemas[tool.name]
         for _ in range(_TRIES):
-            drawing = _Drawing(self, tool, near)
+            drawing = _Drawing(self, tool)
             try:
                 arguments = drawing.object(parameters, "", 0)
             except _NoValueError:
@@ -234,7 +226,6 @@ class _NoValueError(Exception):
 class _Drawing:
     sampler: ArgumentSampler
     tool: ModelTool
-    near: tuple[Leaf, ...]
     picks: list[Pick] = field(default_factory=list[Pick])
 
     def object(self, schema: Schema, path: str, depth: int) -> dict[str, object]:
@@ -263,7 +254,9 @@ class _Drawing:
             return self.object(schema, path, depth)
         if kind == "array":
             return self.array(schema, path, depth)
-        return self.scalar(self.sampler.slot(self.tool, path, schema))
+        pick = self._drawn(self.sampler.slot(self.tool, path, schema))
+        self.picks.append(pick)
+        return pick.value
 
     def array(self, schema: Schema, path: str, depth: int) -> list[object]:
         items = schema.get("items")
@@ -275,19 +268,6 @@ class _Drawing:
             if value not in drawn:
                 drawn.append(value)
         return drawn
-
-    def scalar(self, slot: Slot) -> Scalar:
-        pick = self._near(slot) or self._drawn(slot)
-        self.picks.append(pick)
-        return pick.value
-
-    def _near(self, slot: Slot) -> Pick | None:
-        matching = [(affinity(slot.words, leaf.words), leaf) for leaf in self.near if fitting(slot, leaf) is not None]
-        best = max((closeness for closeness, _ in matching), default=0)
-        if not best or slot.closed:
-            return None
-        leaf = self.sampler.rng.choice([leaf for closeness, leaf in matching if closeness == best])
-        return self._pick(slot, leaf.place, leaf)
 
     def _drawn(self, slot: Slot) -> Pick:
         rng = self.sampler.rng

@@ -19,7 +19,7 @@ from offbook_mcp.tools.tool import ToolKind, is_verb
 from offbook_mcp.tools.toolset import ModelTool
 
 from .harvest import singular, strings_of
-from .sampler import DraftCall, Plan, PlanKind
+from .sampler import DraftCall, Plan
 
 MAX_WORDS = 59
 """Tasks stay below 60 words."""
@@ -111,7 +111,7 @@ def _requested(plan: Plan, names: Mapping[int, str]) -> str:
     """The values to report, and of which calls they are if there are several: `name from each answer`."""
     if not names or len(plan.drafts) == 1:
         return "".join(names.values())
-    if plan.kind is not PlanKind.SEVERAL:
+    if plan.link is not None:
         return f"{names[max(names)]} from the last answer"
     if len(names) == len(plan.drafts) and len(set(names.values())) == 1:
         return f"{names[0]} from each answer"

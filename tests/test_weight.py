@@ -15,7 +15,7 @@ BUDGET = {
     "base": 24_500,
     "client": 25_900,
     "commands": 15_700,
-    "http_listener": 3_100,
+    "http_listener": 3_500,
     "llms": 10_800,
     "memory_plan": 6_300,
     "openai_dialect": 3_500,

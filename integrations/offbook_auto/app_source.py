@@ -20,7 +20,7 @@ from .improve import Split, TrainingSource
 
 HELD_OUT = 0.25
 """Share of the scenarios that is held out where none are given."""
-COMPARED = ("concurrency", "timeout", "max_completion_tokens", "sinks")
+COMPARED = ("concurrency", "timeout", "max_completion_tokens")
 """Options of a training that its comparisons share."""
 
 

@@ -11,8 +11,8 @@ from offbook.base.errors import ConfigError
 from offbook.base.terminal import echo
 from offbook.commands.generated_options import options_of, with_options
 from offbook.commands.help_pages import more_option
-from offbook.commands.option_values import judge_option, model_option, sinks_option
-from offbook.commands.options import JudgeOptions, ModelOptions, Trace
+from offbook.commands.option_values import judge_option, model_option
+from offbook.commands.options import JudgeOptions, ModelOptions
 from offbook.scenarios.loading import load_scenarios
 
 from .comparison import compare
@@ -46,7 +46,6 @@ def compare_command(
     candidates: Candidates,
     scenarios: Scenarios = None,
     trained_on: TrainedOn = None,
-    trace: Trace = None,
     *,
     options: dict[str, Any],
 ) -> None:
@@ -58,7 +57,7 @@ def compare_command(
     Example:
       offbook compare my_app:agent --scenarios held_out.jsonl --with step:0 --with step:newest
     """
-    chosen = options_of(CompareOptions, options) | judge_option(options) | sinks_option(trace)
+    chosen = options_of(CompareOptions, options) | judge_option(options)
     if trained_on is not None:
         chosen["trained_on"] = load_scenarios(trained_on)
     compared: Any = load_server(target, scenarios=scenarios, **options_of(ModelOptions, options))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import logging
 import platform
@@ -11,18 +10,15 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 from offbook import __version__
-from offbook.base import clock
 from offbook.base.errors import ConfigError
 from offbook.base.options import option, takes
 from offbook.base.sync_calls import run_sync
 from offbook.base.text import counted
 from offbook.base.types import Json
 from offbook.client.model import Model, TrainableModel
-from offbook.contracts import EvaluationFinished, GroupsFinished, Judge, RunStarted
+from offbook.contracts import Judge
 from offbook.llms.ledger import budget
 from offbook.scenarios.identity import scenario_id
-from offbook.tracing.fanout import FanOut
-from offbook.tracing.sink_registry import resolve_sinks
 from offbook.trainer.evaluate import summarise
 from offbook.trainer.messages import failure_lines
 from offbook.trainer.options import RewardFunction
@@ -53,8 +49,6 @@ logger = logging.getLogger("offbook")
 ROWS = "rollouts.jsonl"
 SAMPLES = 20
 """The most scenarios in the table of differing results."""
-CLOSE_SECONDS = 60.0
-"""How long a sink may take for one candidate. The comparison has ended, so nothing else waits."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +121,6 @@ async def _compared(options: CompareArguments) -> ComparisonReport:
         warnings = await _warnings(stage, scored)
         groups = [] if judge is None else await _judged_groups(scored, judge, options.seed, warnings)
     comparison = _comparison(stage, scored, baseline, groups, warnings, spending.lines())
-    await show_to_sinks(stage, scored, comparison)
     write_report(comparison, options.output)
     return comparison
 
@@ -330,37 +323,3 @@ def _run_id(scenarios: Sequence[object], app: ComparableTarget) -> str:
 def _scenarios_hash(scenarios: Sequence[object]) -> str:
     parts = [f"{scenario_id(scenario)} {content_hash(scenario)}" for scenario in scenarios]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-
-
-async def show_to_sinks(stage: RolloutStage, scored: Sequence[Scored], comparison: ComparisonReport) -> None:
-    """Send every candidate to the configured sinks under its own run.
-
-    Sinks read the rollouts from the server. Without a trained model there is no server, which is logged.
-    """
-    sinks = resolve_sinks(stage.options.sinks)
-    own = stage.target.own_models()
-    if not sinks:
-        return
-    if not own:
-        logger.warning("sinks: the app was wrapped without a model, so no server has its rollouts: nothing is shown")
-        return
-    servers = list({api.url: api for api in [await model.api() for model in own]}.values())
-    for item in scored:
-        name = own[0].name if item.candidate.trained else item.candidate.record_name  # as the server knows it
-        step = item.candidate.step or 0
-        groups = tuple(dict.fromkeys(row.trajectory.place.group or "" for row in item.rows))
-        metrics = item.as_metrics() | _measured(comparison, item.candidate.name)
-        fanout = FanOut(sinks, stage.run_of(item.candidate), servers)
-        fanout.publish(RunStarted(fanout.run, name, step, clock.now(), comparison.settings))
-        fanout.publish(GroupsFinished(fanout.run, SPLIT, step, groups))
-        fanout.publish(EvaluationFinished(fanout.run, name, SPLIT, step, clock.now(), metrics, groups))
-        for line in await asyncio.to_thread(fanout.close, CLOSE_SECONDS):
-            logger.warning(line)
-
-
-def _measured(comparison: ComparisonReport, name: str) -> dict[str, float]:
-    result = comparison.of(name)
-    values = {"cost": result.cost}
-    if result.latency is not None:
-        values |= {"latency_p50": result.latency[0], "latency_p95": result.latency[1]}
-    return {key: value for key, value in values.items() if value is not None}

@@ -96,7 +96,7 @@ class Scored:
         return sum(row.failed for row in self.rows)
 
     def as_metrics(self) -> dict[str, float]:
-        """The evaluation's metrics for trace sinks and `model.log`."""
+        """The evaluation's metrics for `model.log`."""
         return self.evaluation.as_metrics() | {"failed": float(self.failed)}
 
 

@@ -191,7 +191,7 @@ class RolloutStage:
         return [FixedStepModel(model, candidate.step) for model in own]
 
     def run_of(self, candidate: Candidate) -> str:
-        """The candidate's run id in the server's records and in trace sinks, whose lists cut long names: it comes first."""
+        """The candidate's run id in the server's records. Lists of runs cut long names, so the candidate comes first."""
         return f"{candidate.record_name}-{self.run}"
 
     def _fingerprint(self, candidate: Candidate, scenario: object) -> str:

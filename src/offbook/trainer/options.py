@@ -52,7 +52,6 @@ class RolloutOptions(RunOptions):
         None, "limit for other LLMs such as judges, in USD; the run ends when it is reached"
     )
     run: str | None = option(None, "name of the run in the server's lists", shown_default="a new one")
-    sinks: Sequence[str | TraceSink] = option((), "trace sinks: names such as langfuse, or objects")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -88,6 +87,7 @@ class TrainerOptions(RolloutOptions):
     )
     patience: int = option(10, "stop after this many iterations in a row without an update", least=1)
     target_reward: float = option(1.0, "mean reward from which a run that `patience` stops counts as solved")
+    sinks: Sequence[str | TraceSink] = option((), "trace sinks: names such as langfuse, or objects")
     keep_checkpoints: int | None = option(
         None, "checkpoints to keep: the newest ones, and the best by `val/reward` (None: all)", least=1
     )

@@ -16,9 +16,9 @@ from observe_and_improve.visitors import PAINTINGS, make_guide, scenarios
 import offbook
 import offbook_compare
 from offbook.testing import scripted_llm
-from offbook_auto.app_source import AppWithScenarios, WrappedApp
 from offbook_auto.improve import Improver
 from offbook_auto.options import ImproveOptions
+from offbook_auto.sources import AppWithScenarios, WrappedApp
 
 HERE = Path(__file__).parent
 PARTS = slice(0, 24), slice(24, 32), slice(32, 40)

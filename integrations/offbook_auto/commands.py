@@ -25,11 +25,11 @@ from offbook.trainer.options import TrainerOptions
 from offbook.trainer.trainable_target import load_target
 from offbook_compare.targets import load_app, load_server
 
-from .app_source import AppWithScenarios, WrappedApp
-from .described import AutoTrainer, plan_lines
-from .improve import Improver, TrainingSource
+from .described import AutoTrainer
+from .improve import Improver
 from .learn import Learning, LearnOptions
 from .options import BASE_MODEL, ROUNDS_SET, AutoOptions, ImproveOptions, name_of
+from .sources import AppWithScenarios, TrainingSource, WrappedApp
 from .task import read_task
 
 Description = Annotated[
@@ -91,7 +91,7 @@ def auto(
     name = model or name_of(description or (read_task(task).description if task.exists() else ""))
     trainer = AutoTrainer(description, model=TrainableModel(name, project="auto", base_model=base_model), **chosen)
     if dry_run:
-        echo("\n".join(plan_lines(trainer.plan(), chosen.get("max_cost"))))
+        echo("\n".join(trainer.plan()))
     else:
         trainer.run(until)
 

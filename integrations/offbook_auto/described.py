@@ -14,12 +14,13 @@ from offbook.base.errors import ConfigError
 from offbook.base.json_files import read_text
 from offbook.base.options import option, takes
 from offbook.base.terminal import echo
+from offbook.base.text import counted
 from offbook.base.types import Message, Trajectory, TrajectoryGroup
 from offbook.client.model import Model, TrainableModel
 from offbook.contracts import Judge
 from offbook.llms.llm import Llm
 from offbook.llms.prices import UsedTokens, cost_of, price_of
-from offbook.llms.provider import Tokens, load
+from offbook.llms.provider import load
 from offbook.rewards.rubric import write_rubric
 from offbook.rewards.ruler_judge import Ruler, tie
 from offbook.trainer.report import TrainReport
@@ -28,74 +29,21 @@ from offbook_compare.candidates import CandidateLike, as_candidate
 from offbook_compare.comparison import acompare
 from offbook_compare.results import ComparisonReport
 
-from .improve import Improver, Split, Stage
+from .improve import Improver
 from .inputs import TaskInput, read_inputs, write_inputs
 from .options import BASE_MODEL, AutoOptions, ImproveOptions, name_of
+from .sources import Split, Stage
 from .task import DESCRIBED, Task, as_examples, read_task, require_packages, write_task, write_whole
 from .writer import PER_QUESTION, written_outline, written_prompt
 
-CHARACTERS = 4
-"""Characters of a token, about."""
-FRAME = 400
-"""Tokens that the words around a question take, with its JSON schema."""
-OUTLINE, PROMPT, RUBRIC, INPUT = 500, 300, 350, 120
-"""Tokens of what the LLM writes, about."""
-VERDICT = 60
-"""Tokens of a judge's score with its explanation."""
+READ, WRITTEN = 1_000, 400
+"""Tokens of a question without the answers that it shows, and of a file that the LLM writes, about."""
+INPUT, ANSWER, VERDICT = 120, 240, 60
+"""Tokens of an input, of an answer, and of a judge's verdict on one, about."""
 AGAIN = 1.2
 """Inputs asked for, for each that is kept."""
 FITS = "fits_schema"
 """Metric of a rollout: 1 if its answer fits the task's schema, else 0."""
-
-
-@dataclass(frozen=True)
-class StagePlan:
-    """What a stage will ask of other LLMs. `done`: its file is there, so that it asks nothing. `cost`: USD; None: unknown price."""
-
-    stage: str
-    done: bool
-    questions: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cost: float | None = 0.0
-
-    def line(self) -> str:
-        """The plan as one line, for people."""
-        if self.done:
-            return f"{self.stage}: done"
-        if not self.questions:
-            return f"{self.stage}: asks no other LLM"
-        price = "of unknown price" if self.cost is None else f"about {self.cost:.2f} USD"
-        tokens = f"{self.prompt_tokens:,} + {self.completion_tokens:,} tokens"
-        return f"{self.stage}: {self.questions:,} question{'s' * (self.questions != 1)}, {tokens}, {price}"
-
-
-def tokens_of(text: str) -> int:
-    """About how many tokens a text has."""
-    return len(text) // CHARACTERS + 1
-
-
-def planned(stage: str, llm: Llm | None, questions: int, prompt: float, completion: float) -> StagePlan:
-    """The plan of a stage whose questions take so many tokens each. `llm` is None for a judge that is none."""
-    if llm is None or not questions:
-        return StagePlan(stage, False)
-    price = price_of(llm.options, load().model_cost)
-    tokens = Tokens(round(questions * prompt), round(questions * completion))
-    cost = None if price is None else questions * cost_of(UsedTokens(round(prompt), round(completion)), price)
-    return StagePlan(stage, False, questions, *tokens, cost)
-
-
-def plan_lines(plans: Sequence[StagePlan], max_cost: float | None) -> list[str]:
-    """A plan as lines for a terminal, with its sum."""
-    costs = [plan.cost for plan in plans]
-    known = sum(cost for cost in costs if cost is not None)
-    total = f"in all about {known:.2f} USD" + (", and what has an unknown price" if None in costs else "")
-    short = max_cost is not None and known > max_cost
-    return [
-        *(plan.line() for plan in plans),
-        f"{total}; the tokens are estimates. Nothing was asked.",
-        *([f"max_cost={max_cost:g} USD will end the run before it is through"] if short else []),
-    ]
 
 
 @dataclass(frozen=True)
@@ -123,8 +71,8 @@ class AutoTrainer(Improver):
         super().__init__(task, path)
         self._task = task
 
-    def plan(self) -> list[StagePlan]:
-        """Estimate the requests of each stage to other LLMs: tokens and price. Sends nothing."""
+    def plan(self) -> list[str]:
+        """The questions to other LLMs that are left, with about their price, in lines. Sends nothing."""
         return self._task.plan()
 
 
@@ -183,14 +131,6 @@ class DescribedTask:
         files = {name: self.folder / f"{name}.md" for name in ("prompt", "rubric")}
         return {name: read_text(file).strip() for name, file in files.items() if file.exists()}
 
-    def sizes(self) -> tuple[int, int]:
-        """How many inputs there are, or will be, to train on and held out."""
-        file = self.folder / "scenarios.jsonl"
-        if not file.exists():
-            return self.options.train_inputs, self.options.held_out
-        splits = [one.split for one in read_inputs(file)]
-        return splits.count("train"), splits.count("held-out")
-
     def input_stages(self) -> list[Stage]:
         """What writes the files that are not there."""
         return [("task", self._task), ("scenarios", self._inputs), ("prompt", self._prompt), ("rubric", self._rubric)]
@@ -212,8 +152,8 @@ class DescribedTask:
         if not file.exists():
             wanted: dict[Split, int] = {"train": options.train_inputs, "held-out": options.held_out}
             await write_inputs(self.llm, self.task, wanted, options.seed, file, echo)
-        train, held_out = self.sizes()
-        echo(f"scenarios ({file}): {train} to train on, {held_out} held out")
+        splits = [one.split for one in read_inputs(file)]
+        echo(f"scenarios ({file}): {splits.count('train')} to train on, {splits.count('held-out')} held out")
 
     async def _prompt(self) -> None:
         file = self.folder / "prompt.md"
@@ -225,14 +165,15 @@ class DescribedTask:
         text = json.dumps(self.task.brief(), ensure_ascii=False, indent=1)
         await write_rubric(text, self.llm, file=self.folder / "rubric.md")
 
-    def _scenarios(self, split: Split) -> list[dict[str, Any]]:
+    def scenarios(self, split: Split) -> list[dict[str, Any]]:
+        """The scenarios of a split, by the files."""
         return as_scenarios(read_inputs(self.folder / "scenarios.jsonl"), split, self.texts()["prompt"])
 
     async def trained(self, steps: int) -> TrainReport:
         """Train until the model has `steps` steps in total."""
         shared = ("group_size", "scenarios_per_step", "concurrency", "max_completion_tokens", "config", "seed")
         options: dict[str, Any] = {name: getattr(self.options, name) for name in shared}
-        trainer = Trainer(self.model, AnswerOnce(self.task), self._scenarios("train"), judge=self.judge, **options)
+        trainer = Trainer(self.model, AnswerOnce(self.task), self.scenarios("train"), judge=self.judge, **options)
         return await trainer.atrain(steps)
 
     async def compared(self, split: Split, candidates: Sequence[CandidateLike], **options: Any) -> ComparisonReport:
@@ -240,40 +181,41 @@ class DescribedTask:
         shared = {name: getattr(self.options, name) for name in ("concurrency", "max_completion_tokens", "seed")}
         return await acompare(
             AnswerOnce(self.task),
-            self._scenarios(split),
+            self.scenarios(split),
             candidates,
             model=self.model,
             judge=self.judge,
-            trained_on=self._scenarios("train") if split == "held-out" else None,
+            trained_on=self.scenarios("train") if split == "held-out" else None,
             **shared,
             **options,
         )
 
-    def plan(self) -> list[StagePlan]:
-        """Estimate the requests of each stage to other LLMs: tokens and price. Sends nothing."""
-        options, llm, judge = self.options, self.llm, self.judge_llm
-        about = tokens_of(json.dumps(self.task.brief()))
-        file = self.folder / "scenarios.jsonl"
-        inputs = read_inputs(file) if file.exists() else None
-        length = INPUT if not inputs else sum(tokens_of(one.input) for one in inputs) / len(inputs)
+    def plan(self) -> list[str]:
+        """The questions to other LLMs that are left, with about their price, in lines. Sends nothing."""
+        options = self.options
         batches = round(AGAIN * (options.train_inputs + options.held_out) / PER_QUESTION + 1)
-        answer = min(options.max_completion_tokens, 2 * INPUT)
-
-        def shown(attempts: int) -> float:
-            return FRAME + RUBRIC + PROMPT + length + attempts * answer
-
-        stages = [
-            ("task.yaml", planned("task", llm, 1, FRAME + about, OUTLINE)),
-            ("scenarios.jsonl", planned("scenarios", llm, batches, FRAME + about + OUTLINE, PER_QUESTION * INPUT)),
-            ("prompt.md", planned("prompt", llm, 1, FRAME + about, PROMPT)),
-            ("rubric.md", planned("rubric", llm, 1, FRAME + about, RUBRIC)),
+        files = {name: (1, WRITTEN) for name in ("task.yaml", "prompt.md", "rubric.md")}
+        files["scenarios.jsonl"] = (batches, PER_QUESTION * INPUT)
+        asked = [
+            (file, self.llm, number, READ, written)
+            for file, (number, written) in files.items()
+            if not (self.folder / file).exists()
         ]
-        judged, size, held_out = options.steps * options.scenarios_per_step, options.group_size, self.sizes()[1]
-        return [
-            *(StagePlan(own.stage, True) if (self.folder / name).exists() else own for name, own in stages),
-            planned("train", judge, judged, shown(size), size * VERDICT),
-            planned("compare", judge, held_out if held_out > 1 else 0, shown(2), 2 * VERDICT),
-        ]
+        judged = options.steps * options.scenarios_per_step
+        for stage, number, shown in (("train", judged, options.group_size), ("compare", options.held_out, 2)):
+            if self.judge_llm is not None:
+                asked.append((stage, self.judge_llm, number, READ + shown * ANSWER, shown * VERDICT))
+        lines, total = list[str](), 0.0
+        for name, llm, questions, read, written in asked:
+            price = price_of(llm.options, load().model_cost)
+            cost = None if price is None else questions * cost_of(UsedTokens(read, written), price)
+            shown_cost = "of unknown price" if cost is None else f"about {cost:.2f} USD"
+            lines.append(f"{name}: {counted(questions, 'question')}, {shown_cost}")
+            total += cost or 0.0
+        lines.append(f"in all about {total:.2f} USD, by estimated tokens. Nothing was asked.")
+        if options.max_cost is not None and total > options.max_cost:
+            lines.append(f"max_cost={options.max_cost:g} USD will end the run before it is through")
+        return lines
 
 
 def _llm(where: str, value: str | Llm) -> Llm:

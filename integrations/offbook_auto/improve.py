@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any
 
 from offbook.base.errors import BudgetExceeded, ConfigError
 from offbook.base.json_files import read_json
@@ -16,76 +16,24 @@ from offbook.base.sync_calls import run_sync
 from offbook.base.terminal import echo
 from offbook.base.text import counted
 from offbook.base.types import Json
-from offbook.client.model import TrainableModel
-from offbook.contracts import Judge
-from offbook.llms.ledger import SpendingTotals, budget
+from offbook.llms.ledger import budget
 from offbook.trainer.report import Stopped, TrainReport
 from offbook_compare.candidates import CandidateLike
 from offbook_compare.comparison import ROWS
 from offbook_compare.journal import ComparedRollout, Journal
-from offbook_compare.report import shown_interval
-from offbook_compare.results import CandidateResult, ComparisonReport
+from offbook_compare.report import candidate_line
+from offbook_compare.results import ComparisonReport
 
 from .good_runs import good_runs, with_rewards, write_conversations
 from .options import ImproveOptions
 from .report import CurvePoint, ImproveReport, best_of, write_report
+from .sources import TrainingSource
 from .task import write_whole
 
-Split = Literal["train", "held-out"]
 GOOD = "good.jsonl"
 STATE = "stages.json"
 SPENT = "spending.jsonl"
 """The ledger in the folder: what all runs with it have spent."""
-
-Stage = tuple[str, Callable[[], Awaitable[None]]]
-
-
-class TrainingSource(Protocol):
-    """Where scenarios come from, and what runs on them so that any model can answer."""
-
-    @property
-    def model(self) -> TrainableModel:
-        """The model that is trained."""
-        ...
-
-    @property
-    def judge(self) -> Judge | None:
-        """What scores runs that have no reward; None: each run has one."""
-        ...
-
-    def input_stages(self) -> Sequence[Stage]:
-        """What makes the scenarios. Empty where they are there."""
-        return ()
-
-    def texts(self) -> Mapping[str, str]:
-        """Texts for the report, such as the prompt."""
-        return {}
-
-    def sizes(self) -> tuple[int, int]:
-        """How many scenarios there are, or will be, to train on and held out."""
-        ...
-
-    async def compared(self, split: Split, candidates: Sequence[CandidateLike], **options: Any) -> ComparisonReport:
-        """`offbook_compare.acompare` on the scenarios of a split."""
-        ...
-
-    async def trained(self, steps: int) -> TrainReport:
-        """Train until the model has `steps` steps in total."""
-        ...
-
-
-@dataclass
-class Progress:
-    """What the stages have made so far, and what stages.json keeps of it: the step after the supervised training, and after
-    each round. `ended`: why no further round follows."""
-
-    sft: int | None = None
-    rounds: list[int] = field(default_factory=list[int])
-    ended: str = ""
-    good: str = ""
-    curve: list[CurvePoint] = field(default_factory=list[CurvePoint])
-    comparison: ComparisonReport | None = None
-    training: TrainReport | None = None
 
 
 class Improver:
@@ -108,80 +56,89 @@ class Improver:
     async def arun(self, until: str = "compare") -> ImproveReport:
         """Run all stages up to `until` whose results are not there yet, and write report.md.
 
-        A spent `max_cost` ends the run well. Raises ConfigError, LlmError for an LLM whose answers are invalid, and the errors of
-        `compare`, `train_sft` and `Trainer`."""
-        progress = self._known()
+        A spent `max_cost`, over all runs with the folder, ends the run well. Raises ConfigError, LlmError for an LLM whose
+        answers are invalid, and the errors of `compare`, `train_sft` and `Trainer`."""
+        report = self._known()
         stages = list(self.source.input_stages())
         if self.teacher is not None:
-            stages += [("observe", lambda: self._observe(progress)), ("sft", lambda: self._sft(progress))]
-        stages += [("train", lambda: self._train(progress)), ("compare", lambda: self._compare(progress))]
+            stages += [("observe", lambda: self._observe(report)), ("sft", lambda: self._sft(report))]
+        stages += [("train", lambda: self._train(report)), ("compare", lambda: self._compare(report))]
         names = [name for name, _ in stages]
         if until not in names:
             raise ConfigError(f"until: one of {', '.join(names)} is needed, got {until!r}")
-        report = self._report(progress, await run_stages(stages, until, self.folder, self.options.max_cost))
-        write_report(report, self.folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with budget(self.options.max_cost, file=self.folder / SPENT) as spending:
+            try:
+                for name, run in stages[: names.index(until) + 1]:
+                    await run()
+                    report.reached = name
+            except BudgetExceeded as error:
+                report.stopped = "budget"
+                echo(f"{error}. What was made stays in {self.folder}: run it again with more, and it goes on")
+            report.spending = spending.by_purpose()
+        report.texts = self.source.texts()
+        write_report(report)
         echo("\n".join(report.lines()))
         return report
 
-    async def _observe(self, progress: Progress) -> None:
+    async def _observe(self, report: ImproveReport) -> None:
         assert self.teacher is not None
         options = self.options
-        if len(self._observed()) < self.source.sizes()[0] * options.observe_rollouts:
+        if len(self._observed()) < len(self.source.scenarios("train")) * options.observe_rollouts:
             shared: dict[str, Any] = {"rollouts": options.observe_rollouts, "success_at": options.success_at}
-            shared |= {"output": self.folder / "observed", "run": f"observe-{self.source.model.name}"}
-            report = await self.source.compared("train", [self.teacher], **shared)
-            echo(f"observe: {_line(report, report.candidates[0])}")
+            shared |= {"output": self.folder / "observed", "run": f"observe-{self.name}"}
+            observed = await self.source.compared("train", [self.teacher], **shared)
+            echo(f"observe: {candidate_line(observed, observed.candidates[0])}")
         good = self.folder / GOOD
         if not good.exists():
             observed = self._observed()
             chosen = good_runs(await with_rewards(observed, self.source.judge), options.success_at)
             number, left_out = write_conversations(chosen.rows, good), len(observed) - chosen.scored
-            progress.good = f"{len(chosen.rows):,} of {counted(chosen.scored, 'run')} are good ({chosen.rule}): {counted(number, 'conversation')}"
-            progress.good += (
+            report.good = f"{len(chosen.rows):,} of {counted(chosen.scored, 'run')} are good ({chosen.rule}): {counted(number, 'conversation')}"
+            report.good += (
                 f"; {left_out:,} more got no score (delete {good.name} to have them judged again)" if left_out else ""
             )
-            echo(f"observe: {progress.good} in {good}")
-        self._keep(progress)
+            echo(f"observe: {report.good} in {good}")
+        self._keep(report)
 
-    async def _sft(self, progress: Progress) -> None:
+    async def _sft(self, report: ImproveReport) -> None:
         good = self.folder / GOOD
-        if progress.sft is None:
+        if report.sft is None:
             # The request ids of an untouched file are the same after a kill, so that no batch is applied twice.
-            prefix = f"sft-{hashlib.sha256(good.read_bytes() + self.source.model.name.encode()).hexdigest()[:20]}"
+            prefix = f"sft-{hashlib.sha256(good.read_bytes() + self.name.encode()).hexdigest()[:20]}"
             result = await self.source.model.train_sft(good, self.options.sft, request_id=prefix)
-            progress.sft = result.updates[-1].step if result.updates else result.step
-            self._keep(progress)
+            report.sft = result.updates[-1].step if result.updates else result.step
+            self._keep(report)
             first = result.updates[0].loss if result.updates else float("nan")
             echo(
                 f"sft: {counted(len(result.updates), 'update')}, loss {first:.3f} -> {result.loss or first:.3f} nats per token; "
-                f"{result.model} is at step {progress.sft}"
+                f"{result.model} is at step {report.sft}"
             )
-        await self._evaluated(progress, "supervised", progress.sft)
+        await self._evaluated(report, "supervised", report.sft)
 
-    async def _train(self, progress: Progress) -> None:
+    async def _train(self, report: ImproveReport) -> None:
         """Rounds of reinforcement learning, until held-out success no longer rises; without a teacher one, which nothing measures."""
         options = self.options
         if self.teacher is None:
-            progress.training = await self._trained(options.round_steps)
+            report.training = await self._trained(options.round_steps)
             return
-        first = progress.sft or 0
+        first = report.sft or 0
         for number in range(1, options.rounds + 1):
-            if number > len(progress.rounds):
-                if progress.ended:
+            if number > len(report.rounds):
+                if report.ended:
                     break
-                report = await self._trained((progress.rounds[-1] if progress.rounds else first) + options.round_steps)
-                progress.rounds.append(report.step)
-                if report.stopped in (Stopped.SOLVED, Stopped.NO_SIGNAL, Stopped.NO_CALLS):
-                    progress.ended = f"the training had no signal left ({report.stopped})"
-                self._keep(progress)
-            point = await self._evaluated(progress, f"round {number}", progress.rounds[number - 1])
-            if not progress.ended and not _above(point, best_of(progress.curve[:-1])):
-                measure = (progress.comparison.measure if progress.comparison is not None else None) or "success"
-                progress.ended = f"held-out {measure} no longer rose in round {number}"
-                self._keep(progress)
-            if progress.ended and number == len(progress.rounds):
+                trained = await self._trained((report.rounds[-1] if report.rounds else first) + options.round_steps)
+                report.rounds.append(trained.step)
+                if trained.stopped in (Stopped.SOLVED, Stopped.NO_SIGNAL, Stopped.NO_CALLS):
+                    report.ended = f"the training had no signal left ({trained.stopped})"
+                self._keep(report)
+            point = await self._evaluated(report, f"round {number}", report.rounds[number - 1])
+            if not report.ended and not _above(point, best_of(report.curve[:-1])):
+                report.ended = f"held-out {report.measure} no longer rose in round {number}"
+                self._keep(report)
+            if report.ended and number == len(report.rounds):
                 break
-        echo(f"train: {progress.ended or f'all {options.rounds} rounds were run'}")
+        echo(f"train: {report.ended or f'all {options.rounds} rounds were run'}")
 
     async def _trained(self, steps: int) -> TrainReport:
         report = await self.source.trained(steps)
@@ -189,38 +146,38 @@ class Improver:
             raise BudgetExceeded("max_cost for other LLMs is spent: raise it to continue")
         return report
 
-    async def _evaluated(self, progress: Progress, stage: str, step: int) -> CurvePoint:
+    async def _evaluated(self, report: ImproveReport, stage: str, step: int) -> CurvePoint:
         """Measure a step on the held-out scenarios, beside all before it: a judge's scores hold within one comparison alone. Known
         rollouts are not run again."""
-        steps = dict.fromkeys([0, *(point.step for point in progress.curve), step])
-        report = await self._held_out(progress, [f"step:{one}" for one in steps])
-        if not progress.curve:
-            progress.curve.append(CurvePoint("base", 0, report.of("step:0")))
-        progress.curve = [replace(point, result=report.of(f"step:{point.step}")) for point in progress.curve]
-        point = CurvePoint(stage, step, report.of(f"step:{step}"))
-        progress.curve.append(point)
-        echo(f"held out after {stage}: {_line(report, point.result)}")
+        steps = dict.fromkeys([0, *(point.step for point in report.curve), step])
+        measured = await self._held_out(report, [f"step:{one}" for one in steps])
+        if not report.curve:
+            report.curve.append(CurvePoint("base", 0, measured.of("step:0")))
+        report.curve = [replace(point, result=measured.of(f"step:{point.step}")) for point in report.curve]
+        point = CurvePoint(stage, step, measured.of(f"step:{step}"))
+        report.curve.append(point)
+        echo(f"held out after {stage}: {candidate_line(measured, point.result)}")
         return point
 
-    async def _compare(self, progress: Progress) -> None:
+    async def _compare(self, report: ImproveReport) -> None:
         if self.teacher is None:
-            step, (_, held_out) = await self.source.model.get_step(), self.source.sizes()
+            step, held_out = await self.source.model.get_step(), len(self.source.scenarios("held-out"))
             if held_out < 2 or not step:
                 echo(f"no comparison: {counted(held_out, 'held-out scenario')}, and the model is at step {step}")
             else:
-                await self._evaluated(progress, "training", step)
+                await self._evaluated(report, "training", step)
             return
-        steps = dict.fromkeys(point.step for point in progress.curve)
-        report = await self._held_out(progress, [self.teacher, *(f"step:{step}" for step in steps)])
-        progress.curve = [
-            replace(point, result=replace(report.of(f"step:{point.step}"), difference=point.result.difference))
-            for point in progress.curve
+        steps = dict.fromkeys(point.step for point in report.curve)
+        compared = await self._held_out(report, [self.teacher, *(f"step:{step}" for step in steps)])
+        report.curve = [
+            replace(point, result=replace(compared.of(f"step:{point.step}"), difference=point.result.difference))
+            for point in report.curve
         ]
 
-    async def _held_out(self, progress: Progress, candidates: Sequence[CandidateLike]) -> ComparisonReport:
+    async def _held_out(self, report: ImproveReport, candidates: Sequence[CandidateLike]) -> ComparisonReport:
         """Compare candidates on the held-out scenarios."""
         options = self.options
-        progress.comparison = await self.source.compared(
+        report.comparison = await self.source.compared(
             "held-out",
             candidates,
             success_at=options.success_at,
@@ -228,86 +185,32 @@ class Improver:
             output=self.folder / "comparison",
             run=f"improve-{self.name}",
         )
-        return progress.comparison
+        return report.comparison
 
     def _observed(self) -> list[ComparedRollout]:
         """The teacher's runs so far, as the journal of the observation has them."""
         return list(Journal(self.folder / "observed" / ROWS).rows.values())
 
-    def _known(self) -> Progress:
+    def _known(self) -> ImproveReport:
         """What stages.json says of earlier runs. Raises ConfigError."""
-        file = self.folder / STATE
+        file, teacher = self.folder / STATE, "" if self.teacher is None else self.teacher.name
+        named: dict[str, Any] = {"folder": self.folder, "model": self.name, "teacher": teacher}
         if not file.exists():
-            return Progress()
+            return ImproveReport(**named)
         try:
             kept: dict[str, Json] = read_json(file)
             if kept.pop("model") != self.name:
                 raise ConfigError(f"{file} belongs to another model: choose another output folder")
-            return Progress(**kept)
+            return ImproveReport(**named, **kept)
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise ConfigError(
                 f"{file} cannot be read ({error!r}): delete it, or choose another output folder"
             ) from error
 
-    def _keep(self, progress: Progress) -> None:
-        kept = {name: getattr(progress, name) for name in ("sft", "rounds", "ended", "good")}
+    def _keep(self, report: ImproveReport) -> None:
+        kept = {name: getattr(report, name) for name in ("sft", "rounds", "ended", "good")}
         write_whole(self.folder / STATE, json.dumps({"model": self.name, **kept}, indent=1) + "\n")
-
-    def _report(self, progress: Progress, ran: StagesRun) -> ImproveReport:
-        return ImproveReport(
-            folder=self.folder,
-            model=self.source.model.name,
-            teacher="" if self.teacher is None else self.teacher.name,
-            reached=ran.reached,
-            stopped=ran.stopped,
-            good=progress.good,
-            ended=progress.ended,
-            curve=tuple(progress.curve),
-            comparison=progress.comparison,
-            spending=ran.spending,
-            training=progress.training,
-            texts=dict(self.source.texts()),
-        )
-
-
-@dataclass(frozen=True)
-class StagesRun:
-    """How far the stages came. `reached`: the last whole stage, "" for none; `stopped`: "budget" where `max_cost` is spent.
-    `spending` covers all runs with the folder, by purpose."""
-
-    reached: str = ""
-    stopped: str = ""
-    spending: Mapping[str, SpendingTotals] = field(default_factory=dict[str, SpendingTotals])
-
-
-async def run_stages(stages: Sequence[Stage], until: str, folder: Path, max_cost: float | None) -> StagesRun:
-    """Run the stages up to `until`. A spent `max_cost`, over all runs with the folder, ends them well; other errors pass."""
-    folder.mkdir(parents=True, exist_ok=True)
-    reached, stopped = "", ""
-    with budget(max_cost, file=folder / SPENT) as spending:
-        try:
-            for name, run in stages:
-                await run()
-                reached = name
-                if name == until:
-                    break
-        except BudgetExceeded as error:
-            stopped = "budget"
-            echo(f"{error}. What was made stays in {folder}: run it again with more, and it goes on")
-        return StagesRun(reached, stopped, spending.by_purpose())
 
 
 def _above(point: CurvePoint, best: CurvePoint | None) -> bool:
     return point.result.value is not None and (best is None or point.mean > best.mean)
-
-
-def _line(report: ComparisonReport, result: CandidateResult) -> str:
-    """A candidate's result in one line."""
-    parts = [f"{report.measure} {shown_interval(result.value)}"] if result.value is not None else []
-    if result.difference is not None:
-        parts.append(f"difference to {report.baseline} {shown_interval(result.difference, sign='+')}")
-    cost = "price unknown" if result.total_cost is None else f"{result.total_cost:.4f} USD"
-    parts += [f"{counted(result.rollouts, 'run')}, {result.calls:.1f} calls each"]
-    parts += [] if result.trained else [cost]
-    parts += [f"{result.failed} failed"] if result.failed else []
-    return f"{result.name}: {', '.join(parts)}"

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from offbook.base.errors import ConfigError, LlmError
 from offbook.base.types import Json
@@ -19,10 +18,10 @@ from offbook.scenarios.identity import scenario_fields, scenario_id, scenario_te
 from offbook.scenarios.loading import load_scenarios
 from offbook_compare.contamination import plain_words
 
+from .sources import Split
 from .task import Task, write_whole
 from .writer import PER_QUESTION, PURPOSE, BriefLine, WrittenInputs, inputs_question, named
 
-Split = Literal["train", "held-out"]
 SPLITS: tuple[Split, ...] = ("train", "held-out")
 SHINGLE = 3
 """Number of consecutive words that are compared."""

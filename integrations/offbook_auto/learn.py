@@ -37,7 +37,7 @@ from offbook.tracing.rollout_reader import pages
 from offbook.trainer.evaluate import Interval
 from offbook_compare.comparison import acompare
 from offbook_compare.report import shown_interval
-from offbook_compare.targets import ComparableTarget, bound_to
+from offbook_compare.targets import ComparableTarget
 from offbook_production.client import audit_trajectories
 from offbook_production.wire import MAX_AUDITED, AuditRequest
 
@@ -239,9 +239,10 @@ class Learning:
         learned = f"step:{current.step}"
         comparison = self.folder / "comparison"
         report = await acompare(
-            bound_to(self.app, candidate),
+            self.app,
             [threads[name].scenario() for name in current.held_out if name in threads],
             [f"step:{current.served}", learned],
+            model=candidate,
             output=comparison,
             success_at=self.options.success_at,
             run=f"learn-{current.candidate}",

@@ -34,28 +34,39 @@ def best_of(curve: Sequence[CurvePoint]) -> CurvePoint | None:
     return max(measured, key=lambda point: point.mean, default=None)
 
 
-@dataclass(frozen=True)
+@dataclass(kw_only=True)
 class ImproveReport:
-    """The result of `Improver.run`. `reached`: the last whole stage; `stopped`: "budget" where `max_cost` ended the run.
-    `ended`: why the rounds ended. `curve`: the base, and the step after each stage. `training`: of a run without a teacher. `spending` covers all runs with the folder, by purpose."""
+    """What the stages have made so far, and the result of `Improver.run`.
+
+    `sft`, `rounds`: the step after the supervised training, and after each round; `ended`: why no further round follows;
+    `good`: the good runs, in words. `curve`: the base, and the step after each stage. `training`: of a run without a teacher.
+    `reached`: the last whole stage, "" for none; `stopped`: "budget" where `max_cost` ended the run. `spending` covers all
+    runs with the folder, by purpose."""
 
     folder: Path
     model: str
-    teacher: str
-    reached: str
-    stopped: str
-    good: str
-    ended: str
-    curve: Sequence[CurvePoint]
-    comparison: ComparisonReport | None
-    spending: Mapping[str, SpendingTotals]
+    teacher: str = ""
+    sft: int | None = None
+    rounds: list[int] = field(default_factory=list[int])
+    ended: str = ""
+    good: str = ""
+    curve: list[CurvePoint] = field(default_factory=list[CurvePoint])
+    comparison: ComparisonReport | None = None
     training: TrainReport | None = None
+    reached: str = ""
+    stopped: str = ""
+    spending: Mapping[str, SpendingTotals] = field(default_factory=dict[str, SpendingTotals])
     texts: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def best(self) -> CurvePoint | None:
         """The measured step with the highest value, the earliest of several."""
         return best_of(self.curve)
+
+    @property
+    def measure(self) -> str:
+        """What the held-out scenarios measure."""
+        return (self.comparison.measure if self.comparison is not None else None) or "success"
 
     @property
     def improved(self) -> bool | None:
@@ -114,8 +125,8 @@ class ImproveReport:
         return ["", self.verdict(), *(f"note: {line}" for line in self.warnings()), *spent, *use, page]
 
 
-def write_report(report: ImproveReport, folder: Path) -> None:
-    """Write report.md. Raises ConfigError."""
+def write_report(report: ImproveReport) -> None:
+    """Write report.md to its folder. Raises ConfigError."""
     title = f"{report.model}, in place of {report.teacher}" if report.teacher else report.model
     warnings = "\n".join(f"- {warning}" for warning in report.warnings())
     tables = [curve_table(report)] if report.curve else []
@@ -127,13 +138,12 @@ def write_report(report: ImproveReport, folder: Path) -> None:
     )
     for name, text in report.texts.items():
         parts.append(f"## {name.capitalize()}\n\n" + "\n".join(f"    {line}" for line in text.splitlines()))
-    write_whole(folder / "report.md", "\n\n".join(filter(None, parts)) + "\n")
+    write_whole(report.folder / "report.md", "\n\n".join(filter(None, parts)) + "\n")
 
 
 def curve_table(report: ImproveReport) -> Table:
     """The held-out result after each stage."""
-    measure = (report.comparison.measure if report.comparison is not None else None) or "success"
-    head = ("after", "step", f"held-out {measure}, 95 % interval", "difference to the base")
+    head = ("after", "step", f"held-out {report.measure}, 95 % interval", "difference to the base")
     rows: list[tuple[str, ...]] = []
     for point in report.curve:
         difference = shown_interval(point.result.difference, sign="+")

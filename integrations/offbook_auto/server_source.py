@@ -15,23 +15,11 @@ from offbook_compare.candidates import CandidateLike
 from offbook_compare.comparison import acompare
 from offbook_compare.results import ComparisonReport
 from offbook_compare.targets import RolloutTarget
-from offbook_mcp.scenarios.scenario import HELD_OUT, ScenarioSet
+from offbook_mcp.scenarios.scenario import ScenarioSet
 from offbook_mcp.training.mcp_trainer import MCPTrainer, MCPTrainerOptions
 from offbook_mcp.training.scenario_rollouts import ScenarioJudge, unused_judge
 
-from .app_source import COMPARED
-from .improve import Split, Stage, TrainingSource
-
-
-@dataclass(frozen=True)
-class JudgedRollouts(RolloutTarget):
-    """A rollout function whose rollouts a judge may score."""
-
-    judge: Judge | None = None
-
-    def own_judge(self) -> Judge | None:
-        """The judge."""
-        return self.judge
+from .sources import COMPARED, Split, Stage, TrainingSource
 
 
 @dataclass
@@ -72,24 +60,21 @@ class ServerSource(TrainingSource):
             self.known = scenarios
         self.__post_init__()
 
-    def sizes(self) -> tuple[int, int]:
-        """How many scenarios there are, or will be, to train on and held out."""
-        if self.known is not None:
-            return len(self.known.train), len(self.known.eval)
-        held_out = round(HELD_OUT * self.trainer.options.count)
-        return self.trainer.options.count - held_out, held_out
+    def scenarios(self, split: Split) -> Sequence[object]:
+        """The scenarios of a split."""
+        assert self.known is not None, "the stage has made them"
+        return self.known.train if split == "train" else self.known.eval
 
     async def compared(self, split: Split, candidates: Sequence[CandidateLike], **options: Any) -> ComparisonReport:
-        """Compare on the scenarios of a split."""
+        """Compare on the scenarios of a split. The judge of the options compares what has rewards too."""
         own = self.trainer.options.passed_to(TrainerOptions)
-        shared = {name: own[name] for name in COMPARED if name in own}
-        async with self.trainer.rollouts() as (rollout, scenarios):
-            if split == "held-out":
-                shared["trained_on"] = scenarios.train
-            judge = self.trainer.options.judge if self.judge is not None else None  # compares whatever has rewards too
-            target = JudgedRollouts(rollout, self.model, judge=judge)
-            chosen = scenarios.train if split == "train" else scenarios.eval
-            return await acompare(target, chosen, candidates, **shared, **options)
+        options |= {name: own[name] for name in COMPARED if name in own}
+        if split == "held-out":
+            options["trained_on"] = self.scenarios("train")
+        async with self.trainer.rollouts() as (rollout, _):
+            judge = self.trainer.options.judge if self.judge is not None else None
+            target = RolloutTarget(rollout, judge=judge)
+            return await acompare(target, self.scenarios(split), candidates, model=self.model, **options)
 
     async def trained(self, steps: int) -> TrainReport:
         """Train until the model has `steps` steps in total. Success is not measured here: comparisons do."""

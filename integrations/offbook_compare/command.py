@@ -18,7 +18,7 @@ from offbook.scenarios.loading import load_scenarios
 from .comparison import compare
 from .options import CompareOptions
 from .report import result_lines
-from .targets import bound_to, load_app, load_server
+from .targets import load_app, load_server
 
 Target = Annotated[
     str,
@@ -65,8 +65,7 @@ def compare_command(
     if compared is None:
         if scenarios is None:
             raise ConfigError("--scenarios: a file is needed, such as --scenarios held_out.jsonl")
-        own = model_option(options).get("model")
-        app = load_app(target)
-        compared, loaded = app if own is None else bound_to(app, own), load_scenarios(scenarios)
+        compared, loaded = load_app(target), load_scenarios(scenarios)
+        chosen |= model_option(options)
     result = compare(compared, loaded, candidates, **chosen)
     echo("\n".join(result_lines(result, chosen.get("output", CompareOptions.output))))

@@ -41,7 +41,15 @@ from .results import (
     scenario_values,
 )
 from .rollouts import SPLIT, OwnCalls, RolloutStage, grouped
-from .targets import ComparableTarget, CompareRollout, ServerTarget, answering_itself, as_target
+from .targets import (
+    ComparableTarget,
+    CompareRollout,
+    RolloutTarget,
+    ServerTarget,
+    answering_itself,
+    as_target,
+    trained_models,
+)
 
 logger = logging.getLogger("offbook")
 
@@ -59,7 +67,7 @@ class CompareArguments(CompareOptions):
     scenarios: Sequence[object] | None = None  # of a server: its held-out ones
     candidates: Sequence[CandidateLike] = ()
     _: KW_ONLY
-    model: TrainableModel | None = option(None, "the trained model, for a rollout function")
+    model: TrainableModel | None = option(None, "the trained model, in place of a wrapped app's own")
     reward: RewardFunction | None = option(None, "(scenario, trajectory) -> reward, for a rollout function")
 
 
@@ -82,10 +90,11 @@ async def acompare(options: CompareArguments) -> ComparisonReport:
 async def _compared(options: CompareArguments) -> ComparisonReport:
     if isinstance(options.target, ServerTarget):
         return await _on_server(options.target, options)
-    app = as_target(options.target, options.model, options.reward)
+    app = as_target(options.target, options.reward)
+    own = trained_models(app, options.model)
     options = limited(options, app)
     chosen = checked_scenarios(options.scenarios or (), "scenarios")
-    named = await _resolved(as_candidates(options.candidates), app)
+    named = await _resolved(as_candidates(options.candidates), own)
     baseline = options.baseline or named[0].name
     if baseline not in [candidate.name for candidate in named]:
         raise ConfigError(
@@ -109,11 +118,12 @@ async def _compared(options: CompareArguments) -> ComparisonReport:
     with budget(options.max_cost) as spending, Gateway(llms) as gateway:
         stage = RolloutStage(
             target=app,
+            own=own,
             scenarios=chosen,
             options=options,
             journal=journal,
             gateway=gateway,
-            run=options.run or _run_id(chosen, app),
+            run=options.run or _run_id(chosen, own),
             judged=judge is not None,
             own_calls=OwnCalls(next((item.prices for item in named if item.as_is), None)),
         )
@@ -127,17 +137,17 @@ async def _compared(options: CompareArguments) -> ComparisonReport:
 
 async def _on_server(server: ServerTarget, options: CompareArguments) -> ComparisonReport:
     """Compare by the server's rollouts and scenarios, with the limits of its training where the options set none."""
-    chosen: dict[str, Any] = {"judge": options.judge or server.judge, "model": server.model}
-    chosen |= {"concurrency": server.concurrency} if "concurrency" not in options.passed else {}
+    chosen: dict[str, Any] = {} if "concurrency" in options.passed else {"concurrency": server.concurrency}
     step_tokens = (
         options.max_completion_tokens if "max_completion_tokens" in options.passed else server.completion_tokens
     )
-    judged = chosen["judge"] is not None
+    judged = (options.judge or server.judge) is not None
     async with server.rollouts(judged=judged, step_tokens=step_tokens) as (rollout, own):
         if own.eval and options.trained_on is None:
             chosen["trained_on"] = own.train
         compared = options.scenarios or own.eval or own.scenarios
-        return await _compared(replace(options, target=rollout, scenarios=compared, **chosen))
+        target = RolloutTarget(rollout, judge=server.judge)
+        return await _compared(replace(options, target=target, model=server.model, scenarios=compared, **chosen))
 
 
 def limited(options: CompareArguments, app: ComparableTarget) -> CompareArguments:
@@ -171,9 +181,8 @@ def _win_rates(
     return tuple(rate for rate in rates if rate is not None)
 
 
-async def _resolved(candidates: list[Candidate], app: ComparableTarget) -> list[Candidate]:
+async def _resolved(candidates: list[Candidate], own: Sequence[TrainableModel]) -> list[Candidate]:
     """Replace `step:newest` by its number, and check that steps exist. Raises ConfigError."""
-    own = app.own_models()
     steps = [candidate for candidate in candidates if candidate.trained]
     if not steps:
         return candidates
@@ -211,7 +220,7 @@ async def _scored(stage: RolloutStage, candidate: Candidate) -> Scored:
     groups = grouped(rows, stage.scenarios)
     evaluation = summarise(groups, {candidate.name: candidate.step or 0}, stage.options.temperature)
     scored = Scored(candidate, rows, evaluation)
-    own = stage.target.own_models()
+    own = stage.own
     if own:
         logged_model: Model[Any] = own[0]
         if not candidate.trained:
@@ -227,7 +236,7 @@ async def _warnings(stage: RolloutStage, scored: Sequence[Scored]) -> list[str]:
     """Warnings about limits of the comparison: contamination, failures, truncated answers, unknown prices."""
     options, warnings = stage.options, list[str]()
     recorded: set[str] = set()
-    own = stage.target.own_models()
+    own = stage.own
     if own and any(item.candidate.trained and item.candidate.step for item in scored):
         recorded = await trained_ids(await own[0].api(), [model.name for model in own])
     warnings += contamination_warnings(stage.scenarios, options.trained_on, recorded)
@@ -307,15 +316,15 @@ def _settings(stage: RolloutStage, scored: Sequence[Scored]) -> dict[str, Json]:
         "gpu_price": options.gpu_price,
         "seed": options.seed,
         "candidates": {item.candidate.name: item.candidate.fingerprint for item in scored},
-        "models": [f"{model.name} on {model.base_model}" for model in stage.target.own_models()],
+        "models": [f"{model.name} on {model.base_model}" for model in stage.own],
         "offbook": __version__,
         "python": platform.python_version(),
     }
 
 
-def _run_id(scenarios: Sequence[object], app: ComparableTarget) -> str:
+def _run_id(scenarios: Sequence[object], own: Sequence[TrainableModel]) -> str:
     """The run's id. It does not depend on the candidates, so a candidate added later belongs to the same run."""
-    names = [model.name for model in app.own_models()]
+    names = [model.name for model in own]
     digest = hashlib.sha256(" ".join([_scenarios_hash(scenarios), *names]).encode()).hexdigest()[:12]
     return "-".join(["compare", *names[:1], digest])
 

@@ -177,21 +177,22 @@ def _cut(text: str) -> str:
     return plain if len(plain) <= LONGEST_CELL else f"{plain[:LONGEST_CELL]}..."
 
 
+def candidate_line(comparison: ComparisonReport, result: CandidateResult) -> str:
+    """A candidate's result as a line for a terminal."""
+    parts = [] if result.value is None else [f"{comparison.measure} {shown_interval(result.value)}"]
+    if result.difference is not None:
+        parts.append(f"difference to {comparison.baseline} {shown_interval(result.difference, sign='+')}")
+    parts += [f"pass@{k} {value:.3f}" for k, value in result.passes.items()]
+    parts.append("cost unknown" if result.cost is None else f"{1000 * result.cost:.4g} USD per 1,000 rollouts")
+    if result.latency is not None:
+        parts.append(f"call p50 {result.latency[0]:.2g} s, p95 {result.latency[1]:.2g} s")
+    parts += [f"{result.failed} of {result.rollouts} failed"] if result.failed else []
+    return f"{result.name}: {', '.join(parts)}"
+
+
 def result_lines(comparison: ComparisonReport, output: Path) -> list[str]:
     """The result as lines for a terminal, with the paths of the report."""
-    lines: list[str] = []
-    for result in comparison.candidates:
-        parts = [f"{result.name}:"]
-        if result.value is not None:
-            parts.append(f"{comparison.measure} {shown_interval(result.value)}")
-        if result.difference is not None:
-            parts.append(f"difference to {comparison.baseline} {shown_interval(result.difference, sign='+')}")
-        parts += [f"pass@{k} {value:.3f}" for k, value in result.passes.items()]
-        parts.append("cost unknown" if result.cost is None else f"{1000 * result.cost:.4g} USD per 1,000 rollouts")
-        if result.latency is not None:
-            parts.append(f"call p50 {result.latency[0]:.2g} s, p95 {result.latency[1]:.2g} s")
-        parts += [f"{result.failed} of {result.rollouts} failed"] if result.failed else []
-        lines.append(f"{parts[0]} {', '.join(parts[1:])}")
+    lines = [candidate_line(comparison, result) for result in comparison.candidates]
     for rate in comparison.win_rates:
         lines.append(f"{rate.candidate}: preferred to {rate.against} {shown_interval(rate.rate)}")
     lines += [f"note: {result}" for result in comparison.warnings]

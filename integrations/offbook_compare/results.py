@@ -43,7 +43,6 @@ class CandidateResult:
     completion_tokens: float | None
     latency: tuple[float, float] | None
     cost: float | None
-    total_cost: float | None
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,6 @@ def candidate_result(
     rows, evaluation, candidate = scored.rows, scored.evaluation, scored.candidate
     calls = [call for row in rows for call in row.calls]
     shared = baseline is not None and values.keys() & baseline.keys()
-    costs = _costs(calls, candidate.trained, gpu_price)
     return CandidateResult(
         name=candidate.name,
         trained=candidate.trained,
@@ -133,8 +131,7 @@ def candidate_result(
         prompt_tokens=_per_rollout(_total(calls, "prompt_tokens"), rows),
         completion_tokens=_per_rollout(_total(calls, "completion_tokens"), rows),
         latency=percentiles([call.seconds for call in calls]),
-        cost=_per_rollout(costs, rows),
-        total_cost=costs,
+        cost=_per_rollout(_costs(calls, candidate.trained, gpu_price), rows),
     )
 
 

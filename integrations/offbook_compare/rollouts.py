@@ -28,7 +28,7 @@ from offbook.base.types import (
 )
 from offbook.client.connection.progress import RolloutBar
 from offbook.client.endpoint_model import FixedStepModel
-from offbook.client.model import Model
+from offbook.client.model import Model, TrainableModel
 from offbook.client.rollouts.capture import at_temperature, completions_limited, histories_of, recorded_calls
 from offbook.client.rollouts.gather import raise_common_fault
 from offbook.client.rollouts.records import make_recordable, rollout_records
@@ -129,6 +129,7 @@ class RolloutStage:
     """The options and resources that the rollouts of all candidates share."""
 
     target: ComparableTarget
+    own: Sequence[TrainableModel]
     scenarios: Sequence[object]
     options: CompareOptions
     journal: Journal
@@ -182,13 +183,12 @@ class RolloutStage:
 
     def _models(self, candidate: Candidate) -> list[Model[Any]]:
         """The models that answer in place of the app's own, in the same order."""
-        own = self.target.own_models()
         if candidate.as_is:
             return []
         if candidate.llm is not None:
-            return [self.gateway.model(candidate.name) for _ in own or (None,)]
+            return [self.gateway.model(candidate.name) for _ in self.own or (None,)]
         assert candidate.step is not None
-        return [FixedStepModel(model, candidate.step) for model in own]
+        return [FixedStepModel(model, candidate.step) for model in self.own]
 
     def run_of(self, candidate: Candidate) -> str:
         """The candidate's run id in the server's records. Lists of runs cut long names, so the candidate comes first."""
@@ -197,7 +197,7 @@ class RolloutStage:
     def _fingerprint(self, candidate: Candidate, scenario: object) -> str:
         """Hash of everything that the candidate's rollouts of a scenario depend on."""
         options = self.options
-        own = [f"{model.name} {model.base_model}" for model in self.target.own_models()] if candidate.trained else []
+        own = [f"{model.name} {model.base_model}" for model in self.own] if candidate.trained else []
         parts = (candidate.fingerprint, *own, scenario_id(scenario), content_hash(scenario))
         sampled = (str(options.temperature), str(options.max_completion_tokens), str(self.judged))
         return hashlib.sha256("\n".join([*parts, *sampled]).encode()).hexdigest()[:24]
@@ -271,7 +271,7 @@ class RolloutStage:
         """The calls that the servers of the trained models recorded for the trajectory."""
         marks = [mark_of(item) for item in _choices(trajectory)]
         ids = dict.fromkeys([trajectory.id, *(str(mark["trajectory_id"]) for mark in marks if mark is not None)])
-        apis = {api.url: api for api in [await model.api() for model in self.target.own_models()]}
+        apis = {api.url: api for api in [await model.api() for model in self.own]}
         calls = [
             call for api in apis.values() for trajectory_id in ids for call in await recorded_calls(api, trajectory_id)
         ]
@@ -279,10 +279,9 @@ class RolloutStage:
 
     async def _save(self, candidate: Candidate, row: ComparedRollout) -> None:
         """Store the rollout on the server at once, so that its records also have an interrupted comparison."""
-        own = self.target.own_models()
-        if own:
-            api = await own[0].api()
-            name = own[0].name if candidate.trained else candidate.record_name
+        if self.own:
+            api = await self.own[0].api()
+            name = self.own[0].name if candidate.trained else candidate.record_name
             await api.finish(rollout_records([row.trajectory], name, RolloutPlace()))
 
 

@@ -99,19 +99,19 @@ class ServerTarget(Protocol):
 
 @dataclass(frozen=True)
 class RolloutTarget:
-    """A rollout function as a ComparableTarget, with the model whose steps are candidates."""
+    """A rollout function as a ComparableTarget. `judge` may score its rollouts."""
 
     rollout: CompareRollout
-    model: TrainableModel | None = None
     reward: RewardFunction | None = None
+    judge: Judge | None = None
 
     def own_models(self) -> tuple[TrainableModel, ...]:
-        """The trained model, if there is one."""
-        return () if self.model is None else (self.model,)
+        """Empty: a rollout function has no model."""
+        return ()
 
     def own_judge(self) -> Judge | None:
-        """None: a rollout function has no judge."""
-        return None
+        """The judge."""
+        return self.judge
 
     def max_concurrency(self) -> int | None:
         """None: no limit."""
@@ -138,35 +138,8 @@ class RolloutTarget:
         return result_trajectory if result_trajectory.ended_at is not None else result_trajectory.finish()
 
 
-@dataclass(frozen=True)
-class BoundTarget:
-    """A ComparableTarget that runs `app` with `model` as its trained model."""
-
-    app: ComparableTarget
-    model: TrainableModel
-
-    def own_models(self) -> tuple[TrainableModel, ...]:
-        """The bound model."""
-        return (self.model,)
-
-    def own_judge(self) -> Judge | None:
-        """The app's judge."""
-        return self.app.own_judge()
-
-    def max_concurrency(self) -> int | None:
-        """The app's limit of concurrent rollouts."""
-        return self.app.max_concurrency()
-
-    async def rollout_by(
-        self, models: Sequence[Model[Any]], scenario: object, trajectory: Trajectory, *, judged: bool
-    ) -> Trajectory:
-        """Run one rollout of the app; see ComparableTarget."""
-        return await self.app.rollout_by(models, scenario, trajectory, judged=judged)
-
-
-def answering_itself(target: ComparableTarget) -> SelfAnswering:
+def answering_itself(app: ComparableTarget) -> SelfAnswering:
     """The app that runs on its own models. Raises ConfigError for a target that has none."""
-    app = target.app if isinstance(target, BoundTarget) else target
     if not isinstance(app, SelfAnswering):
         raise ConfigError(
             "candidates: as-is: only what offbook_langgraph.trainable(...) returned has models of its own"
@@ -174,27 +147,28 @@ def answering_itself(target: ComparableTarget) -> SelfAnswering:
     return app
 
 
-def bound_to(app: ComparableTarget, model: TrainableModel) -> ComparableTarget:
-    """Bind the app to a model, which replaces its own. Raises ConfigError for an app with several models."""
-    if len(app.own_models()) > 1:
-        raise ConfigError("--model: the app has several models of its own, which one name cannot replace: leave it out")
-    return BoundTarget(app, model)
+def trained_models(app: ComparableTarget, model: TrainableModel | None) -> tuple[TrainableModel, ...]:
+    """The models whose steps are candidates: `model`, else the app's own. Raises ConfigError for one in place of several."""
+    own = app.own_models()
+    if model is None:
+        return own
+    if len(own) > 1:
+        raise ConfigError("model: the app has several models of its own, which one name cannot replace: leave it out")
+    return (model,)
 
 
-def as_target(
-    target: ComparableTarget | CompareRollout, model: TrainableModel | None, reward: RewardFunction | None
-) -> ComparableTarget:
+def as_target(target: ComparableTarget | CompareRollout, reward: RewardFunction | None) -> ComparableTarget:
     """Return a wrapped app unchanged, and a rollout function as a RolloutTarget. Raises ConfigError."""
     if isinstance(target, ComparableTarget) and not isinstance(target, type):
-        if model is not None or reward is not None:
-            raise ConfigError("model, reward: they belong to a rollout function; a wrapped app has its own")
+        if reward is not None:
+            raise ConfigError("reward: it belongs to a rollout function; a wrapped app has its own")
         return target
     if not callable(target) or isinstance(target, type):
         raise ConfigError(
             f"target: a wrapped app or `async def rollout(model, scenario)` is needed, got {type(target).__name__} "
             f"{target!r:.100}"
         )
-    return RolloutTarget(target, model, reward)
+    return RolloutTarget(target, reward)
 
 
 def load_app(text: str) -> ComparableTarget:

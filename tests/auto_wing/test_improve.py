@@ -80,7 +80,7 @@ def result(name: str, mean: float, trained: bool = True) -> CandidateResult:
     value = Interval(mean, mean - 0.1, mean + 0.1)
     return CandidateResult(
         name, trained, None, 40, 40, 0, value, value if trained else None, {}, mean, 2.0, 500.0, 20.0, (0.2, 0.4),
-        0.001, 0.04,
+        0.001,
     )  # fmt: skip
 
 
@@ -90,8 +90,8 @@ def test_the_report_says_which_step_is_best(tmp_path: Path) -> None:
     teacher = result("as-is", 0.65, trained=False)
     comparison = ComparisonReport("run", "success", "as-is", (teacher, *(point.result for point in curve)))
     report = ImproveReport(
-        tmp_path, "desk", "as-is", "compare", "", "90 of 100 runs are good", "it no longer rose",
-        tuple(curve), comparison, {},
+        folder=tmp_path, model="desk", teacher="as-is", reached="compare", good="90 of 100 runs are good",
+        ended="it no longer rose", curve=curve, comparison=comparison,
     )  # fmt: skip
     assert report.best is curve[1]
     assert report.verdict().startswith(
@@ -100,10 +100,10 @@ def test_the_report_says_which_step_is_best(tmp_path: Path) -> None:
     assert (
         "the teacher as-is 0.650" in report.verdict() and "1,000 runs cost 1 USD, the teacher 1 USD" in report.verdict()
     )
-    write_report(report, tmp_path)
+    write_report(report)
     markdown = (tmp_path / "report.md").read_text()
     assert "| supervised | 9 | 0.700 (0.600 to 0.800) |" in markdown and "the step was chosen among 3" in markdown
-    early = replace(report, curve=(), comparison=None, reached="observe", stopped="budget")
+    early = replace(report, curve=[], comparison=None, reached="observe", stopped="budget")
     assert early.verdict() == "nothing was measured yet: max_cost is spent; the last whole stage is observe"
 
 
@@ -132,8 +132,8 @@ class Measured:
     async def imitated(self, *_: object, **__: object) -> SFTResult:
         return SFTResult(self.model.name, 9, "sft", (SFTUpdate(9, 0, 0.5, 1e-3),))
 
-    def sizes(self) -> tuple[int, int]:
-        return 20, 6
+    def scenarios(self, split: str) -> list[str]:
+        return ["x"] * (20 if split == "train" else 6)
 
     def input_stages(self) -> list[Any]:
         return []

@@ -70,7 +70,7 @@ async def test_a_round_promotes_what_does_better_on_questions_that_never_train(
     await api.finish([thread(number, run) for number in range(100)])
     await api.finish([thread(1000, run, age=20 * 86_400), thread(1001, run, score=0.0)])
     options: dict[str, Any] = {"route": "colours", "min_reward": 1.0, "sft": FAST, "output": tmp_path / "state"}
-    app = RolloutTarget(asked, model)
+    app = RolloutTarget(asked)
 
     strict = Learning(app, model, LearnOptions(**options, gain=2.0))
     real = learn.acompare
@@ -141,7 +141,7 @@ def test_a_second_process_on_the_same_folder_is_refused_with_the_pid_of_the_firs
     async def rollout(model: Any, scenario: Any) -> offbook.Trajectory:
         raise AssertionError("no round begins")
 
-    learning = Learning(RolloutTarget(rollout, model), model, LearnOptions(route="desk", output=tmp_path / "state"))
+    learning = Learning(RolloutTarget(rollout), model, LearnOptions(route="desk", output=tmp_path / "state"))
     first = subprocess.Popen([sys.executable, "-c", HOLD, tmp_path / "state"], stdout=subprocess.PIPE)
     try:
         assert first.stdout is not None and first.stdout.readline() == b"held\n"

@@ -56,7 +56,7 @@ class LangfuseConnection:
         """The header's value."""
         return "Basic " + b64encode(f"{self.public_key}:{self.secret_key}".encode()).decode()
 
-    def client(self, seconds: float = REQUEST_SECONDS) -> httpx.Client:
+    def client(self, seconds: float) -> httpx.Client:
         """An HTTP client for its REST API."""
         return httpx.Client(
             base_url=self.base_url,
@@ -67,24 +67,8 @@ class LangfuseConnection:
 
     def check(self) -> None:
         """Raise ConfigError where the keys or the URL are wrong, ConnectionError where nothing answers in a few seconds."""
-        try:
-            with self.client(CHECK_SECONDS) as http:
-                answer = http.get("/api/public/projects")
-        except httpx.HTTPError as error:
-            raise ConnectionError(f"{self.base_url}: {error_text(error)}") from error
-        if answer.status_code in (401, 403):
-            raise ConfigError(
-                f"Langfuse at {self.base_url} refused the keys ({answer.status_code}): check {PUBLIC} "
-                f"({self.public_key!r}) and {SECRET}; keys of another region or project do not work here"
-            )
-        if answer.has_redirect_location:
-            raise ConfigError(
-                f"{URLS[0]}: {self.base_url} redirects to {answer.headers['location']!r:.200}: use that address"
-            )
-        if answer.status_code == 404:
-            raise ConfigError(f"{URLS[0]}: {self.base_url} answers, but has no Langfuse API: is the URL right?")
-        if not answer.is_success:
-            raise ConnectionError(f"{self.base_url} answered {answer.status_code}: {answer.text[:200]!r}")
+        with LangfuseRest(self, CHECK_SECONDS) as rest:
+            rest.get("/api/public/projects")
 
 
 @cache
@@ -102,11 +86,11 @@ Parameters: TypeAlias = Mapping[str, str | int | float | bool | Sequence[str] | 
 
 
 class LangfuseRest:
-    """One project's API. Raises ConfigError for what it refuses, ConnectionError where it does not answer."""
+    """One project's API. Raises ConfigError for what it refuses, ConnectionError where it does not answer or fails."""
 
-    def __init__(self, connection: LangfuseConnection) -> None:
+    def __init__(self, connection: LangfuseConnection, seconds: float = REQUEST_SECONDS) -> None:
         self._connection = connection
-        self._http = connection.client()
+        self._http = connection.client(seconds)
 
     def __enter__(self) -> LangfuseRest:
         return self
@@ -174,13 +158,17 @@ class LangfuseRest:
             url = self._connection.base_url
             raise ConnectionError(f"no answer from Langfuse at {url} ({error_text(error)})") from error
         if answer.status_code in (401, 403):
-            raise ConfigError(f"Langfuse refused the keys ({answer.status_code}): check {PUBLIC} and {SECRET}")
+            raise ConfigError(
+                f"Langfuse at {self._connection.base_url} refused the keys ({answer.status_code}): check {PUBLIC} "
+                f"({self._connection.public_key!r}) and {SECRET}; keys of another region or project do not work here"
+            )
         if answer.has_redirect_location:
             raise ConfigError(
                 f"Langfuse redirects {path} to {answer.headers['location']!r:.200}: give {URLS[0]} the address that it has"
             )
         if not answer.is_success:
-            raise ConfigError(f"Langfuse answered {answer.status_code} to {method} {path}: {answer.text[:300]!r}")
+            told = f"Langfuse answered {answer.status_code} to {method} {path}: {answer.text[:300]!r}"
+            raise (ConnectionError if answer.is_server_error else ConfigError)(told)
         try:
             found = answer.json()
         except (ValueError, RecursionError) as error:

@@ -27,7 +27,6 @@ from urllib.parse import parse_qs, urlsplit
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
-    ExportTraceServiceResponse,
 )
 
 from offbook.base.types import new_id
@@ -107,11 +106,9 @@ class TraceServer:
     hang_seconds: float = 30.0
     breaks: Callable[[set[str]], bool] = lambda traces: False
     refused_scores: Callable[[Mapping[str, Any]], bool] = lambda body: False
-    scores_as_list: bool = False
     bulk: bool = True
     langfuse: bool = True
     reply: str = ""  # a key of REPLIES; "": Langfuse's, else the specification's
-    partial: tuple[int, str] | None = None  # spans that each export rejects, and the message
     datasets: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
     observations: list[dict[str, Any]] = field(default_factory=list)
     kept_scores: list[dict[str, Any]] = field(default_factory=list)
@@ -131,16 +128,8 @@ class TraceServer:
         return found
 
     def accepted(self) -> tuple[str | None, bytes]:
-        """Content type and body for an export that was accepted, perhaps in part."""
-        if self.partial is None:
-            return REPLIES[self.reply or ("langfuse" if self.langfuse else "protobuf")]
-        count, message = self.partial
-        if "json" in self.reply:
-            text = json.dumps({"partialSuccess": {"rejectedSpans": str(count), "errorMessage": message}})
-            return "application/json", text.encode()
-        answer = ExportTraceServiceResponse()
-        answer.partial_success.rejected_spans, answer.partial_success.error_message = count, message
-        return "application/x-protobuf", answer.SerializeToString()
+        """Content type and body for an export that was accepted."""
+        return REPLIES[self.reply or ("langfuse" if self.langfuse else "protobuf")]
 
     def add(self, body: bytes) -> int:
         """Take an export; 400 when the whole batch is refused."""
@@ -303,17 +292,14 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(207, {"successes": done, "errors": errors})
 
     def _score(self, body: Any) -> None:
-        if isinstance(body, list) is not self.stand_in.scores_as_list:
-            expected = "array" if self.stand_in.scores_as_list else "object"
-            issue = {"code": "invalid_type", "expected": expected, "path": [], "message": f"Expected {expected}"}
-            return self._answer(400, {"message": "Invalid request data", "error": [issue]})
-        several = body if isinstance(body, list) else [body]
-        faults = [fault for each in several if (fault := self._kept(each, each.get("timestamp", NOW))) is not None]
+        """A list of scores, as newer servers take it."""
         if not isinstance(body, list):
-            return self._answer(400, {"message": faults[0]}) if faults else self._answer(200, {"id": body["id"]})
+            issue = {"code": "invalid_type", "expected": "array", "path": [], "message": "Expected array"}
+            return self._answer(400, {"message": "Invalid request data", "error": [issue]})
+        faults = [fault for each in body if (fault := self._kept(each, each.get("timestamp", NOW))) is not None]
         if not faults:
             return self._answer(202, {"message": "Accepted"})
-        counts = {"accepted": len(several) - len(faults), "rejected": len(faults)}
+        counts = {"accepted": len(body) - len(faults), "rejected": len(faults)}
         self._answer(207, {**counts, "errors": [{"message": fault} for fault in faults]})
 
     def _kept(self, body: dict[str, Any], timestamp: str) -> str | None:

@@ -22,10 +22,10 @@ from offbook.rewards import DEFAULT_RUBRIC as DEFAULT_RUBRIC
 from .answers import convert_litellm_choice_to_openai as convert_litellm_choice_to_openai
 from .answers import get_guided_completion_params as get_guided_completion_params
 from .answers import strip_logprobs as strip_logprobs
-from .decorators import limit_concurrency as limit_concurrency
-from .decorators import retry as retry
-from .yielded import capture_yielded_trajectory as capture_yielded_trajectory
-from .yielded import yield_trajectory as yield_trajectory
+from .rollouts import capture_yielded_trajectory as capture_yielded_trajectory
+from .rollouts import limit_concurrency as limit_concurrency
+from .rollouts import retry as retry
+from .rollouts import yield_trajectory as yield_trajectory
 
 LocalTrainResult = ServerlessTrainResult = TrainResult
 Messages = list[ChatCompletionMessageParam]

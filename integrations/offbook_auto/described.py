@@ -151,7 +151,7 @@ class DescribedTask:
         file, options = self.folder / "scenarios.jsonl", self.options
         if not file.exists():
             wanted: dict[Split, int] = {"train": options.train_inputs, "held-out": options.held_out}
-            await write_inputs(self.llm, self.task, wanted, options.seed, file, echo)
+            await write_inputs(self.llm, self.task, wanted, options.seed, file)
         splits = [one.split for one in read_inputs(file)]
         echo(f"scenarios ({file}): {splits.count('train')} to train on, {splits.count('held-out')} held out")
 

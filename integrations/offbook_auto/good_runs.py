@@ -34,27 +34,23 @@ async def with_rewards(rows: Sequence[ComparedRollout], judge: Judge | None) -> 
     whole = [row for row in rows if not row.failed]
     if judge is None:
         return [row for row in whole if row.reward is not None]
-    by_scenario: dict[str, list[ComparedRollout]] = {}
+    by_scenario: dict[str, list[tuple[ComparedRollout, Trajectory]]] = {}
     for row in whole:
-        by_scenario.setdefault(row.scenario, []).append(row)
-    blinded = {scenario: [_for_judge(row) for row in own] for scenario, own in by_scenario.items()}
+        by_scenario.setdefault(row.scenario, []).append((row, _for_judge(row)))
     groups = [
-        TrajectoryGroup(shown, metadata={"scenario_id": name}, place=RolloutPlace(scenario=name))
-        for name, shown in blinded.items()
+        TrajectoryGroup([shown for _, shown in own], metadata={"scenario_id": name}, place=RolloutPlace(scenario=name))
+        for name, own in by_scenario.items()
     ]
     answers = await judged(groups, judge)
-    unscored = [
-        answer
-        for own, answer in zip(by_scenario.values(), answers, strict=True)
-        if any(row.reward is None for row in own)
-    ]
-    if answers and all(answer.metrics.get(DROPPED) for answer in unscored or answers):
-        raise nothing_scored(unscored or answers)
+    pairs = zip(by_scenario.values(), answers, strict=True)
+    needed = [answer for own, answer in pairs if any(row.reward is None for row, _ in own)] or answers
+    if needed and all(answer.metrics.get(DROPPED) for answer in needed):
+        raise nothing_scored(needed)
     scores = {item.id: item.reward for answer in answers for item in answer if item.reward is not None}
     return [
         row.model_copy(update={"reward": scores[shown.id]})
-        for scenario, own in by_scenario.items()
-        for row, shown in zip(own, blinded[scenario], strict=True)
+        for own in by_scenario.values()
+        for row, shown in own
         if shown.id in scores
     ]
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from offbook.base.errors import ConfigError, LlmError
+from offbook.base.terminal import echo
 from offbook.base.types import Json
 from offbook.llms.llm import Llm
 from offbook.scenarios.identity import scenario_fields, scenario_id, scenario_text
@@ -82,14 +84,11 @@ def brief(task: Task, wanted: Mapping[Split, int], seed: int) -> dict[Split, lis
 
 def _combinations(dimensions: Mapping[str, Sequence[str]], wanted: int, rng: random.Random) -> list[tuple[str, ...]]:
     """Combinations of values in random order: all of them, or a sample where there are very many."""
-    total = math.prod(map(len, dimensions.values()))
-    combinations: list[tuple[str, ...]] = []
-    for number in rng.sample(range(min(total, 2**62)), min(total, max(MAX_COMBINATIONS, 2 * wanted))):
-        values: list[str] = []
-        for own in dimensions.values():
-            number, place = divmod(number, len(own))
-            values.append(own[place])
-        combinations.append(tuple(values))
+    values, most = list(dimensions.values()), max(MAX_COMBINATIONS, 2 * wanted)
+    if math.prod(map(len, values)) > most:
+        return list(dict.fromkeys(tuple(map(rng.choice, values)) for _ in range(most)))
+    combinations = list(itertools.product(*values))
+    rng.shuffle(combinations)
     return combinations
 
 
@@ -146,9 +145,7 @@ class InputSet:
         return ""
 
 
-async def write_inputs(
-    llm: Llm, task: Task, wanted: Mapping[Split, int], seed: int, file: Path, say: Callable[[str], None]
-) -> list[TaskInput]:
+async def write_inputs(llm: Llm, task: Task, wanted: Mapping[Split, int], seed: int, file: Path) -> list[TaskInput]:
     """Ask for inputs until there are enough, and write scenarios.jsonl.
 
     What is asked depends on `seed`, the task and earlier answers alone, so that a run that was cut off finds its answers in
@@ -171,7 +168,7 @@ async def write_inputs(
         failure = await _round(llm, task, batches, known, inputs, questions) or failure
         questions += len(batches)
         fruitless = 0 if len(inputs.accepted) > before else fruitless + 1
-        say(f"inputs: {len(inputs.accepted)} of {sum(wanted.values())}")
+        echo(f"inputs: {len(inputs.accepted)} of {sum(wanted.values())}")
     if any(inputs.missing(split) for split in SPLITS):
         raise _too_few(llm, inputs, questions, failure, file)
     write_rows(inputs.accepted, file)

@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import json
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -181,7 +181,7 @@ class Learning:
         options, name = self.options, self.model.name
         served = (await api.model(name)).step
         since = clock.now() - options.days * 86_400
-        threads = await newest_threads(api, self.run, name, since, options.threads)
+        threads = await recorded_threads(api, self.run, name, lambda record: record.ended_at >= since, options.threads)
         held_out = [thread.id for thread in threads if thread.held_out(options.held_out)][: options.compared]
         free = [thread for thread in threads if not thread.held_out(options.held_out)]
         new = await self._untrained(api, free, served)
@@ -215,8 +215,13 @@ class Learning:
         return [thread for thread in threads if thread.id not in seen]
 
     async def _still_recorded(self, api: Api, current: Round) -> bool:
-        trained = set(current.imitated)
-        return len(await threads_of(api, trained, self.run, self.model.name)) == len(trained)
+        return len(await self._recorded(api, current.imitated)) == len(current.imitated)
+
+    async def _recorded(self, api: Api, ids: Collection[str]) -> dict[str, Thread]:
+        """Those of these threads that are still recorded, by id."""
+        known = set(ids)
+        threads = await recorded_threads(api, self.run, self.model.name, lambda record: record.id in known, len(known))
+        return {thread.id: thread for thread in threads}
 
     async def _trained(self, api: Api, current: Round) -> int:
         """Train the candidate. Requests have the same ids after a kill, so none is applied twice. Returns its step."""
@@ -232,7 +237,7 @@ class Learning:
         """Compare the candidate with the served step on held-out threads, and promote it if it did better."""
         current = state.open
         assert current is not None
-        threads = await threads_of(api, current.held_out, self.run, self.model.name)
+        threads = await self._recorded(api, current.held_out)
         if len(threads) < MIN_HELD_OUT:
             self._end(state, f"not promoted: {len(threads)} held-out threads are left, too few to compare")
             return
@@ -314,33 +319,19 @@ async def fork_of(model: TrainableModel, name: str, step: int) -> TrainableModel
     return TrainableModel(name, state.project, model.base_model, model.backend, state.lora)
 
 
-async def newest_threads(api: Api, run: str, model: str, since: float, most: int) -> list[Thread]:
-    """The threads of a run that ended since a time (unix seconds), the last begun first, without failed ones, those of the model
-    itself, and those that ask nothing in words."""
+async def recorded_threads(
+    api: Api, run: str, model: str, wanted: Callable[[TrajectoryRecord], bool], most: int
+) -> list[Thread]:
+    """The threads of a run whose records are wanted, at most so many, the last begun first, without failed ones, those of the
+    model itself, and those that ask nothing in words."""
     threads: list[Thread] = []
-    async for rollout in pages(api, _finished(run)):
-        thread = _thread(rollout, model)
-        if thread is not None and rollout.record.ended_at >= since:
+    async for rollout in pages(api, TrajectoryQuery(run=run, failed=False, limit=PAGE)):
+        thread = _thread(rollout, model) if wanted(rollout.record) else None
+        if thread is not None:
             threads.append(thread)
             if len(threads) == most:
                 break
     return threads
-
-
-async def threads_of(api: Api, ids: Collection[str], run: str, model: str) -> dict[str, Thread]:
-    """Those of these threads that are still recorded, by id."""
-    threads: dict[str, Thread] = {}
-    async for rollout in pages(api, _finished(run)):
-        thread = _thread(rollout, model) if rollout.record.id in ids else None
-        if thread is not None:
-            threads[thread.id] = thread
-            if len(threads) == len(ids):
-                break
-    return threads
-
-
-def _finished(run: str) -> TrajectoryQuery:
-    return TrajectoryQuery(run=run, failed=False, limit=PAGE)
 
 
 def _thread(rollout: RolloutTrace, model: str) -> Thread | None:

@@ -143,16 +143,15 @@ def write_whole(file: Path, text: str) -> None:
 
 def as_examples(values: Sequence[object]) -> list[Example]:
     """Examples from texts and mappings with `input` and `output`. Raises ConfigError."""
-    named = [{"input": value} if isinstance(value, str) else value for value in values]
     examples: list[Example] = []
-    for number, value in enumerate(named):
-        if not isinstance(value, Mapping):
+    for number, value in enumerate(values):
+        named = {"input": value} if isinstance(value, str) else value
+        if not isinstance(named, Mapping):
             raise ConfigError(
                 f"examples[{number}]: a text, or a mapping with input and output is needed, got {value!r:.100}"
             )
-        given = {str(name): each for name, each in cast(Mapping[object, Any], value).items()}
-        output = given.get("output")
-        if output is not None and not isinstance(output, str):
-            given["output"] = json.dumps(output, ensure_ascii=False)
-        examples.append(Example.parse(**{name: given[name] for name in ("input", "output") if name in given}))
+        fields = cast(Mapping[str, Json], named)
+        output = fields.get("output")
+        text = output if output is None or isinstance(output, str) else json.dumps(output, ensure_ascii=False)
+        examples.append(Example.parse(input=fields.get("input"), output=text))
     return examples

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from offbook.base.errors import StoreError
@@ -16,9 +15,6 @@ from .options import MirrorOptions
 
 if TYPE_CHECKING:  # needs the extra `mirror`
     from .uploads import MirrorUploads
-
-STEPS_BEHIND = "mirror/steps_behind"
-"""Metric: steps before this one that are not uploaded yet when this one is committed."""
 
 
 class MirrorWing(ServerWing):
@@ -61,11 +57,6 @@ class MirrorWing(ServerWing):
         self._uploads = MirrorUploads(place, self.server.options.dir, self.server.models.registry)
         self._uploads.start()
 
-    def step_metrics(self, model: ServedModel) -> Mapping[str, float]:
-        """How far the place is behind."""
-        behind = self._behind(model)
-        return {} if behind is None else {STEPS_BEHIND: behind}
-
     def model_changed(self) -> None:
         """Upload now."""
         if self._uploads is not None:
@@ -73,13 +64,10 @@ class MirrorWing(ServerWing):
 
     def steps_held(self, model: ServedModel) -> int:
         """Steps that are still to be uploaded: all, until the place was listed."""
-        behind = self._behind(model)
+        behind = None if self._uploads is None else self._uploads.steps_behind(model)
         return model.step if behind is None else behind
 
     async def close(self, deadline: float) -> None:
         """Upload what is left."""
         if self._uploads is not None:
             await self._uploads.finish(deadline)
-
-    def _behind(self, model: ServedModel) -> int | None:
-        return None if self._uploads is None else self._uploads.steps_behind(model)

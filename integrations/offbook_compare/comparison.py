@@ -16,7 +16,6 @@ from offbook.base.sync_calls import run_sync
 from offbook.base.text import counted
 from offbook.base.types import Json
 from offbook.client.model import Model, TrainableModel
-from offbook.contracts import Judge
 from offbook.llms.ledger import budget
 from offbook.scenarios.identity import scenario_id
 from offbook.trainer.evaluate import summarise
@@ -28,7 +27,7 @@ from .candidates import Candidate, CandidateLike, as_candidates
 from .contamination import contamination_warnings, text_of, trained_ids
 from .gateway import Gateway
 from .journal import Journal, content_hash
-from .judging import JudgedGroup, WinRate, judge_side_by_side, win_rate
+from .judging import JudgedGroup, judge_side_by_side, win_rate
 from .options import CompareOptions
 from .report import write_report
 from .results import (
@@ -129,7 +128,11 @@ async def _compared(options: CompareArguments) -> ComparisonReport:
         )
         scored = [await _scored(stage, candidate) for candidate in named]
         warnings = await _warnings(stage, scored)
-        groups = [] if judge is None else await _judged_groups(scored, judge, options.seed, warnings)
+        groups = list[tuple[str, JudgedGroup]]()
+        if judge is not None:
+            rows = {item.candidate.name: item.rows for item in scored}
+            groups, dropped = await judge_side_by_side(rows, judge, options.seed)
+            warnings += [f"the judge scored no rollout in {counted(dropped, 'group')}"] if dropped else []
     comparison = _comparison(stage, scored, baseline, groups, warnings, spending.lines())
     write_report(comparison, options.output)
     return comparison
@@ -160,25 +163,6 @@ def limited(options: CompareArguments, app: ComparableTarget) -> CompareArgument
     if options.concurrency > most:
         raise ConfigError(f"concurrency: the app runs {most} rollout at a time, got {options.concurrency!r}")
     return options
-
-
-async def _judged_groups(
-    scored: Sequence[Scored], judge: Judge, seed: int, warnings: list[str]
-) -> list[tuple[str, JudgedGroup]]:
-    """The candidates' rollouts, judged side by side. Groups that the judge dropped add a warning."""
-    groups, dropped = await judge_side_by_side({item.candidate.name: item.rows for item in scored}, judge, seed)
-    if dropped:
-        warnings.append(f"the judge scored no rollout in {counted(dropped, 'group')}")
-    return groups
-
-
-def _win_rates(
-    scored: Sequence[Scored], groups: Sequence[tuple[str, JudgedGroup]], baseline: str, seed: int
-) -> tuple[WinRate, ...]:
-    """The win rate of every candidate against the baseline."""
-    others = [item.candidate.name for item in scored if item.candidate.name != baseline]
-    rates = [win_rate(groups, name, baseline, seed=seed) for name in others]
-    return tuple(rate for rate in rates if rate is not None)
 
 
 async def _resolved(candidates: list[Candidate], own: Sequence[TrainableModel]) -> list[Candidate]:
@@ -287,13 +271,14 @@ def _comparison(
         )
         for item in scored
     )
+    rates = [win_rate(groups, name, baseline, seed=options.seed) for name in by_name if name != baseline]
     texts = {scenario_id(item): text_of(item) for item in stage.scenarios}
     return ComparisonReport(
         run=stage.run,
         measure=measure,
         baseline=baseline,
         candidates=results,
-        win_rates=_win_rates(scored, groups, baseline, options.seed),
+        win_rates=tuple(rate for rate in rates if rate is not None),
         samples=differing_samples(scored, texts, values, SAMPLES),
         warnings=tuple(warnings),
         settings=_settings(stage, scored),

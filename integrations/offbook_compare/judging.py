@@ -84,14 +84,13 @@ async def judge_side_by_side(
     `judged`, and RolloutError if no group was scored.
     """
     generator = random.Random(seed)
-    keys = dict.fromkeys((row.scenario, row.index) for rows in rollouts.values() for row in rows)
+    attempts: dict[tuple[str, int], list[tuple[str, Trajectory]]] = {}
+    for name, rows in rollouts.items():
+        for row in rows:
+            if not row.failed:
+                attempts.setdefault((row.scenario, row.index), []).append((name, blind(row.trajectory)))
     shown_groups: list[tuple[str, dict[str, str], TrajectoryGroup]] = []
-    for scenario, index in keys:
-        shown: list[tuple[str, Trajectory]] = []
-        for name, rows in rollouts.items():
-            row = next((row for row in rows if (row.scenario, row.index) == (scenario, index)), None)
-            if row is not None and not row.failed:
-                shown.append((name, blind(row.trajectory)))
+    for (scenario, _), shown in attempts.items():
         if len(shown) < 2:
             continue
         generator.shuffle(shown)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from offbook.base.text import counted
-from offbook.base.types import Json
 from offbook.trainer.evaluate import Interval
 
 from .judging import WinRate
@@ -34,6 +33,7 @@ def markdown(comparison: ComparisonReport) -> str:
     parts += ["\n".join(f"- {warning}" for warning in comparison.warnings)] if comparison.warnings else []
     parts += map(markdown_section, tables_of(comparison))
     parts += ["Spent: " + "; ".join(comparison.spending)] if comparison.spending else []
+    parts.append(f"Run {comparison.run}. Its settings are in comparison.json.")
     return "\n\n".join(parts) + "\n"
 
 
@@ -64,7 +64,6 @@ def tables_of(comparison: ComparisonReport) -> list[Table]:
     tables += [win_table(comparison.win_rates)] if comparison.win_rates else []
     tables.append(work_table(comparison.candidates))
     tables += [samples_table(comparison)] if comparison.samples else []
-    tables.append(settings_table(comparison))
     return tables
 
 
@@ -145,15 +144,6 @@ def samples_table(comparison: ComparisonReport) -> Table:
     )
     note = f"{comparison.measure} and last words of the first rollout; the largest differences first."
     return Table("Where candidates differ", note, ("scenario", "asked", *names), rows)
-
-
-def settings_table(comparison: ComparisonReport) -> Table:
-    """The settings that produced the numbers."""
-    plain: Callable[[object], str] = lambda value: value if isinstance(value, str) else json.dumps(value)  # noqa: E731
-    rows = [(name, plain(value)) for name, value in comparison.settings.items() if name != "candidates"]
-    prints: dict[str, Json] = comparison.settings.get("candidates") or {}
-    rows += [(f"fingerprint of {name}", str(value)) for name, value in prints.items()]
-    return Table("How it was made", f"Run {comparison.run}.", ("setting", "value"), tuple(rows))
 
 
 def shown_interval(interval: Interval | None, sign: str = "") -> str:

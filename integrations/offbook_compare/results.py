@@ -225,10 +225,7 @@ def _answer(rows: Sequence[ComparedRollout], scenario: str) -> str:
     if row.error is not None:
         return row.error
     messages: list[Message] = [dict(message) for message in row.trajectory.messages()]
-    spoken = [message for message in messages if message["role"] == "assistant"]
-    last: Message = spoken[-1] if spoken else {}
-    content: Json = last.get("content")
-    calls: list[Json] = last.get("tool_calls") or []
-    written = ", ".join(f"{call['function']['name']}({call['function']['arguments']})" for call in calls)
-    parts = [content if isinstance(content, str) else "", f"(calls {written})" if written else ""]
-    return " ".join(filter(None, parts))
+    last = next((message for message in reversed(messages) if message["role"] == "assistant"), Message())
+    calls: list[Json] = [call["function"] for call in last.get("tool_calls") or ()]
+    text = str(last.get("content") or "")
+    return " ".join(filter(None, (text, *(f"(calls {call['name']}({call['arguments']}))" for call in calls))))

@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -105,47 +104,32 @@ def rollout_scores(rollout: RolloutTrace, environment: str, mask: Callable[[Json
     ]  # fmt: skip
 
 
-class ScoreSender:
-    """Sends scores in bulk."""
+def send_scores(connection: LangfuseConnection, scores: Sequence[LangfuseScore], timeout: float) -> None:
+    """Send scores in bulk. Values that are no finite number are left out: the API refuses them.
 
-    def __init__(self, connection: LangfuseConnection, timeout: float) -> None:
-        self._connection = connection
-        self._timeout = timeout
-        self._http: httpx.Client | None = None
-
-    def close(self) -> None:
-        """Close its connection; the next scores open another."""
-        http, self._http = self._http, None
-        if http is not None:
-            http.close()
-
-    def send(self, scores: Sequence[LangfuseScore]) -> None:
-        """Raises RejectedError naming the first that was refused, DeliveryError if the server accepts nothing. Values that
-        are no finite number are left out: the API refuses them."""
-        finite = [score for score in scores if math.isfinite(score.value)]
-        refused: list[str] = []
-        if self._http is None:
-            self._http = self._connection.client(self._timeout)
-            weakref.finalize(self, self._http.close).atexit = False  # a thread may still send at the interpreter's end
+    Raises RejectedError naming the first that was refused, DeliveryError if the server accepts nothing."""
+    finite = [score for score in scores if math.isfinite(score.value)]
+    refused: list[str] = []
+    with connection.client(timeout) as http:
         for start in range(0, len(finite), BULK):
-            refused += self._bulk(self._http, finite[start : start + BULK])
-        if refused:
-            raise RejectedError(f"{len(refused)} of {len(finite)} scores were refused, such as {refused[0]}")
+            refused += _refused(http, finite[start : start + BULK])
+    if refused:
+        raise RejectedError(f"{len(refused)} of {len(finite)} scores were refused, such as {refused[0]}")
 
-    def _bulk(self, http: httpx.Client, scores: Sequence[LangfuseScore]) -> list[str]:
-        """Send scores by the bulk route, to a newer server without it as a list; returns the refusals."""
-        batch: Json = [
-            {"id": score.id, "timestamp": score.timestamp, "type": "score-create", "body": score.body()}
-            for score in scores
-        ]
-        answer = _posted(http, "/api/public/ingestion", {"batch": batch})
-        if answer.status_code == 404:
-            answer = _posted(http, "/api/public/scores", [score.body() for score in scores])
-        if answer.status_code == 400:
-            return [_line(answer)] * len(scores)
-        if not answer.is_success:
-            raise DeliveryError(_line(answer))
-        return [f"{error!r:.300}" for error in cast(Sequence[Json], _json(answer).get("errors") or ())]
+
+def _refused(http: httpx.Client, scores: Sequence[LangfuseScore]) -> list[str]:
+    """Send scores by the bulk route, to a newer server without it as a list; returns the refusals."""
+    batch: Json = [
+        {"id": score.id, "timestamp": score.timestamp, "type": "score-create", "body": score.body()} for score in scores
+    ]
+    answer = _posted(http, "/api/public/ingestion", {"batch": batch})
+    if answer.status_code == 404:
+        answer = _posted(http, "/api/public/scores", [score.body() for score in scores])
+    if answer.status_code == 400:
+        return [_line(answer)] * len(scores)
+    if not answer.is_success:
+        raise DeliveryError(_line(answer))
+    return [f"{error!r:.300}" for error in cast(Sequence[Json], _json(answer).get("errors") or ())]
 
 
 def _posted(http: httpx.Client, path: str, body: Json) -> httpx.Response:
@@ -388,7 +372,7 @@ class LangfuseSink(TraceSink):
             scope_name=SCOPE,
             scope={"public_key": self._connection.public_key},
         )
-        self._scores = ScoreSender(self._connection, timeout)
+        self._timeout = timeout
 
     def check(self) -> None:
         self._connection.check()
@@ -407,9 +391,9 @@ class LangfuseSink(TraceSink):
         try:
             self._sender.send([self._spans(rollout, event, experiments) for rollout in shown])
         except RejectedError:  # the other rollouts were accepted
-            self._scores.send(scores)
+            self._send_scores(scores)
             raise
-        self._scores.send(scores)
+        self._send_scores(scores)
 
     def evaluation_finished(self, event: EvaluationFinished) -> None:
         names = [name for name in event.metrics if name not in EVALUATION_DETAILS]
@@ -423,10 +407,10 @@ class LangfuseSink(TraceSink):
         session = session_id(event.run, event.step)
         score = LangfuseScore(digest(event.id), f"alert/{event.kind}", event.value, event.at, event.message, session=session,
                       environment=self._environment_of("train"))  # fmt: skip
-        self._scores.send([score])
+        self._send_scores([score])
 
-    def closed(self) -> None:
-        self._scores.close()
+    def _send_scores(self, scores: Sequence[LangfuseScore]) -> None:
+        send_scores(self._connection, scores, self._timeout)
 
     def _session_scores(
         self, event: StepFinished | EvaluationFinished, step: int, split: str, scored: Mapping[str, str]
@@ -447,7 +431,7 @@ class LangfuseSink(TraceSink):
             )
             for index, metric in enumerate(name for name in scored if name in numbers)
         ]
-        self._scores.send(scores)
+        self._send_scores(scores)
 
     def _spans(
         self, rollout: RolloutTrace, event: GroupsFinished, experiments: Mapping[str, Experiment]

@@ -85,18 +85,16 @@ class RayRunner:
         max_retries: int = 3,
         runtime_env: Mapping[str, object] | None = None,
     ) -> None:
-        for name, amount in {"num_cpus": num_cpus, "num_gpus": num_gpus, **(resources or {})}.items():
-            if isinstance(amount, bool) or not isinstance(amount, int | float) or amount < 0:  # pyright: ignore[reportUnnecessaryIsInstance]  # user input
-                raise ConfigError(f"{name}: an amount of at least 0 is needed, got {amount!r}")
-        if not isinstance(max_retries, int) or max_retries < -1:  # pyright: ignore[reportUnnecessaryIsInstance]  # user input
-            raise ConfigError(f"max_retries: a whole number of at least -1 is needed, got {max_retries!r}")
         self.address = address
-        self._wanted = {"CPU": float(num_cpus), "GPU": float(num_gpus), **(resources or {})}
         self._runtime_env = runtime_env
         options: dict[str, Any] = {"num_cpus": num_cpus, "num_gpus": num_gpus, "max_retries": max_retries}
         options |= {"resources": dict(resources)} if resources else {}
         self._ray = ray_module()
-        self._task: Any = self._ray.remote(**options)(run_payload)
+        try:
+            self._task: Any = self._ray.remote(**options)(run_payload)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"RayRunner: {error}") from error
+        self._wanted = {"CPU": float(num_cpus), "GPU": float(num_gpus), **(resources or {})}
 
     async def slots(self) -> int:
         """Connect, and return how many rollouts the cluster can run at once. Raises BackendError, and ConfigError for

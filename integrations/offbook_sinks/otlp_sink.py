@@ -31,18 +31,14 @@ from offbook.contracts import (
 
 from .spans import (
     Attribute,
-    Mask,
     SpanKind,
     TraceSpan,
     as_text,
-    checked_rate,
-    is_sampled,
     json_text,
     remote_parent,
     rollout_spans,
     span_id,
     trace_id,
-    unmasked,
 )
 
 try:
@@ -76,8 +72,7 @@ NAMES: Final = {SpanKind.AGENT: "invoke_agent {}", SpanKind.TOOL: "execute_tool 
 class OtlpSink(TraceSink):
     """Sends spans over OTLP by HTTP. Without arguments it reads OpenTelemetry's environment variables.
 
-    content: False sends no messages, arguments and results. sample_rate: the share of rollouts to send, from 0 to 1.
-    timeout: seconds. Raises ConfigError without an endpoint, or for an invalid option.
+    content: False sends no messages, arguments and results. timeout: seconds. Raises ConfigError without an endpoint.
     """
 
     name = "otlp"
@@ -87,8 +82,6 @@ class OtlpSink(TraceSink):
         endpoint: str | None = None,
         headers: Mapping[str, str] | None = None,
         *,
-        mask: Mask | None = None,
-        sample_rate: float = 1.0,
         content: bool = True,
         timeout: float | None = None,
     ) -> None:
@@ -98,8 +91,6 @@ class OtlpSink(TraceSink):
             raise ConfigError(f"sink otlp: {PROTOCOLS[1]} must be {HTTP} or unset, got {other!r}")
         self._target = (endpoint, headers)
         self._sender = OtlpSender(endpoint, headers, timeout=timeout)
-        self._mask = mask or unmasked
-        self._rate = checked_rate(sample_rate, "sink otlp: sample_rate")
         self._content = content
 
     def check(self) -> None:
@@ -113,8 +104,7 @@ class OtlpSink(TraceSink):
         self._single(event.run, event.id, "offbook.run", event.at, named)
 
     def groups_finished(self, event: GroupsFinished) -> None:
-        shown = [rollout for rollout in event.rollouts if is_sampled(rollout, self._rate)]
-        self._sender.send([self._spans(rollout, event) for rollout in shown])
+        self._sender.send([self._spans(rollout, event) for rollout in event.rollouts])
 
     def evaluation_finished(self, event: EvaluationFinished) -> None:
         self._metrics(event.run, event.id, f"offbook.evaluation {event.split}", event.at, event.step, event.metrics)
@@ -174,34 +164,34 @@ class OtlpSink(TraceSink):
         if span.kind is SpanKind.AGENT:
             attributes |= _rollout_attributes(rollout, span.name)
             if self._content:
-                attributes |= _ends(self._mask(span.input), self._mask(span.output))
+                attributes |= _ends(span.input, span.output)
         elif span.call is not None:
             attributes |= call_attributes(span.call)
             if self._content:
-                attributes |= self._messages(span.call)
+                attributes |= _messages(span.call)
         elif span.kind is SpanKind.TOOL:
             facts = span.facts or {}
             attributes |= {"gen_ai.tool.name": span.name, "gen_ai.tool.type": "function",
                       "gen_ai.tool.call.id": str(facts.get("tool_call_id")), "offbook.tool.timing": str(facts.get("timing"))}  # fmt: skip
             if self._content:
-                attributes["gen_ai.tool.call.arguments"] = as_text(self._mask(span.input))
-                attributes["gen_ai.tool.call.result"] = as_text(self._mask(span.output))
+                attributes["gen_ai.tool.call.arguments"] = as_text(span.input)
+                attributes["gen_ai.tool.call.result"] = as_text(span.output)
         elif span.facts:
             attributes |= {f"offbook.node.{name}": as_text(value) for name, value in span.facts.items()}
         return attributes
 
-    def _messages(self, call: CallTrace) -> dict[str, Attribute]:
-        attributes: dict[str, Attribute] = {
-            "gen_ai.input.messages": json_text([as_parts(sent) for sent in _masked(call.messages, self._mask)]),
-            "gen_ai.output.messages": json_text(
-                [
-                    as_parts(message) | {"finish_reason": output.finish_reason or "error"}
-                    for output in call.outputs
-                    for message in _masked([{"role": "assistant", **output.message}], self._mask)
-                ]
-            ),
-        }
-        return attributes | ({"gen_ai.tool.definitions": json_text(call.tools)} if call.tools else {})
+
+def _messages(call: CallTrace) -> dict[str, Attribute]:
+    attributes: dict[str, Attribute] = {
+        "gen_ai.input.messages": json_text([as_parts(message) for message in call.messages]),
+        "gen_ai.output.messages": json_text(
+            [
+                as_parts({"role": "assistant", **output.message}) | {"finish_reason": output.finish_reason or "error"}
+                for output in call.outputs
+            ]
+        ),
+    }
+    return attributes | ({"gen_ai.tool.definitions": json_text(call.tools)} if call.tools else {})
 
 
 def call_attributes(call: CallTrace) -> dict[str, Attribute]:
@@ -266,10 +256,6 @@ def _part(part: Json) -> dict[str, Json]:
     if isinstance(part, Mapping) and cast(Mapping[str, Json], part).get("type") == "text":
         return {"type": "text", "content": cast(Mapping[str, Json], part).get("text")}
     return {"type": "generic", "content": part}
-
-
-def _masked(messages: Sequence[Message], mask: Mask) -> list[Message]:
-    return [cast(Message, message) for message in cast(Sequence[Json], mask(list(messages)))]
 
 
 class _Direct(requests.Session):

@@ -56,7 +56,7 @@ def test_a_server_whose_directory_is_lost_goes_on_at_the_same_step_with_equal_by
         for step in (1, 2):
             ids = server.rollouts(2, f"step-{step}")
             result = server.train(f"request-{step}", [ids])[-1]["result"]
-            assert result["step"] == step and result["metrics"]["mirror/steps_behind"] in (0, step - 1)
+            assert result["step"] == step
         until(lambda: server.http.get("/api/models/default").json()["steps_held"] == 0, "step 2 is on the mirror")
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(60) == 0, server.output()

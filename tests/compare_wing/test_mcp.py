@@ -103,7 +103,7 @@ def test_one_line_compares_on_a_real_server_by_its_checks_and_by_a_judge(
     server = python_module("mcp_server_time", "--local-timezone", "UTC")
     with scripted_llm(current_time) as good, scripted_llm(likes_the_tool) as judged:
         words = ["compare", f"mcp:{server}", "--scenarios", "s.jsonl", "--model", "clock", "--base-model", "tiny"]
-        words += ["--with", "step:0", "--with", f"openai/big?name=big&api_base={good.url}", "--trace", "jsonl:shown"]
+        words += ["--with", "step:0", "--with", f"openai/big?name=big&api_base={good.url}"]
         words += ["--judge", "openai/judge", "--judge-api-base", judged.url]
         assert run(words) == 0
     printed = capsys.readouterr().out
@@ -112,4 +112,3 @@ def test_one_line_compares_on_a_real_server_by_its_checks_and_by_a_judge(
     assert "big: preferred to step:0 1.000" in printed
     assert "training scenarios" not in printed  # other zones, other words enough
     assert (tmp_path / "comparison" / "report.md").exists()
-    assert len((tmp_path / "shown" / "rollouts.jsonl").read_text().splitlines()) == 2

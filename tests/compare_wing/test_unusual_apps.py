@@ -221,7 +221,6 @@ async def test_the_ids_of_scenarios_that_were_trained_on_are_read_from_the_recor
         (["--with", "openai/x?retries=-1"], "retries"),
         (["--with", "openai/x", "--judge", "openai/j"], "candidates: a judge compares rollouts of at least two"),
         (["--with", "openai/x", "--rubric", "no.md"], "judge_api_base and rubric need --judge"),
-        (["--with", "openai/x", "--trace", "nosink"], "unknown sink 'nosink'"),
         (["--with", "openai/x", "--scenarios", "empty.jsonl"], "scenarios: empty.jsonl holds no scenario"),
         (["--with", "openai/x", "--scenarios", "nofile.jsonl"], "scenarios: nofile.jsonl cannot be read"),
         (["--with", "openai/x", "--trained-on", "empty.jsonl"], "scenarios: empty.jsonl holds no scenario"),

@@ -24,7 +24,7 @@ from offbook_langfuse import (
     save_dataset,
     scenarios_from_traces,
 )
-from offbook_langfuse.sink import LangfuseScore, LangfuseSink, ScoreSender
+from offbook_langfuse.sink import LangfuseScore, LangfuseSink, send_scores
 from tests.fakes.scripted_api import Asked, Reply, scripted_api
 from tests.fakes.trace_server import PUBLIC, SECRET, TraceServer, trace_server
 
@@ -253,10 +253,8 @@ def test_nothing_is_sent_where_langfuse_redirects_to(status: int) -> None:
         ):
             with pytest.raises(ConfigError, match=f"redirects .*{other.url}/taken"):
                 read()
-        scores = ScoreSender(there, 5.0)
         with pytest.raises(DeliveryError, match=f"answered {status}"):
-            scores.send([LangfuseScore("a", "reward", 1.0, 0.0, trace="t")])
-        scores.close()
+            send_scores(there, [LangfuseScore("a", "reward", 1.0, 0.0, trace="t")], 5.0)
     assert other.asked == []
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from offbook.server.wing import ServerWing, close_wings, metrics_of_wings, tell_of_new_step
+from offbook.server.wing import ServerWing, close_wings, tell_of_new_step
 from tests.paths import ROOT
 from tests.server.servers import RunningServer
 
@@ -59,9 +58,6 @@ def test_a_wing_that_no_option_asks_for_adds_nothing(installed: None, tmp_path: 
 class BrokenWing(ServerWing):
     name = "broken"
 
-    def step_metrics(self, model: Any) -> Mapping[str, float]:
-        raise OSError("no metrics")
-
     def model_changed(self) -> None:
         raise OSError("no change")
 
@@ -72,9 +68,6 @@ class BrokenWing(ServerWing):
 class WorkingWing(ServerWing):
     name = "working"
     calls: list[str]
-
-    def step_metrics(self, model: Any) -> Mapping[str, float]:
-        return {"working/number": 1.0}
 
     def model_changed(self) -> None:
         self.calls.append("changed")
@@ -88,8 +81,7 @@ async def test_a_wing_that_fails_ends_no_step_and_keeps_no_other_wing_from_it(ca
     working = WorkingWing(None, nothing)
     working.calls = []
     wings: dict[str, ServerWing] = {"broken": BrokenWing(None, nothing), "working": working}
-    assert metrics_of_wings(wings, nothing) == {"working/number": 1.0}
     tell_of_new_step(wings)
     await close_wings(wings, 0)
     assert working.calls == ["changed", "closed"]
-    assert [record.getMessage() for record in caplog.records] == ["The wing 'broken' failed"] * 3
+    assert [record.getMessage() for record in caplog.records] == ["The wing 'broken' failed"] * 2

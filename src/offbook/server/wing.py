@@ -154,11 +154,6 @@ class ServerWing:
         """Whether the server is of use although its sampler could not be started."""
         return False
 
-    def step_metrics(self, model: ServedModel) -> Mapping[str, float]:
-        """Metrics of a step, asked when its checkpoint is saved and before it is used."""
-        del model
-        return {}
-
     def model_changed(self) -> None:
         """A model has a new step."""
 
@@ -177,15 +172,6 @@ def wing_classes(options: ServerOptions) -> list[type[ServerWing]]:
     """The installed wings that the options ask for. Raises ConfigError, MissingExtraError."""
     classes = [plugins.load_class("offbook.server", name, ServerWing) for name in plugins.names("offbook.server")]
     return [wing for wing in classes if wing.wanted(options.wings.get(wing.name))]
-
-
-def metrics_of_wings(wings: Mapping[str, ServerWing], model: ServedModel) -> dict[str, float]:
-    """What each wing says of a step of `model` whose checkpoint is saved, as `ServerWing.step_metrics`."""
-    metrics: dict[str, float] = {}
-    for wing in wings.values():
-        with _contained(wing):
-            metrics |= wing.step_metrics(model)
-    return metrics
 
 
 def tell_of_new_step(wings: Mapping[str, ServerWing]) -> None:

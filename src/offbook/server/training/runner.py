@@ -19,7 +19,7 @@ from offbook.server.models.checkpoint_swaps import ModelServices
 from ...engine.protocol import CompletionScored, Event, Failed, Merged, Progressed, Ready, TrainCommand, Trained, Warned
 from ...memory_plan.parts import GIB
 from ...memory_plan.plan import MemoryPlan
-from ..wing import ServerWing, metrics_of_wings, tell_of_new_step
+from ..wing import ServerWing, tell_of_new_step
 from .history import TrainHistory
 from .jobs import JobFolders
 from .learner_client import LearnerClient
@@ -185,9 +185,6 @@ class TrainRunner:
         self._wrong_before = wrong
         result = _finite(result.model_copy(update={"metrics": result.metrics | metrics}))
         if result.applied and result.step > self._models.registry.model(request.model).step:
-            before = self._models.registry.model(request.model)
-            measured = metrics_of_wings(self._wings, before)
-            result = _finite(result.model_copy(update={"metrics": {**result.metrics, **measured}}))
             began = time.monotonic()
             problem = await self._models.swaps.advance(request.model, result.step)
             result = result.model_copy(update={"metrics": {**result.metrics, SWAP_METRIC: time.monotonic() - began}})

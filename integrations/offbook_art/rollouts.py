@@ -1,4 +1,4 @@
-"""ART's decorators of rollouts: repeated after an error, and limited in number at once."""
+"""ART's functions around a rollout: repeated after an error, limited in number at once, and its trajectory before it ends."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ import inspect
 import itertools
 import time
 from collections.abc import Awaitable, Callable, Hashable
+from contextvars import ContextVar
 from typing import ParamSpec, TypeVar, cast
 from weakref import WeakKeyDictionary
 
-from offbook.base.errors import ConfigError
+from offbook.base.errors import ConfigError, RolloutError
 from offbook.base.option_names import names_checked
+from offbook.base.types import Trajectory
 
 P = ParamSpec("P")
 R = TypeVar("R")
 Errors = type[BaseException] | tuple[type[BaseException], ...]
 OnRetry = Callable[[BaseException, int], object]
+
+_yielded: ContextVar[list[Trajectory] | None] = ContextVar("offbook_yielded", default=None)
 
 
 @names_checked("retry")
@@ -110,3 +114,23 @@ def limit_concurrency(
         return limited
 
     return decorate
+
+
+def yield_trajectory(trajectory: Trajectory) -> None:
+    """Hand the trajectory to the enclosing `capture_yielded_trajectory`; outside of one it does nothing."""
+    trajectories = _yielded.get()
+    if trajectories is not None:
+        trajectories.append(trajectory)
+
+
+async def capture_yielded_trajectory(coroutine: Awaitable[object]) -> Trajectory:
+    """Run a coroutine and return the trajectory that it yielded, the last of several. Raises RolloutError for none."""
+    trajectories: list[Trajectory] = []
+    token = _yielded.set(trajectories)
+    try:
+        await coroutine
+    finally:
+        _yielded.reset(token)
+    if not trajectories:
+        raise RolloutError("no trajectory was yielded: call yield_trajectory(trajectory) inside the coroutine")
+    return trajectories[-1]

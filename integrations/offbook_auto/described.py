@@ -30,7 +30,7 @@ from offbook_compare.comparison import acompare
 from offbook_compare.results import ComparisonReport
 
 from .improve import Improver
-from .inputs import TaskInput, read_inputs, write_inputs
+from .inputs import read_inputs, write_inputs
 from .options import BASE_MODEL, AutoOptions, ImproveOptions, name_of
 from .sources import Split, Stage
 from .task import DESCRIBED, Task, as_examples, read_task, require_packages, write_task, write_whole
@@ -139,10 +139,8 @@ class DescribedTask:
         file = self.folder / "task.yaml"
         if not file.exists():
             outline = await written_outline(self.llm, self.task, file.name)
-            dimensions = {
-                item.name: list(dict.fromkeys(value.strip() for value in item.values if value.strip()))
-                for item in outline.dimensions
-            }
+            named = {item.name: {value.strip(): None for value in item.values} for item in outline.dimensions}
+            dimensions = {name: [*values] for name, values in named.items() if len(values) > 1 and "" not in values}
             write_task(self.task.model_copy(update={"inputs": outline.inputs, "dimensions": dimensions}), file)
         self.task = read_task(file)
         echo(f"task ({file}): inputs vary in {', '.join(self.task.dimensions) or 'nothing that is named'}")
@@ -166,8 +164,9 @@ class DescribedTask:
         await write_rubric(text, self.llm, file=self.folder / "rubric.md")
 
     def scenarios(self, split: Split) -> list[dict[str, Any]]:
-        """The scenarios of a split, by the files."""
-        return as_scenarios(read_inputs(self.folder / "scenarios.jsonl"), split, self.texts()["prompt"])
+        """The scenarios of a split, by the files. They hold the prompt too, so that another prompt makes other scenarios."""
+        prompt, inputs = self.texts()["prompt"], read_inputs(self.folder / "scenarios.jsonl")
+        return [{"id": one.id, "input": one.input, "system": prompt} for one in inputs if one.split == split]
 
     async def trained(self, steps: int) -> TrainReport:
         """Train until the model has `steps` steps in total."""
@@ -224,11 +223,6 @@ def _llm(where: str, value: str | Llm) -> Llm:
     if llm is None:
         raise ConfigError(f"{where}: {value!r} is not an LLM elsewhere; name one, such as openai/gpt-4.1")
     return llm
-
-
-def as_scenarios(inputs: Sequence[TaskInput], split: Split, prompt: str) -> list[dict[str, Any]]:
-    """The scenarios of a split. They hold the prompt too, so that another prompt makes other scenarios."""
-    return [{"id": one.id, "input": one.input, "system": prompt} for one in inputs if one.split == split]
 
 
 @dataclass(frozen=True)

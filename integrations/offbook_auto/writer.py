@@ -120,13 +120,7 @@ def _fenced(value: Json) -> list[str]:
 
 async def written_outline(llm: Llm, task: Task, file: str) -> Outline:
     """Ask for the outline. Raises LlmError that names `file`, BudgetExceeded, ConfigError."""
-
-    def usable(outline: Outline) -> None:
-        few = [item.name for item in outline.dimensions if len({value.strip() for value in item.values} - {""}) < 2]
-        if few or not 1 <= len(outline.dimensions) <= 10:
-            raise ValueError(f"3 to 5 dimensions with 2 to 6 different values each are needed; too few: {few}")
-
-    return await _ask(llm, outline_question(task), Outline, file, usable)
+    return await _ask(llm, outline_question(task), Outline, file)
 
 
 async def written_prompt(llm: Llm, task: Task, file: str) -> str:
@@ -142,7 +136,7 @@ async def written_prompt(llm: Llm, task: Task, file: str) -> str:
     return prompt
 
 
-async def _ask(llm: Llm, messages: list[dict[str, str]], schema: type[Any], file: str, check: Any) -> Any:
+async def _ask(llm: Llm, messages: list[dict[str, str]], schema: type[Any], file: str, check: Any = None) -> Any:
     try:
         return (await llm.ask(messages, schema, PURPOSE, check)).value
     except LlmError as error:

@@ -176,26 +176,20 @@ async def _resolved(candidates: list[Candidate], own: Sequence[TrainableModel]) 
             "the command line by --model and --base-model"
         )
     newest = min([await model.get_step() for model in own])
+    kept = {model.name: {0, newest} | {state.step for state in await model.checkpoints()} for model in own}
     resolved_candidates: list[Candidate] = []
     for candidate in candidates:
         step = newest if candidate.trained and candidate.step is None else candidate.step
-        if step is not None:
-            await _check_step(own, step, newest)
+        for name, steps_kept in kept.items():
+            if step is not None and step not in steps_kept:
+                known = ", ".join(map(str, sorted(steps_kept)))
+                raise ConfigError(f"candidates: {name!r} has no step {step}; there are {known}")
         resolved = candidate if not candidate.trained else Candidate(f"step:{step}", step=step)
         if resolved.name in [other.name for other in resolved_candidates]:
             logger.warning("step:newest is %s, which is a candidate already", resolved.name)
             continue
         resolved_candidates.append(resolved)
     return resolved_candidates
-
-
-async def _check_step(models: Sequence[TrainableModel], step: int, newest: int) -> None:
-    for model in models:
-        kept = {0, newest} | {state.step for state in await model.checkpoints()}
-        if step not in kept:
-            raise ConfigError(
-                f"candidates: {model.name!r} has no step {step}; there are {', '.join(map(str, sorted(kept)))}"
-            )
 
 
 async def _scored(stage: RolloutStage, candidate: Candidate) -> Scored:

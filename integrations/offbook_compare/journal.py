@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -43,6 +44,16 @@ class MeasuredCall(Frozen):
             started_at=call.started_at,
             cut=call.status == CallStatus.TRUNCATED,
         )
+
+
+def call_totals(calls: Sequence[MeasuredCall]) -> dict[str, float]:
+    """Number, seconds, tokens and cost of calls. Tokens and cost only if all calls report them."""
+    totals: dict[str, float] = {"calls": float(len(calls))}
+    for name in ("prompt_tokens", "completion_tokens", "cost"):
+        values = [getattr(call, name) for call in calls]
+        if calls and None not in values:
+            totals[name] = float(sum(values))
+    return totals | ({"call_seconds": sum(call.seconds for call in calls)} if calls else {})
 
 
 class ComparedRollout(Frozen):

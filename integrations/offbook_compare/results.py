@@ -11,7 +11,7 @@ from offbook.base.types import Json, Message
 from offbook.trainer.evaluate import Evaluation, Interval, mean, mean_reward, measured, paired_difference
 
 from .candidates import Candidate
-from .journal import ComparedRollout, MeasuredCall
+from .journal import ComparedRollout, MeasuredCall, call_totals
 from .judging import JudgedGroup, WinRate
 
 HOUR = 3600.0
@@ -115,6 +115,11 @@ def candidate_result(
     """
     rows, evaluation, candidate = scored.rows, scored.evaluation, scored.candidate
     calls = [call for row in rows for call in row.calls]
+    per_rollout = {name: total / len(rows) for name, total in call_totals(calls).items()}
+    if candidate.trained:  # a local model costs the time for which its machine was busy
+        cost = None if gpu_price is None else busy_seconds(calls) * gpu_price / HOUR / len(rows)
+    else:
+        cost = per_rollout.get("cost")
     shared = baseline is not None and values.keys() & baseline.keys()
     return CandidateResult(
         name=candidate.name,
@@ -127,11 +132,11 @@ def candidate_result(
         difference=paired_difference(dict(values), dict(baseline or {}), seed=seed) if shared else None,
         passes=_passes(evaluation, success_at),
         reward=evaluation.reward,
-        calls=len(calls) / len(rows),
-        prompt_tokens=_per_rollout(_total(calls, "prompt_tokens"), rows),
-        completion_tokens=_per_rollout(_total(calls, "completion_tokens"), rows),
+        calls=per_rollout["calls"],
+        prompt_tokens=per_rollout.get("prompt_tokens"),
+        completion_tokens=per_rollout.get("completion_tokens"),
         latency=percentiles([call.seconds for call in calls]),
-        cost=_per_rollout(_costs(calls, candidate.trained, gpu_price), rows),
+        cost=cost,
     )
 
 
@@ -174,24 +179,6 @@ def percentiles(values: Sequence[float]) -> tuple[float, float] | None:
         return None
     half, most = np.percentile(values, [50, 95])
     return float(half), float(most)
-
-
-def _costs(calls: Sequence[MeasuredCall], trained: bool, gpu_price: float | None) -> float | None:
-    """The cost of all calls in USD; None if a price is unknown. A local model costs the time for which its machine was busy."""
-    if trained:
-        return None if gpu_price is None else busy_seconds(calls) * gpu_price / HOUR
-    costs = [call.cost for call in calls if call.cost is not None]
-    return sum(costs) if len(costs) == len(calls) else None
-
-
-def _total(calls: Sequence[MeasuredCall], name: str) -> int | None:
-    values: list[int | None] = [getattr(call, name) for call in calls]
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
-
-
-def _per_rollout(total: float | None, rows: Sequence[ComparedRollout]) -> float | None:
-    return None if total is None else total / len(rows)
 
 
 def _passes(evaluation: Evaluation, success_at: float | None) -> dict[int, float]:

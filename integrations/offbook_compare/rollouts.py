@@ -44,6 +44,7 @@ from .journal import (
     ComparedRollout,
     Journal,
     MeasuredCall,
+    call_totals,
     content_hash,
 )
 from .options import CompareOptions
@@ -231,7 +232,7 @@ class RolloutStage:
         )
         trajectory = redacted_record(trajectory)
         trajectory.place = trajectory.place.filled(place)
-        trajectory.metrics.update(_metrics(measured))
+        trajectory.metrics.update(call_totals(measured))
         failure = trajectory.exception
         return ComparedRollout(
             key=f"{fingerprint}-{index}",
@@ -283,16 +284,6 @@ class RolloutStage:
             api = await self.own[0].api()
             name = self.own[0].name if candidate.trained else candidate.record_name
             await api.finish(rollout_records([row.trajectory], name, RolloutPlace()))
-
-
-def _metrics(calls: Sequence[MeasuredCall]) -> dict[str, float]:
-    """Time, tokens and cost of a rollout's calls as metrics. Tokens and cost only if all calls report them."""
-    metrics: dict[str, float] = {"calls": float(len(calls))}
-    for name in ("prompt_tokens", "completion_tokens", "cost"):
-        values = [getattr(call, name) for call in calls]
-        if calls and None not in values:
-            metrics[name] = float(sum(values))
-    return metrics | ({"call_seconds": sum(call.seconds for call in calls)} if calls else {})
 
 
 def unmarked(trajectory: Trajectory, calls: Sequence[CallTrace]) -> Trajectory:

@@ -2,7 +2,6 @@
 
 import math
 import os
-from collections.abc import Mapping
 from typing import Any
 
 import httpx
@@ -74,11 +73,15 @@ class MlflowSink(TraceSink):
             )
             self._client.log_dict(self._run(event.run), {"rollouts": rows}, file)
 
-    def evaluation_finished(self, event: contracts.EvaluationFinished) -> None:
-        self._metrics(event.run, event.split, event.step, event.at, event.metrics)
+    def step_finished(self, event: contracts.StepFinished | contracts.EvaluationFinished) -> None:
+        """Log all metrics of an event in one request, unless the first of them exists for this step."""
+        run, metrics = self._run(event.run), event.metrics
+        known = sorted((f"{event.split}/{name}", value) for name, value in metrics.items() if math.isfinite(value))
+        if known and all(logged.step != event.step for logged in self._client.get_metric_history(run, known[0][0])):
+            values = [Metric(name, value, int(event.at * 1000), event.step) for name, value in known]
+            self._client.log_batch(run, metrics=values)
 
-    def step_finished(self, event: contracts.StepFinished) -> None:
-        self._metrics(event.run, "train", event.step, event.at, event.metrics)
+    evaluation_finished = step_finished
 
     def checkpoint_saved(self, event: contracts.CheckpointSaved) -> None:
         if self.checkpoint_files:
@@ -89,15 +92,6 @@ class MlflowSink(TraceSink):
     def closed(self) -> None:
         while self._runs:
             self._client.set_terminated(self._runs.popitem()[1])
-
-    def _metrics(self, run: str, split: str, step: int, logged_at: float, metrics: Mapping[str, float]) -> None:
-        """Log all metrics of an event in one request, unless the first of them exists for this step."""
-        known = sorted((f"{split}/{name}", value) for name, value in metrics.items() if math.isfinite(value))
-        if known and all(
-            logged.step != step for logged in self._client.get_metric_history(self._run(run), known[0][0])
-        ):
-            values = [Metric(name, value, int(logged_at * 1000), step) for name, value in known]
-            self._client.log_batch(self._run(run), metrics=values)
 
     def _run(self, run: str) -> str:
         if run not in self._runs:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -39,11 +38,12 @@ class TensorboardSink(TraceSink):
         text = "\n".join(f"    {line}" for line in settings.splitlines())  # a block of code in Markdown
         self._writer(event.run).add_text(f"settings/{event.model}", text, event.step)
 
-    def evaluation_finished(self, event: EvaluationFinished) -> None:
-        self._scalars(event.run, event.split, event.step, event.at, event.metrics)
+    def step_finished(self, event: StepFinished | EvaluationFinished) -> None:
+        for name, value in event.metrics.items():
+            if math.isfinite(value):
+                self._writer(event.run).add_scalar(f"{event.split}/{name}", value, event.step, walltime=event.at)
 
-    def step_finished(self, event: StepFinished) -> None:
-        self._scalars(event.run, "train", event.step, event.at, event.metrics)
+    evaluation_finished = step_finished
 
     def alert(self, event: Alert) -> None:
         self._writer(event.run).add_text(f"alert/{event.kind}", event.message, event.step)
@@ -52,11 +52,6 @@ class TensorboardSink(TraceSink):
         for writer in self._writers.values():
             writer.close()
         self._writers.clear()
-
-    def _scalars(self, run: str, split: str, step: int, walltime: float, metrics: Mapping[str, float]) -> None:
-        for name, value in metrics.items():
-            if math.isfinite(value):
-                self._writer(run).add_scalar(f"{split}/{name}", value, step, walltime=walltime)
 
     def _writer(self, run: str) -> Any:
         if run not in self._writers:

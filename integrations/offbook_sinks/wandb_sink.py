@@ -85,11 +85,10 @@ class WandbSink(TraceSink):
         )
         self._log(event.run, event.step, {f"samples/{event.split}": table})
 
-    def evaluation_finished(self, event: EvaluationFinished) -> None:
+    def step_finished(self, event: StepFinished | EvaluationFinished) -> None:
         self._log(event.run, event.step, {f"{event.split}/{name}": value for name, value in event.metrics.items()})
 
-    def step_finished(self, event: StepFinished) -> None:
-        self._log(event.run, event.step, {f"train/{name}": value for name, value in event.metrics.items()})
+    evaluation_finished = step_finished
 
     def checkpoint_saved(self, event: CheckpointSaved) -> None:
         if not self.checkpoint_files:

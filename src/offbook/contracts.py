@@ -77,6 +77,7 @@ class StepFinished:
     `metrics`: see docs/metrics.md. `untrained`: identifies a request that changed nothing, else ""."""
 
     method: ClassVar[str] = "step_finished"
+    split: ClassVar[str] = "train"  # where tools show its metrics, as those of an evaluation under its split
     run: str
     model: str
     step: int

@@ -122,6 +122,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "testing": USER | {"openai_dialect", "rewards", "server", "tracing"},
     "offbook_art": ADAPTERS | {"offbook_langgraph", "*"},
+    "offbook_bases": {"base", "tiny", "commands"},
     "offbook_cloud": SERVER_WING,
     "offbook_dialects": SERVER_WING,
     "offbook_langgraph": ADAPTERS,

@@ -43,6 +43,12 @@ WINGS = {
         ("auto_wing",),
         ("auto.md", "improve.md"),
     ),
+    "bases": Wing(
+        ("offbook_bases",),
+        ("base",),
+        r"offbook.bases\.\w|offbook base (add|list|remove)|(?i:smollm2|gguf_file)",
+        ("bases",),
+    ),
     "cloud": Wing(("offbook_cloud",), ("push", "pull"), r"\bmirror", ("cloud",)),
     "dashboard": Wing(
         ("offbook_dashboard",),

@@ -18,6 +18,7 @@ from huggingface_hub import try_to_load_from_cache
 from tokenizers import Tokenizer
 
 from offbook import tiny
+from offbook.base.local_bases import local_base
 from offbook.base.types import Json
 
 logger = logging.getLogger(__name__)
@@ -117,6 +118,8 @@ def folder_of_base(name: str) -> Path | None:
     folder = Path(name).expanduser()
     if (folder / "tokenizer.json").is_file():
         return folder
+    if (base := local_base(name)) is not None:
+        return base.folder
     try:
         cached = try_to_load_from_cache(name, "tokenizer.json")
     except ValueError:  # not a valid repository name

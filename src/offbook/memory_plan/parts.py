@@ -18,6 +18,7 @@ from offbook.base.config import TrainConfig
 from offbook.base.devices import EXACT_MIB
 from offbook.base.errors import ConfigError
 from offbook.base.json_files import read_json
+from offbook.base.local_bases import local_base
 from offbook.base.server_options import EngineOptions, MemoryLayout
 from offbook.base.types import Json
 
@@ -171,6 +172,8 @@ def find_shape(name: str) -> BaseShape:
         if base.name == name:
             return read_shape(base.config, name)
     folder = tiny.path(name) if name in tiny.FOLDERS else Path(name).expanduser()
+    if not folder.exists() and (base := local_base(name)) is not None:
+        folder = base.folder
     return shape_in(folder if folder.exists() else _from_hub(name).parent, name)
 
 

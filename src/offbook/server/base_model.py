@@ -1,8 +1,9 @@
-"""Finds the folder of a base model, which is a bundled policy, a local folder or a Hugging Face name."""
+"""Finds the folder of a base model: a bundled policy, a local folder, a converted base or a Hugging Face name."""
 
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,9 +13,12 @@ from typing import cast
 from offbook.base.adapter_folders import adapter_folder
 from offbook.base.errors import ConfigError
 from offbook.base.json_files import read_json
+from offbook.base.local_bases import OFFERS, bases_folder, local_base
 from offbook.base.types import Json
 
-from .. import tiny
+from .. import plugins, tiny
+
+logger = logging.getLogger(__name__)
 
 _HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*(/[\w.-]+)?$")
 _CACHED = "models--"
@@ -39,9 +43,12 @@ class BaseModelPath:
         if name in (self.name, self.reference) or name in tiny.FOLDERS:
             return name in (self.name, self.reference)
         try:
-            return Path(name).exists() and Path(name).resolve() == self.path
+            if Path(name).exists():
+                return Path(name).resolve() == self.path
+            base = local_base(name)
         except (OSError, ValueError):  # too long for a path, or with a NUL character
             return False
+        return base is not None and base.folder.resolve() == self.path
 
     def special_tokens(self, texts: Sequence[str]) -> frozenset[int]:
         """The ids of those `texts` that tokenizer.json lists as added tokens; empty without that file."""
@@ -75,13 +82,19 @@ class BaseModelPath:
 
 def reference(name: str) -> str:
     """The `base_model_name_or_path` of an adapter whose base is `name`: its name, which holds on other machines too, or the
-    absolute path of a folder without one. A folder of the Hugging Face cache has the name under which it was downloaded.
+    absolute path of a folder without one. A folder of the Hugging Face cache has the name under which it was downloaded,
+    and a converted base that of its original.
 
     >>> reference("Qwen/Qwen2.5-0.5B-Instruct"), reference("tiny")
     ('Qwen/Qwen2.5-0.5B-Instruct', 'tiny')
     """
     folder = Path(name).expanduser()
-    if name in tiny.FOLDERS or not folder.exists():
+    if name in tiny.FOLDERS:
+        return name
+    base = local_base(folder.name if folder.exists() and folder.resolve().parent == bases_folder() else name)
+    if base is not None:
+        return base.reference
+    if not folder.exists():
         return name
     for cached, snapshots in zip(folder.absolute().parts, folder.absolute().parts[1:], strict=False):
         if snapshots == "snapshots" and cached.startswith(_CACHED):
@@ -102,6 +115,14 @@ def find(name: str) -> BaseModelPath:
             f"--model {name}: there is no such folder, and it is not a Hugging Face name. "
             "Use `tiny`, a folder with config.json and weights, or a name such as Qwen/Qwen2.5-0.5B-Instruct"
         )
+    if (base := local_base(name)) is not None and (name == base.name or not _is_cached(name)):
+        if name != base.name:
+            logger.warning(
+                "%s is not downloaded: the base %r of this machine, converted from it, is used", name, base.name
+            )
+        return BaseModelPath(name, _checked(base.folder.resolve(), name), base.reference)
+    if name in plugins.names(OFFERS):
+        raise ConfigError(f"--model {name}: not on this machine yet: {plugins.load(OFFERS, name)}")
     return BaseModelPath(name, _checked(_from_hub(name), name), reference(name))
 
 
@@ -116,6 +137,16 @@ def _checked(folder: Path, name: str) -> Path:
     if not any(folder.glob("*.safetensors")):
         raise ConfigError(f"--model {name}: {folder} has no *.safetensors weights")
     return folder
+
+
+def _is_cached(name: str) -> bool:
+    """Whether the Hugging Face cache holds the configuration and weights of the original."""
+    try:
+        from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]  # partly untyped; only a download needs it
+
+        return any(Path(snapshot_download(name, local_files_only=True)).glob("*.safetensors"))
+    except (ImportError, OSError, ValueError):  # LocalEntryNotFoundError is an OSError and a ValueError
+        return False
 
 
 def _from_hub(name: str) -> Path:

@@ -1,0 +1,1 @@
+"""Base models without a hub: `offbook base add` makes one of a wheel, a GGUF file or a folder."""

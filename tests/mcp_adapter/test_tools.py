@@ -40,45 +40,41 @@ def tool(name: str, **properties: object) -> ServerTool:
 
 
 @pytest.mark.parametrize(
-    ("schema", "simple", "changes"),
+    ("schema", "simple"),
     [
         (  # pydantic's optional argument
             {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None, "title": "Since"},
             {"type": "string"},
-            ["a: null is not offered, the argument is left out instead"],
         ),
-        ({"type": ["integer", "null"]}, {"type": "integer"}, ["a: null is not offered, the argument is left out instead"]),
-        ({"type": ["integer", "string"]}, {"anyOf": [{"type": "integer"}, {"type": "string"}]}, []),
-        ({"$ref": "#/$defs/City", "description": "where"}, {"enum": ["Delft"], "type": "string", "description": "where"}, []),
-        ({"const": "fixed"}, {"enum": ["fixed"]}, []),
-        ({"oneOf": [{"type": "string"}, {"type": "number"}]}, {"anyOf": [{"type": "string"}, {"type": "number"}]}, []),
+        ({"type": ["integer", "null"]}, {"type": "integer"}),
+        ({"type": ["integer", "string"]}, {"anyOf": [{"type": "integer"}, {"type": "string"}]}),
+        ({"$ref": "#/$defs/City", "description": "where"}, {"enum": ["Delft"], "type": "string", "description": "where"}),
+        ({"const": "fixed"}, {"enum": ["fixed"]}),
+        ({"oneOf": [{"type": "string"}, {"type": "number"}]}, {"anyOf": [{"type": "string"}, {"type": "number"}]}),
         (
             {"allOf": [{"$ref": "#/$defs/City"}, {"minLength": 2}]},
             {"enum": ["Delft"], "type": "string", "minLength": 2},
-            [],
         ),
         (
             {"type": "array", "items": {"$ref": "#/$defs/Node"}},
             {"type": "array", "items": {"type": "object", "properties": {"next": {}}}},
-            ["a[].next: $ref '#/$defs/Node' is recursive, any value is allowed"],
         ),
-        ({"$ref": "https://x.example/s"}, {}, ["a: $ref 'https://x.example/s' leads nowhere, any value is allowed"]),
-        ({"type": "string", "contentEncoding": "base64"}, TEXT, ["a: contentEncoding removed"]),
+        ({"$ref": "https://x.example/s"}, {}),
+        ({"type": "string", "contentEncoding": "base64"}, TEXT),
         ({"type": "object", "additionalProperties": {"$ref": "#/$defs/City"}},
-         {"type": "object", "additionalProperties": {"enum": ["Delft"], "type": "string"}}, []),
-        (True, {}, []),
-        ("text", {}, ["a: 'text' is not a schema, any value is allowed"]),
+         {"type": "object", "additionalProperties": {"enum": ["Delft"], "type": "string"}}),
+        (True, {}),
+        ("text", {}),
     ],
 )  # fmt: skip
-def test_a_schema_is_kept_and_what_is_simplified_is_told(schema: Any, simple: Any, changes: list[str]) -> None:
+def test_a_schema_is_kept_or_simplified(schema: Any, simple: Any) -> None:
     definitions = {
         "City": {"enum": ["Delft"], "type": "string", "title": "City"},
         "Node": {"type": "object", "properties": {"next": {"$ref": "#/$defs/Node"}}},
     }
     whole = {"type": "object", "properties": {"a": schema}, "$defs": definitions, "$schema": "x"}
     result = simplified(whole)
-    assert result.parameters == {"type": "object", "properties": {"a": simple}}
-    assert list(result.changes) == changes
+    assert result == {"type": "object", "properties": {"a": simple}}
 
 
 def test_a_schema_that_explodes_is_cut() -> None:
@@ -87,14 +83,11 @@ def test_a_schema_that_explodes_is_cut() -> None:
         for n in range(9)
     }
     result = simplified({"type": "object", "properties": {"a": {"$ref": "#/$defs/D0"}}, "$defs": definitions})
-    assert len(json.dumps(result.parameters)) < 200_000
-    assert [change for change in result.changes if "1,000" in change] == [
-        "the arguments: more than 1,000 schemas after inlining, any value is allowed in the rest"
-    ]
+    assert len(json.dumps(result)) < 200_000
     deep: dict[str, object] = {}
     for _ in range(100):
         deep = {"type": "array", "items": deep}
-    assert len(json.dumps(simplified({"type": "object", "properties": {"a": deep}}).parameters)) < 1_000
+    assert len(json.dumps(simplified({"type": "object", "properties": {"a": deep}}))) < 1_000
 
 
 class _Tree(BaseModel):
@@ -116,26 +109,17 @@ def test_an_optional_reference_to_the_schema_around_it_is_recursive() -> None:
     }
     result = simplified(schema)
     value = {"type": "integer"}
-    assert result.parameters["properties"] == {
+    assert result["properties"] == {
         "a": {"type": "object", "properties": {"value": value, "left": {}, "right": {}}, "required": ["value"]},
         "b": {"type": "object", "properties": {"value": value, "left": {}}},
     }
-    null, recursive = "null is not offered, the argument is left out instead", "is recursive, any value is allowed"
-    assert sorted(result.changes) == [
-        f"a.left: $ref '#/$defs/_Tree' {recursive}",
-        f"a.left: {null}",
-        f"a.right: $ref '#/$defs/_Tree' {recursive}",
-        f"a.right: {null}",
-        f"b.left: $ref '#/$defs/B' {recursive}",
-    ]
 
 
 def test_an_optional_value_of_several_parts_is_merged() -> None:
     parts = {"allOf": [{"type": "string"}, {"type": "string", "minLength": 2}]}
     both = {"anyOf": [{"$ref": "#/$defs/Both"}, {"type": "null"}]}
     result = simplified({"type": "object", "properties": {"a": both}, "$defs": {"Both": parts}})
-    assert result.parameters["properties"] == {"a": {"type": "string", "minLength": 2}}
-    assert result.changes == ("a: null is not offered, the argument is left out instead",)
+    assert result["properties"] == {"a": {"type": "string", "minLength": 2}}
 
 
 def _nested(levels: int, name: str = "p") -> dict[str, object]:
@@ -158,11 +142,9 @@ def test_the_options_of_an_object_are_offered_together(inner: bool) -> None:
     choice: Any = {"type": "object", "properties": {"limit": {"type": "integer"}}, "anyOf": [by_id, by_name]}
     root = {"type": "object", "properties": {"a": choice}} if inner else choice
     result = simplified({**root, "$defs": {"Named": named}})
-    simple: Any = result.parameters["properties"]["a"] if inner else result.parameters  # type: ignore[index]
+    simple: Any = result["properties"]["a"] if inner else result  # type: ignore[index]
     assert set(simple["properties"]) == {"id", "name", "limit"}
     assert "anyOf" not in simple and "required" not in simple
-    where = "a" if inner else "the arguments"
-    assert result.changes == (f"{where}: anyOf removed, the properties of all its options are offered",)
 
 
 @pytest.mark.parametrize("name", ["p", "a.b", ".a"])
@@ -171,12 +153,10 @@ def test_a_schema_is_as_deep_as_the_bundled_policys_template_takes(name: str) ->
     template.globals["raise_exception"] = _refuse
     for levels in range(12):
         result = simplified(_nested(levels, name))
-        function = {"type": "function", "function": {"name": "goad", "parameters": result.parameters}}
+        function = {"type": "function", "function": {"name": "goad", "parameters": result}}
         assert "goad<1>" in template.render(messages=[], tools=[function])
-        cut = [change for change in result.changes if "more than 6 levels deep, any value is allowed" in change]
-        assert result.changes == tuple(cut)
         if name == "p":
-            assert (len(cut) > 0) == (levels > 5), levels
+            assert ('"string"' in json.dumps(result)) == (levels < 6), levels
 
 
 def _refuse(reason: str) -> None:
@@ -188,10 +168,9 @@ def test_the_schemas_of_five_real_servers_lose_nothing_but_nulls(name: str) -> N
     listed = json.loads((ROOT / "tests/mcp_adapter/listed" / f"{name}.json").read_text())["tools"]
     for each in listed:
         result = simplified(each["inputSchema"])
-        assert set(result.parameters["properties"]) == set(each["inputSchema"].get("properties", {}))  # type: ignore[call-overload]
-        assert result.parameters.get("required", []) == each["inputSchema"].get("required", [])
-        assert all("null is not offered" in change for change in result.changes), result.changes
-        assert '"title":' not in json.dumps(result.parameters)
+        assert set(result["properties"]) == set(each["inputSchema"].get("properties", {}))  # type: ignore[call-overload]
+        assert result.get("required", []) == each["inputSchema"].get("required", [])
+        assert '"title":' not in json.dumps(result)
 
 
 def test_names_are_what_every_provider_takes() -> None:

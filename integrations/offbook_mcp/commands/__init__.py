@@ -61,7 +61,7 @@ def _lines(pool: ServerPool) -> Iterator[str]:
         yield from (f"  {one_line(name, 64)}: {one_line(reason)}" for name, reason in pool.toolset.left_out.items())
     if pool.toolset.changes:
         yield ""
-        yield "Changed on the way to the model:"
+        yield "Renamed for the model:"
         yield from (f"  {one_line(change)}" for change in pool.toolset.changes)
 
 

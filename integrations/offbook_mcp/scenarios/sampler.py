@@ -144,7 +144,7 @@ class ArgumentSampler:
         if tool.name not in self._schemas:
             schema = tool.tool.input_schema
             accepts = checker(schema, frozenset(tool.bound))
-            self._schemas[tool.name] = simplified(schema, examples=True).parameters, accepts
+            self._schemas[tool.name] = simplified(schema, examples=True), accepts
         parameters, accepts = self._schemas[tool.name]
         for _ in range(_TRIES):
             drawing = _Drawing(self, tool)

@@ -1,4 +1,4 @@
-"""Reduces a tool's JSON schema to what chat templates and providers support, and lists the changes.
+"""Reduces a tool's JSON schema to what chat templates and providers support.
 
 A server may use all of JSON Schema. Every template renders and every provider accepts only types, properties, required,
 items, enums, descriptions, defaults and simple bounds.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 from jsonschema import Draft202012Validator, FormatChecker
@@ -27,130 +27,85 @@ _KEPT = frozenset(
     maxLength maximum minItems minLength minimum multipleOf pattern properties required type uniqueItems"""
     )
 )
-_NOISE = frozenset(
-    ["$comment", "$defs", "$id", "$schema", "definitions", "deprecated", "examples", "readOnly", "title", "writeOnly"]
-)
-"""Keywords dropped without a note: they constrain nothing and cost tokens."""
 _MAX_LEVELS = 6
 """Deepest level of a value. The template of the bundled policy refuses objects below it."""
 _MAX_NODES = 1_000
 """Limit on the schemas after inlining: nested references can make a small schema huge."""
 
 
-@dataclass(frozen=True)
-class SimplifiedSchema:
-    """A reduced object schema; `changes` has a line per change."""
+def simplified(schema: Schema, *, examples: bool = False) -> Schema:
+    """Reduce an object schema: inline references, drop null from unions, and remove unsupported keywords. `examples`: keep those,
+    each value with also the parts of the examples around it.
 
-    parameters: Schema
-    changes: tuple[str, ...]
-
-
-def simplified(schema: Schema, *, examples: bool = False) -> SimplifiedSchema:
-    """Reduce a schema: inline references, drop null from unions, and remove unsupported keywords. `examples`: keep those, each
-    value with also the parts of the examples around it.
-
-    `{"anyOf": [{"type": "string"}, {"type": "null"}], "default": null}` becomes `{"type": "string"}`.
+    >>> simplified({"properties": {"a": {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None}}})
+    {'properties': {'a': {'type': 'string'}}, 'type': 'object'}
     """
-    work = _Simplification(schema, examples)
-    parameters = work.simple(schema, "", ())
+    parameters = _Simplification(schema, examples).simple(schema, -1, frozenset())
     properties = parameters.get("properties")
-    parameters["type"] = "object"
-    parameters["properties"] = properties if isinstance(properties, dict) else {}
-    return SimplifiedSchema(parameters, tuple(work.changes))
+    return {**parameters, "type": "object", "properties": properties if isinstance(properties, dict) else {}}
 
 
 @dataclass
 class _Simplification:
-    """The reduction of one schema: the root for references, the changes so far, and the number of schemas visited."""
+    """The reduction of one schema: the root for references, and the number of schemas visited."""
 
     root: Schema
     examples: bool = False
-    changes: list[str] = field(default_factory=list[str])
     nodes: int = 0
 
-    def note_change(self, path: str, what: str) -> None:
-        line = f"{path or 'the arguments'}: {what}"
-        if line not in self.changes:
-            self.changes.append(line)
-
-    def simple(self, schema: object, path: str, inside: tuple[str, ...]) -> Schema:
-        """Reduce the schema at `path`. `inside` lists the references being inlined around it, to detect recursion."""
-        if not isinstance(schema, dict):
-            if schema is not True:
-                self.note_change(path, f"{schema!r} is not a schema, any value is allowed")
-            return {}
+    def simple(self, schema: object, level: int, inside: frozenset[str]) -> Schema:
+        """Reduce a schema; {} (any value) where it is none, too deep or one too many. `level`: -1 for the arguments themselves; a dot in
+        a name counts as one more, as the template counts.
+        `inside` has the references being inlined around it, to detect recursion."""
         self.nodes += 1
-        if self.nodes > _MAX_NODES:
-            self.note_change("", f"more than {_MAX_NODES:,} schemas after inlining, any value is allowed in the rest")
+        if not isinstance(schema, dict) or self.nodes > _MAX_NODES or level >= _MAX_LEVELS:
             return {}
-        if path.count(".") + path.count("[]") >= _MAX_LEVELS:
-            self.note_change(path, f"more than {_MAX_LEVELS} levels deep, any value is allowed")
-            return {}
-        schema, inside = self.flat(cast(Schema, schema), path, inside)
+        schema, inside = self.flat(cast(Schema, schema), inside)
+        if isinstance(options := schema.get("anyOf"), list) and (level < 0 or "properties" in schema):
+            schema = self.one_object(schema, cast(list[object], options), inside)
         simple: Schema = {}
         if self.examples and isinstance(examples := schema.get("examples"), list):
             schema = _handed_down(schema, cast(list[object], examples))
             simple["examples"] = examples
         for key, value in schema.items():
-            if key in _KEPT:
-                self.keep(simple, key, value, path, inside)
-            elif key == "const":
+            if key == "const":
                 simple["enum"] = [value]
-            elif key not in _NOISE:
-                self.note_change(path, f"{key} removed")
+            elif key == "type" and isinstance(value, list):
+                simple["anyOf"] = [{"type": item} for item in cast(list[str], value)]
+            elif key in _KEPT:
+                simple[key] = self.kept(key, value, level, inside)
         return simple
 
-    def keep(self, simple: Schema, key: str, value: object, path: str, inside: tuple[str, ...]) -> None:
+    def kept(self, key: str, value: object, level: int, inside: frozenset[str]) -> object:
+        """A keyword's value, with the schemas in it reduced."""
         if key == "properties" and isinstance(value, dict):
             named = cast(dict[str, object], value)
-            simple[key] = {
-                name: self.simple(item, f"{path}.{name}" if path else name, inside) for name, item in named.items()
-            }
-        elif key == "items":
-            simple[key] = self.simple(value, f"{path}[]", inside)
-        elif key == "anyOf" and isinstance(value, list):
-            simple[key] = [self.simple(item, path, inside) for item in cast(list[object], value)]
-        elif key == "additionalProperties" and not isinstance(value, bool):
-            simple[key] = self.simple(value, f"{path}.*" if path else "*", inside)
-        elif key == "type" and isinstance(value, list):
-            types = cast(list[str], value)
-            simple["anyOf"] = [{"type": item} for item in types]
-        else:
-            simple[key] = value
+            return {name: self.simple(item, level + 1 + name.count("."), inside) for name, item in named.items()}
+        if key == "items" or (key == "additionalProperties" and not isinstance(value, bool)):
+            return self.simple(value, level + 1, inside)
+        if key == "anyOf" and isinstance(value, list):
+            return [self.simple(item, level, inside) for item in cast(list[object], value)]
+        return value
 
-    def flat(self, schema: Schema, path: str, inside: tuple[str, ...]) -> tuple[Schema, tuple[str, ...]]:
-        """Resolve the schema's reference, its `allOf` and its null. Returns also the references that were inlined."""
-        schema, inside = self.dereferenced(schema, path, inside)
-        schema, inside = self.merged(schema, path, inside)
-        schema, inside = self.without_null(schema, path, inside)
-        return self.one_object(schema, path, inside), inside
-
-    def one_object(self, schema: Schema, path: str, inside: tuple[str, ...]) -> Schema:
+    def one_object(self, schema: Schema, options: list[object], inside: frozenset[str]) -> Schema:
         """Offer the properties of all options of an `anyOf` that stands beside properties or describes the arguments."""
-        options = schema.get("anyOf")
-        if not isinstance(options, list) or (path and "properties" not in schema):
-            return schema
-        self.note_change(path, "anyOf removed, the properties of all its options are offered")
         properties: Schema = {}
-        for option in cast(list[object], options):
+        for option in options:
             if isinstance(option, dict):
-                resolved, _ = self.dereferenced(cast(Schema, option), path, inside)
+                resolved, _ = self.dereferenced(cast(Schema, option), inside)
                 properties |= cast(Schema, resolved.get("properties") or {})
         whole = {key: value for key, value in schema.items() if key != "anyOf"}
         return {**whole, "properties": properties | cast(Schema, schema.get("properties") or {})}
 
-    def dereferenced(self, schema: Schema, path: str, inside: tuple[str, ...]) -> tuple[Schema, tuple[str, ...]]:
-        """Replace `$ref` by the schema it refers to. The schema's other keywords take precedence."""
+    def dereferenced(self, schema: Schema, inside: frozenset[str]) -> tuple[Schema, frozenset[str]]:
+        """Replace `$ref` by the schema it refers to, or by any value if it is recursive or leads nowhere. The schema's other
+        keywords take precedence. Returns also the references that were inlined."""
         while isinstance(reference := schema.get("$ref"), str):
             rest = {key: value for key, value in schema.items() if key != "$ref"}
-            target = self.resolved(reference)
-            if reference in inside or target is None:
-                self.note_change(
-                    path,
-                    f"$ref {reference!r} {'is recursive' if reference in inside else 'leads nowhere'}, any value is allowed",
-                )
+            target = None if reference in inside else self.resolved(reference)
+            if target is None:
                 return rest, inside
-            schema, inside = _combined(rest, target), (*inside, reference)
+            schema, inside = _combined(rest, target), inside | {reference}
         return schema, inside
 
     def resolved(self, reference: str) -> Schema | None:
@@ -164,39 +119,30 @@ class _Simplification:
             node = cast(Schema, node).get(name)
         return cast(Schema, node) if isinstance(node, dict) else None
 
-    def merged(self, schema: Schema, path: str, inside: tuple[str, ...]) -> tuple[Schema, tuple[str, ...]]:
-        """Merge the parts of `allOf` into one schema, and treat `oneOf` as `anyOf`."""
-        inlined = inside
+    def flat(self, schema: Schema, inside: frozenset[str]) -> tuple[Schema, frozenset[str]]:
+        """Resolve the schema's reference, merge its `allOf`, and drop null: the model leaves out the argument instead. `oneOf` is
+        treated as `anyOf`."""
+        schema, inside = self.dereferenced(schema, inside)
         if isinstance(parts := schema.get("allOf"), list):
-            whole: Schema = {key: value for key, value in schema.items() if key != "allOf"}
+            inlined, schema = inside, {key: value for key, value in schema.items() if key != "allOf"}
             for part in cast(list[object], parts):
                 if isinstance(part, dict):
-                    resolved, around = self.dereferenced(cast(Schema, part), path, inside)
-                    whole = _combined(whole, resolved)
-                    inlined += around[len(inside) :]
-            schema = whole
+                    resolved, around = self.dereferenced(cast(Schema, part), inlined)
+                    schema, inside = _combined(schema, resolved), inside | around
         if "oneOf" in schema and "anyOf" not in schema:
             schema = {("anyOf" if key == "oneOf" else key): value for key, value in schema.items()}
-        return schema, inlined
-
-    def without_null(self, schema: Schema, path: str, inside: tuple[str, ...]) -> tuple[Schema, tuple[str, ...]]:
-        """Remove null from the types of an optional value: the model leaves out the argument instead."""
-        nullable = False
         if isinstance(kinds := schema.get("type"), list) and "null" in kinds:
             others = [kind for kind in cast(list[object], kinds) if kind != "null"]
-            schema, nullable = {**schema, "type": others[0] if len(others) == 1 else others}, True
+            schema = {**schema, "type": others[0] if len(others) == 1 else others}
         if isinstance(options := schema.get("anyOf"), list):
             others = [option for option in cast(list[object], options) if not _is_null(option)]
-            nullable = nullable or len(others) < len(cast(list[object], options))
             rest = {key: value for key, value in schema.items() if key != "anyOf"}
             if len(others) == 1 and isinstance(others[0], dict):
-                schema, inside = self.flat({**cast(Schema, others[0]), **rest}, path, inside)
+                schema, inside = self.flat({**cast(Schema, others[0]), **rest}, inside)
             else:
                 schema = {**rest, "anyOf": others}
-        if nullable:
-            self.note_change(path, "null is not offered, the argument is left out instead")
-            if schema.get("default", 0) is None:
-                schema = {key: value for key, value in schema.items() if key != "default"}
+        if schema.get("default", 0) is None:
+            schema = {key: value for key, value in schema.items() if key != "default"}
         return schema, inside
 
 

@@ -74,7 +74,7 @@ class ModelTool:
 class Toolset:
     """The model's tools in the servers' order.
 
-    `changes` has a line for everything renamed or removed, `left_out` the reason by tool that is not offered at all.
+    `changes` has a line for every renamed tool, `left_out` the reason by tool that is not offered at all.
     """
 
     tools: tuple[ModelTool, ...]
@@ -151,11 +151,9 @@ def make_toolset(
     bindings = _Bindings(bind or {})
     tools: list[ModelTool] = []
     for tool, name in zip(offered, _names(offered, changes), strict=True):
-        simple = simplified(tool.input_schema)
-        changes += [f"{name}: {change}" for change in simple.changes]
         bound = bindings.of(tool)
         about = replace(tool, description=tool.description[:_LONGEST_DESCRIPTION])
-        tools.append(ModelTool(name, about, _hidden(simple.parameters, bound), bound))
+        tools.append(ModelTool(name, about, _hidden(simplified(tool.input_schema), bound), bound))
     bindings.check_used(offered)
     return Toolset(tuple(tools), tuple(changes), left_out)
 

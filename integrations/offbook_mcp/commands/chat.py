@@ -1,10 +1,10 @@
-"""`offbook mcp chat`: conversations with the model and the server's tools, side by side for several steps of the model."""
+"""`offbook mcp chat`: conversations with the model and the server's tools, also beside the untrained model."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,12 +12,8 @@ from typing import Annotated, Any, cast
 
 import typer
 from openai import APIError
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from offbook import History, TrainableModel
-from offbook.base.console import Terminal
 from offbook.base.terminal import echo
 from offbook.base.text import counted, one_line, printable
 from offbook.client.endpoint_model import FixedStepModel
@@ -56,24 +52,23 @@ class ChatSession:
 
     async def ask(self, text: str) -> list[str]:
         """Send a user's message; return the tool calls and the answer as printable lines."""
-        if not self.history.messages_and_choices:
-            self.history.messages_and_choices.append(cast(Any, {"role": "system", "content": SYSTEM}))
         before = list(self.history.messages_and_choices)
-        self.history.messages_and_choices.append(cast(Any, {"role": "user", "content": text}))
+        opening = [] if before else [{"role": "system", "content": SYSTEM}]
+        self.history.messages_and_choices += cast(Any, [*opening, {"role": "user", "content": text}])
         records: list[ToolRecord] = []
         try:
-            tools = await self._leased()
+            self._tools = self._tools or await self.pool.acquire()
+            tools = restricted(self._tools, self.toolset, self.result_chars)
             loop = AgentLoop(self.model.openai_client(), self.model.inference_name(), tools, self.options, records)
             episode = await loop.run(self.history)
-        except McpServerError as error:
-            self.unanswered += 1
-            self.release()
-            self.history.messages_and_choices = before
-            return [*call_lines(records), f"! {one_line(str(error), 600)}", "! the server is started anew"]
-        except APIError as error:
+        except (McpServerError, APIError) as error:
             self.unanswered += 1
             self.history.messages_and_choices = before
-            return [*call_lines(records), f"! the model did not answer: {one_line(str(error), 600)}"]
+            lines = [*call_lines(records), f"! {one_line(str(error), 600)}"]
+            if isinstance(error, McpServerError):
+                self.release()
+                lines.append("! the server is started anew")
+            return lines
         ends = {
             EpisodeEnd.ANSWERED: f"{printable(episode.answer) or '(an empty answer)'}{' ... (cut off)' * episode.cut_off}",
             EpisodeEnd.TURN_LIMIT: f"! no answer after {self.options.max_turns} turns",
@@ -88,11 +83,6 @@ class ChatSession:
             self.pool.release(self._tools)
             self._tools = None
 
-    async def _leased(self) -> RolloutTools:
-        if self._tools is None:
-            self._tools = await self.pool.acquire()
-        return restricted(self._tools, self.toolset, self.result_chars)
-
 
 def call_lines(records: Sequence[ToolRecord]) -> Iterator[str]:
     """Two lines per call: the call, and the beginning of its result."""
@@ -102,30 +92,8 @@ def call_lines(records: Sequence[ToolRecord]) -> Iterator[str]:
         yield f"<- {kind}: {one_line(record.result.text, _SHOWN_RESULT)}"
 
 
-async def chat(
-    talks: Sequence[ChatSession], questions: AsyncIterable[str], console: Console, ready: Callable[[], None]
-) -> None:
-    """Send every question to all models and print the answers side by side. `ready` is called before every question."""
-    ready()
-    async for question in questions:
-        if question.strip():
-            answers = await asyncio.gather(*(conversation.ask(question) for conversation in talks))
-            console.print(side_by_side([conversation.label for conversation in talks], answers))
-        ready()
-
-
-def side_by_side(labels: Sequence[str], answers: Sequence[Sequence[str]]) -> Table:
-    """A table with a column per model. The texts are not parsed as markup."""
-    table = Table(show_header=len(labels) > 1, show_edge=False, box=None, expand=len(labels) > 1, padding=(0, 2, 1, 0))
-    for label in labels:
-        table.add_column(Text(label), ratio=1, overflow="fold")
-    table.add_row(*(Text("\n".join(lines)) for lines in answers))
-    return table
-
-
 Ask = Annotated[list[str], typer.Option(help="question to ask; repeatable  [default: questions that you type]")]
 Step = Annotated[int | None, typer.Option(min=0, help="step of the model  [default: the newest]")]
-Temperature = Annotated[float, more_option(min=0, max=2, help="sampling temperature; 0 is greedy")]
 
 
 def talk(
@@ -137,15 +105,14 @@ def talk(
     ] = False,
     ask: Ask = [],  # noqa: B006  # typer reads it
     step: Step = None,
-    temperature: Temperature = 0.0,
     max_turns: Annotated[int, more_option(min=1, help="model requests for one answer")] = MCPTrainerOptions.max_turns,
     dir: ServerDir = None,
     url: ServerUrl = None,
 ) -> None:
     """Talk to the model, which calls the server's tools."""
     named = model_from(target, model, base, dir, url)
-    options = LoopOptions(max_turns, temperature, defaults_for(named.base_model).max_completion_tokens)
-    asyncio.run(_talk(target, named, step, compare, ask, options, Terminal()))
+    options = LoopOptions(max_turns, 0.0, defaults_for(named.base_model).max_completion_tokens)
+    asyncio.run(_talk(target, named, step, compare, ask, options))
 
 
 async def _talk(
@@ -155,7 +122,6 @@ async def _talk(
     compare: bool,
     ask: Sequence[str],
     options: LoopOptions,
-    console: Console,
 ) -> None:
     chars = target.limits.result_chars
     chars = min(chars, defaults_for(model.base_model).result_chars or chars)
@@ -169,13 +135,19 @@ async def _talk(
         if newest == 0:
             echo("it is untrained: `offbook mcp train` trains it", err=True)
         questions: AsyncIterable[str] = _listed(ask) if ask else typed_lines(sys.stdin)
-        prompting = not ask and sys.stdin.isatty()
+        prompt = "> " if not ask and sys.stdin.isatty() else ""
         with ExitStack() as stack:
             talks = [ChatSession(label, model, pool, options, chars, toolset) for label, model in models]
             for conversation in talks:
                 await conversation.model.register()
                 stack.callback(conversation.release)
-            await chat(talks, questions, console, lambda: echo("> ", nl=False) if prompting else None)
+            echo(prompt, nl=False)
+            async for question in questions:
+                if question.strip():
+                    answers = await asyncio.gather(*(conversation.ask(question) for conversation in talks))
+                    for conversation, lines in zip(talks, answers, strict=True):
+                        echo("\n".join([f"{conversation.label}:", *lines, ""] if compare else lines))
+                echo(prompt, nl=False)
             if ask and any(talk.unanswered for talk in talks):
                 raise typer.Exit(1)
 

@@ -226,9 +226,6 @@ def serve(
     api_key: Key = None,
     step: Annotated[int | None, more_option(min=0, help="step of the model  [default: the newest]")] = None,
     concurrency: AtOnce = 16,
-    temperature: Annotated[
-        float, more_option(min=0, max=2, help="temperature if the request sets none; 0 is greedy")
-    ] = 0.0,
     max_turns: Annotated[int, more_option(min=1, help="model requests for one answer")] = MCPTrainerOptions.max_turns,
     dir: ServerDir = None,
     url: ServerUrl = None,
@@ -241,7 +238,7 @@ def serve(
     listener = listen(host, port)
     named = model_from(target, model, base, dir, url)
     chosen = named if step is None else FixedStepModel(named, step)
-    options = LoopOptions(max_turns, temperature, defaults_for(named.base_model).max_completion_tokens)
+    options = LoopOptions(max_turns, 0.0, defaults_for(named.base_model).max_completion_tokens)
     asyncio.run(_serve(target, chosen, options, concurrency, listener, url_of(host, listener), key))
 
 

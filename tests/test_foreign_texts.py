@@ -33,13 +33,12 @@ from offbook.rewards.reward_parts import answer_fault, exact_match, numeric_matc
 from offbook.rewards.transcripts import Transcript
 from offbook.server.records.claims import _answer
 from offbook_dashboard.conversation import indented
-from offbook_mcp.scenarios.error_texts import reads_like_error
+from offbook_mcp.scenarios.execution import reads_like_error
 from offbook_mcp.scenarios.harvest import is_empty, leaves_of, values_for
 from offbook_mcp.tools.result_values import digest_of, scalars_of, structure_of
 from offbook_mcp.tools.rollout_tools import bounded_text
 from offbook_mcp.training.agent_loop import parsed
-from offbook_mcp.training.argument_score import argument_score
-from offbook_mcp.training.rewards import answer_score
+from offbook_mcp.training.rewards import answer_score, argument_score
 from offbook_sinks.spans import _parsed
 
 LENGTH = 50_000

@@ -11,8 +11,7 @@ from mcp.types import ToolAnnotations
 from offbook.base.errors import ConfigError
 from offbook_mcp import Target
 from offbook_mcp.scenarios import execution
-from offbook_mcp.scenarios.error_texts import Control, reads_like_error
-from offbook_mcp.scenarios.execution import REFUSED_AS_TEXT
+from offbook_mcp.scenarios.execution import REFUSED_AS_TEXT, Control, reads_like_error
 from offbook_mcp.scenarios.generate import generate_scenarios
 from offbook_mcp.tools.rollout_tools import ToolResult
 from tests.mcp_adapter.test_scenarios_llm import answers, made, scenario, written

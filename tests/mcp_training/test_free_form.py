@@ -14,8 +14,7 @@ from offbook_mcp import McpScenario, ServerPool, Target
 from offbook_mcp.scenarios import execution
 from offbook_mcp.tools.tool import Schema, ServerTool
 from offbook_mcp.tools.toolset import ModelTool
-from offbook_mcp.training.argument_score import free_form_arguments, result_digest, same_code
-from offbook_mcp.training.rewards import PolicyCall, ToolEpisode, score
+from offbook_mcp.training.rewards import PolicyCall, ToolEpisode, free_form_arguments, result_digest, same_code, score
 from tests.mcp_adapter.test_scenarios_llm import answers, made, scenario, written
 
 READS = ToolAnnotations(read_only_hint=True)

@@ -7,15 +7,17 @@ import pytest
 from offbook_mcp.scenarios.scenario import CheckKind, McpScenario, ReferenceCall
 from offbook_mcp.tools.tool import Schema, ServerDescription, ServerTool, ToolKind
 from offbook_mcp.tools.toolset import Toolset, make_toolset
-from offbook_mcp.training.argument_score import argument_score, same_value, value_score
 from offbook_mcp.training.rewards import (
     LONGEST_ANSWER,
     EpisodeEnd,
     PolicyCall,
     ToolEpisode,
     answer_score,
+    argument_score,
     contains,
+    same_value,
     score,
+    value_score,
 )
 
 ZONES: Schema = {

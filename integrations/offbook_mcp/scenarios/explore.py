@@ -16,12 +16,10 @@ from offbook_mcp.tools.result_values import with_scalars
 from offbook_mcp.tools.tool import Schema, ToolKind
 from offbook_mcp.tools.toolset import ModelTool
 
-from .error_texts import NO_ID, NONSENSE, Control
-from .execution import SERVER_FAILED, Executor, Exploration, ReferenceRun
+from .execution import NO_ID, NONSENSE, SERVER_FAILED, Control, Executor, Exploration, ReferenceRun
 from .harvest import Leaf, ListedValues, Scalar, lists_in
-from .sampler import ArgumentSampler, DraftCall, Pick
+from .sampler import ArgumentSampler, DraftCall, Pick, Slot
 from .scenario import combination
-from .slots import Slot
 
 _ROUNDS = 4
 _CALLS_PER_ROUND = 10

@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field, field_validator
 from offbook.base.errors import ConfigError, LlmError
 from offbook.base.json_files import parse_json
 from offbook.llms.llm import Llm
+from offbook_mcp.tools.tool import properties_of
 from offbook_mcp.tools.toolset import ModelTool
 
 from .execution import Answered, Exploration, ReferenceRun, ScenarioGeneration, with_results
@@ -353,7 +354,7 @@ def _settled(values: Sequence[str], task: str, answers: Sequence[Answered]) -> t
 
 def _wrong_names(tool: ModelTool, arguments: Mapping[str, object]) -> str:
     """What is wrong with the argument names; "" if nothing. Servers silently ignore unknown arguments."""
-    properties = cast(dict[str, object], tool.parameters.get("properties") or {})
+    properties = properties_of(tool.parameters)
     required = cast(list[str], tool.parameters.get("required") or [])
     if set(arguments) - set(properties) and tool.parameters.get("additionalProperties") in (None, False):
         return "an argument that the tool does not have"

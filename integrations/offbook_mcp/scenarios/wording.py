@@ -15,7 +15,7 @@ from typing import cast
 from anyascii import anyascii
 
 from offbook.base.text import word_list
-from offbook_mcp.tools.tool import ToolKind, is_verb
+from offbook_mcp.tools.tool import ToolKind, is_verb, properties_of
 from offbook_mcp.tools.toolset import ModelTool
 
 from .harvest import singular, strings_of
@@ -61,15 +61,6 @@ _RESULTS = (
 )
 _ALL_RESULTS = ("Tell me the results.", "What are the results?", "Report all results.", "Show me the answers.")
 _ORDINALS = ("first", "second", "third")
-_ROLES = {
-    "source": "from",
-    "from": "from",
-    "start": "from",
-    "target": "to",
-    "to": "to",
-    "destination": "to",
-    "end": "to",
-}
 _JOINS = ("with", "for", "using")
 _PLAIN = re.compile(r"[\w./:@+~^-]+")
 _SAFE = re.compile(r"[^\W\d_][\w ,'/-]*")
@@ -199,9 +190,7 @@ def _clause(draft: DraftCall, action: str, rng: random.Random, linked: tuple[str
 
 def _label(name: str, tool: ModelTool) -> str:
     """An argument's name as words; if it says nothing, the begin of its description."""
-    properties = cast(dict[str, object], tool.parameters.get("properties") or {})
-    schema = properties.get(name)
-    about = str(cast(Mapping[str, object], schema).get("description", "")) if isinstance(schema, dict) else ""
+    about = str(properties_of(tool.parameters).get(name, {}).get("description", ""))
     words = re.split(r"[.:;(,\n]| such as ", about.strip(), maxsplit=1)[0].split()
     words = words[1:] if words and words[0].lower() in _ARTICLES else words
     words = [words[0].lower() if words[0].istitle() else words[0], *words[1:]] if words else []
@@ -210,17 +199,12 @@ def _label(name: str, tool: ModelTool) -> str:
 
 
 def _parts(draft: DraftCall, rng: random.Random, linked: tuple[str, str] | None) -> str:
-    """The arguments as text: `with time 16:30 and zone UTC`, or with roles: `from A to B with time 16:30`."""
-    arguments = dict(draft.arguments)
-    values = {name: f"{_label(name, draft.tool)} {shown(value)}" for name, value in arguments.items()}
+    """The arguments as text: `with time 16:30 and zone UTC`."""
+    values = {name: f"{_label(name, draft.tool)} {shown(value)}" for name, value in draft.arguments.items()}
     if linked is not None:
         values[linked[0]] = linked[1]
-    roles = {name: role for name in arguments if (role := _ROLES.get(spaced(name).split()[0]))}
-    by_role = len(roles) > 1 and len(set(roles.values())) == len(roles) and linked is None and rng.random() < 0.5
-    front = [f"{roles[name]} {shown(arguments[name])}" for name in roles] if by_role else []
-    rest = [text for name, text in values.items() if not (by_role and name in roles)]
-    listed = rest[0] if len(rest) == 1 else f"{', '.join(rest[:-1])} and {rest[-1]}" if rest else ""
-    return " ".join([*front, *([rng.choice(_JOINS), listed] if listed else [])])
+    *others, last = list(values.values()) or [""]
+    return f"{rng.choice(_JOINS)} {', '.join(others)} and {last}" if others else last and f"{rng.choice(_JOINS)} {last}"
 
 
 def _linked(plan: Plan) -> tuple[str, str]:

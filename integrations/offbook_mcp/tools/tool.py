@@ -113,6 +113,13 @@ def _base_forms(word: str) -> Iterator[str]:
 Schema = dict[str, object]
 
 
+def properties_of(schema: Schema) -> dict[str, Schema]:
+    """The schemas of an object's properties; {} for what is none."""
+    properties = schema.get("properties")
+    named = cast(dict[str, object], properties) if isinstance(properties, dict) else {}
+    return {name: cast(Schema, item) if isinstance(item, dict) else {} for name, item in named.items()}
+
+
 @dataclass(frozen=True)
 class ServerTool:
     """One tool of one server, under the server's own name."""
@@ -125,12 +132,6 @@ class ServerTool:
     read_only: bool = False  # its annotation or the user says so; `kind` may also come from its words
     open_world: bool = False  # depends on the outside world, so its results change over time
     needs_task: bool = False  # can only be called as an MCP task, which is not supported
-
-    @property
-    def properties(self) -> Mapping[str, object]:
-        """The schemas of the tool's arguments, by name."""
-        properties = self.input_schema.get("properties")
-        return cast(dict[str, object], properties) if isinstance(properties, dict) else {}
 
 
 @dataclass(frozen=True)

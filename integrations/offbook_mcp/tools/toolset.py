@@ -19,7 +19,7 @@ from offbook_mcp.connection.servers import ROLLOUT_DIR
 
 from .result_values import with_scalars
 from .schemas import simplified
-from .tool import Schema, ServerDescription, ServerTool, ToolKind, named, reads_secrets
+from .tool import Schema, ServerDescription, ServerTool, ToolKind, named, properties_of, reads_secrets
 
 _LONGEST_NAME = 64
 _LONGEST_DESCRIPTION = 8_000
@@ -50,7 +50,7 @@ class ModelTool:
         """The arguments such as `(path, head?: number)`: `?` marks optional ones, strings show no type."""
         required = cast(list[str], self.parameters.get("required", []))
         words: list[str] = []
-        for name, schema in cast(dict[str, Schema], self.parameters["properties"]).items():
+        for name, schema in properties_of(self.parameters).items():
             kind = schema.get("type", "any")
             optional = "" if name in required else "?"
             words.append(f"{one_line(name)}{optional}" + ("" if kind == "string" else f": {one_line(str(kind))}"))
@@ -193,7 +193,7 @@ class _Bindings:
 
     def of(self, tool: ServerTool) -> dict[str, object]:
         bound: dict[str, object] = {}
-        for argument, schema in tool.properties.items():
+        for argument, schema in properties_of(tool.input_schema).items():
             for key in (argument, f"{tool.name}.{argument}"):  # the second, more specific key takes precedence
                 if key in self._bind:
                     self._used.add(key)
@@ -203,16 +203,15 @@ class _Bindings:
     def check_used(self, tools: list[ServerTool]) -> None:
         for key in self._bind:
             if key not in self._used:
-                names = sorted({one_line(name) for tool in tools for name in tool.properties})
+                names = sorted({one_line(name) for tool in tools for name in properties_of(tool.input_schema)})
                 raise ConfigError(
                     f"bind: no tool has an argument {key!r}; the arguments are {', '.join(names) or 'none'}"
                 )
 
 
-def _typed(value: object, schema: object) -> object:
+def _typed(value: object, schema: Schema) -> object:
     """Convert a text from the command line to the schema's type, such as `3` for an integer."""
-    kind = cast(Schema, schema).get("type", "string") if isinstance(schema, dict) else "string"
-    if not isinstance(value, str) or kind == "string" or ROLLOUT_DIR in value:
+    if not isinstance(value, str) or schema.get("type", "string") == "string" or ROLLOUT_DIR in value:
         return value
     try:
         return cast(object, json.loads(value))
@@ -235,9 +234,9 @@ def uses_folder(bind: Mapping[str, object]) -> bool:
 def _hidden(parameters: Schema, bound: Mapping[str, object]) -> Schema:
     if not bound:
         return parameters
-    properties = cast(dict[str, object], parameters.get("properties", {}))
-    kept: Schema = {**parameters, "properties": {key: value for key, value in properties.items() if key not in bound}}
+    left = {name: schema for name, schema in properties_of(parameters).items() if name not in bound}
+    kept: Schema = {**parameters, "properties": left}
     if isinstance(required := kept.pop("required", None), list):
-        left = [name for name in cast(list[object], required) if name not in bound]
-        kept |= {"required": left} if left else {}
+        others = [name for name in cast(list[object], required) if name not in bound]
+        kept |= {"required": others} if others else {}
     return kept

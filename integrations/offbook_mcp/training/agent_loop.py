@@ -18,9 +18,8 @@ from offbook.base.sync_calls import gather_all
 from offbook.base.types import ToolRun
 from offbook_mcp.tools.result_values import with_scalars
 from offbook_mcp.tools.rollout_tools import RolloutTools, ToolResult, bounded_text
-from offbook_mcp.training.argument_score import result_digest
 
-from .rewards import Arguments, EpisodeEnd, PolicyCall, ToolEpisode
+from .rewards import Arguments, EpisodeEnd, PolicyCall, ToolEpisode, result_digest
 
 LONGEST_ERROR = 1_000
 """The most characters kept of a tool's error."""

@@ -79,8 +79,8 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "scenarios.jsonl, line 3: not JSON"),
-        ("[" * 100_000, "scenarios.jsonl, line 3: not JSON"),
+        ("{", "scenarios.jsonl, line 3: Invalid JSON"),
+        ("[" * 100_000, "scenarios.jsonl, line 3: Invalid JSON"),
         ('{"id": "b"}', "scenarios.jsonl, line 3, field task: Field required"),
         (
             json.dumps(json.loads(scenario(2, ("a", {})).model_dump_json()) | {"difficulty": 9}),

@@ -15,9 +15,8 @@ from offbook.testing.asgi import Body
 from offbook_mcp import Limits, McpStartError
 from offbook_mcp.scenarios.scenario import CheckKind, McpScenario, save_scenarios
 from offbook_mcp.training.defaults import default_config
-from offbook_mcp.training.mcp_trainer import MCPTrainer
+from offbook_mcp.training.mcp_trainer import Comparison, MCPTrainer, Measured, TrainingState
 from offbook_mcp.training.scenario_rollouts import ScenarioJudge
-from offbook_mcp.training.scenario_trainer import Comparison, Measured, TrainingState
 from tests.mcp_adapter.conftest import misbehaving
 from tests.mcp_training.conftest import told
 from tests.mcp_training.order_server import READS, make_server, scenarios

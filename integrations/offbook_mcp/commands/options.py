@@ -7,7 +7,6 @@ import asyncio
 import functools
 import hashlib
 import inspect
-import io
 import json
 import logging
 import re
@@ -222,24 +221,6 @@ def named_trainer(
 
 _LARGEST = 2**22
 """Bytes of the file, of which one earlier part is kept."""
-_LINE = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
-
-
-class TargetLog(RotatingFileHandler):
-    """The file; it and its folder are made with the first record."""
-
-    def __init__(self, file: Path) -> None:
-        super().__init__(file, maxBytes=_LARGEST, backupCount=1, encoding="utf-8", delay=True)
-        self.setFormatter(_LINE)
-
-    def _open(self) -> io.TextIOWrapper:
-        Path(self.baseFilename).parent.mkdir(parents=True, exist_ok=True)
-        return super()._open()
-
-    @property
-    def used(self) -> bool:
-        """Whether a record was written."""
-        return self.stream is not None  # pyright: ignore[reportUnnecessaryComparison]  # None until the first record
 
 
 @contextmanager
@@ -250,7 +231,11 @@ def logs_of_command(file: Path | None) -> Generator[None]:
     where the records are.
     """
     root, own = logging.getLogger(), logging.getLogger("offbook")
-    log = logging.NullHandler() if file is None else TargetLog(file)
+    log = logging.NullHandler()
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        log = RotatingFileHandler(file, maxBytes=_LARGEST, backupCount=1, encoding="utf-8", delay=True)
+        log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     warnings = logging.StreamHandler(sys.stderr)
     warnings.setLevel(logging.WARNING)
     level = root.level
@@ -263,7 +248,7 @@ def logs_of_command(file: Path | None) -> Generator[None]:
         root.setLevel(level)
         root.removeHandler(log)
         own.removeHandler(warnings)
-        if isinstance(log, TargetLog) and log.used:
+        if isinstance(log, RotatingFileHandler) and log.stream is not None:  # pyright: ignore[reportUnnecessaryComparison]  # None until the first record
             echo(f"log records are in {log.baseFilename}", err=True)
         log.close()
 

@@ -19,8 +19,7 @@ from offbook.trainer.evaluate import printing_failures
 from offbook.trainer.report import TrainReport
 from offbook_mcp.connection.target import Target
 from offbook_mcp.training.defaults import default_config
-from offbook_mcp.training.mcp_trainer import MCPTrainer, MCPTrainerOptions
-from offbook_mcp.training.scenario_trainer import tool_lines
+from offbook_mcp.training.mcp_trainer import MCPTrainer, MCPTrainerOptions, tool_lines
 
 from .chat import talk
 from .options import (

@@ -140,16 +140,11 @@ def _advice(work: ScenarioGeneration, enough: int) -> str:
     worked = {observation.tool for observation in exploration.observations if observation.worked}
     errors = [(tool, error) for tool in sorted(tried - worked) if (error := exploration.first_error(tool))]
     shown = "".join(f"\nno call of {one_line(tool, 64)} worked: {error}" for tool, error in errors[:_ERRORS_SHOWN])
-    ways: list[str] = []
-    if exploration.left_out:
-        ways.append("allow the tools that are left out")
-    if errors:
-        ways.append("list valid arguments in the tool's schema (`enum` or `examples`), or offer a tool that lists them")
-    ways.append("use --llm, or write the scenarios yourself (docs/mcp_scenarios.md)")
-    if enough:
-        ways.append(f"or ask for fewer: --count {enough}")
-    text = "; ".join(ways)
-    return f"{shown}\n{text[0].upper()}{text[1:]}"
+    fewer = f"; or ask for fewer: --count {enough}" if enough else ""
+    return (
+        f"{shown}\nAllow the tools that are left out; list valid arguments in the tool's schema (`enum` or `examples`), or offer a "
+        f"tool that lists them; use --llm; or write the scenarios yourself (docs/mcp_scenarios.md){fewer}"
+    )
 
 
 _MAX_LISTED = 5

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -154,17 +154,11 @@ def load_scenarios(path: str | Path) -> ScenarioSet:
 
 def _scenario(line: bytes, place: str) -> McpScenario:
     try:
-        fields = cast(object, json.loads(line))
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{place}: not JSON: {error}") from error
-    try:
-        return McpScenario.model_validate(fields)
+        return McpScenario.model_validate_json(line)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the line"
-        raise ConfigError(
-            f"{place}, field {where}: {first['msg']}, got {one_line(repr(first['input']), 80)}"
-        ) from error
+        where = ", field " + ".".join(str(part) for part in first["loc"]) if first["loc"] else ""
+        raise ConfigError(f"{place}{where}: {first['msg']}, got {one_line(repr(first['input']), 80)}") from error
 
 
 def _text(scenarios: tuple[McpScenario, ...]) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from offbook import TrainableModel
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from offbook import TrainableModel, Trainer, TrajectoryGroup
 from offbook.base.errors import ConfigError
 from offbook.base.option_names import names_checked
 from offbook.base.options import option, takes
@@ -20,14 +22,14 @@ from offbook.contracts import Judge
 from offbook.llms.ledger import budget
 from offbook.llms.llm import Llm
 from offbook.tracing.sink_registry import resolve_sinks
-from offbook.trainer.evaluate import Evaluation
+from offbook.trainer.evaluate import Evaluation, summarise
 from offbook.trainer.options import TrainerOptions
 from offbook.trainer.report import TrainReport
 from offbook_mcp.connection.pool import ServerPool
 from offbook_mcp.connection.target import Target, TargetLike
 from offbook_mcp.scenarios.explore import withheld_lines
 from offbook_mcp.scenarios.generate import few_held_out, generate_scenarios
-from offbook_mcp.scenarios.scenario import HELD_OUT, ScenarioSet, save_scenarios
+from offbook_mcp.scenarios.scenario import HELD_OUT, McpScenario, ScenarioSet, save_scenarios
 from offbook_mcp.training.agent_loop import LoopOptions
 from offbook_mcp.training.scenario_rollouts import McpRollout
 
@@ -42,7 +44,131 @@ from .scenario_rollouts import (
     unjudged,
     unused_judge,
 )
-from .scenario_trainer import Comparison, ScenarioTrainer, TrainingState
+
+SOLVED = 0.9
+"""Success before training that leaves little to learn."""
+_BY_TOOL = "success."
+
+
+class Measured(BaseModel):
+    """Means over held-out scenarios at one step: `success`, `success.TOOL`, and the parts of the reward. `scored`: number of
+    scenarios with a score; None: kept by a version that did not count them."""
+
+    model_config = ConfigDict(frozen=True)
+
+    step: int
+    rates: dict[str, float]
+    scored: int | None = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Measurements before and after training. `scenarios` is the scenario file's hash, `held_out` the number measured."""
+
+    scenarios: str
+    held_out: int
+    before: Measured | None = None
+    after: Measured | None = None
+
+    def lines(self) -> Iterator[str]:
+        """The table as lines, or one line if nothing was measured."""
+        if self.before is None or self.after is None:
+            yield "success was not measured: no scenario is held out"
+            return
+        if "success" not in self.after.rates:
+            yield "success was not measured: a judge scores the held-out scenarios. Compare steps with `offbook compare"
+            yield "mcp:TARGET --with step:0 --with step:newest --judge MODEL`"
+            return
+        yield f"success on {self.held_out} held-out scenarios (greedy), scenarios {self.scenarios[:16]}"
+        names = [name for name in self.after.rates if name.startswith(_BY_TOOL)]
+        rows = [("all", "success"), *((one_line(name.removeprefix(_BY_TOOL), 64), name) for name in names)]
+        width = max(len(label) for label, _ in rows)
+        yield f"{'':{width}}  {f'step {self.before.step}':>9}  {f'step {self.after.step}':>9}"
+        for label, name in rows:
+            yield f"{label:{width}}  {_percent(self.before.rates.get(name)):>9}  {_percent(self.after.rates.get(name)):>9}"
+        counts = [self.held_out if one.scored is None else one.scored for one in (self.before, self.after)]
+        if min(counts) < self.held_out:
+            yield (
+                f"Rollouts failed, so step {self.before.step} was scored on {counts[0]} of the {self.held_out} scenarios and step "
+                f"{self.after.step} on {counts[1]}: the columns do not compare the same ones."
+            )
+        if self.before.rates.get("success", 0.0) >= SOLVED:
+            yield "The model solved most of these before training: harder ones leave more to learn (--scenarios FILE)."
+
+
+def tool_lines(metrics: Mapping[str, float]) -> Iterator[str]:
+    """The success per tool as lines, from the metrics of an evaluation."""
+    names = sorted(name for name in metrics if name.startswith(_BY_TOOL))
+    labels = [one_line(name.removeprefix(_BY_TOOL), 64) for name in names]
+    width = max((len(label) for label in labels), default=0)
+    for label, name in zip(labels, names, strict=True):
+        yield f"  {label:{width}}  {_percent(metrics[name]):>4}"
+
+
+def _percent(rate: float | None) -> str:
+    return "-" if rate is None else f"{rate:.0%}"
+
+
+KEY = "mcp"
+"""Key in the model's state."""
+
+
+class TrainingState(BaseModel):
+    """The stored state. `scenarios` is the hash of the scenarios that it belongs to."""
+
+    scenarios: str
+    before: Measured | None = None
+    after: Measured | None = None
+
+    @classmethod
+    async def of(cls, model: TrainableModel, scenarios: str) -> TrainingState:
+        """Read the state stored with the model; a new one if there is none, or it belongs to other scenarios."""
+        kept = (await model.read_state()).get(KEY)
+        try:
+            state = cls.model_validate(kept)
+        except ValidationError:  # no state, or one of another version
+            return cls(scenarios=scenarios)
+        return state if state.scenarios == scenarios else cls(scenarios=scenarios)
+
+    async def keep(self, model: TrainableModel) -> None:
+        """Store this state with the model."""
+        await model.merge_state({KEY: self.model_dump(mode="json")})
+
+
+class ScenarioTrainer(Trainer):
+    """A Trainer for MCP scenarios. `state` has what its evaluations measured."""
+
+    def __init__(
+        self,
+        model: TrainableModel,
+        rollout: McpRollout,
+        scenarios: Sequence[McpScenario],
+        state: TrainingState,
+        **options: Any,
+    ) -> None:
+        super().__init__(model, rollout, scenarios, **options)
+        self.state = state
+        self._kept = state.model_copy()
+
+    async def next_scenarios(self, scenarios: Sequence[object], number: int) -> list[object]:
+        """Stores the measurement before training, so that a run that is cut off does not repeat it."""
+        await self.keep_state()
+        return await super().next_scenarios(scenarios, number)
+
+    def examine_evaluation(self, groups: Sequence[TrajectoryGroup]) -> None:
+        """Note the measurement; the first one is also the measurement before training."""
+        step = next((rollout.place.step for group in groups for rollout in group if rollout.place.step is not None), 0)
+        measured = summarise(groups, {self.model.name: step}, 0.0)
+        self.state.after = Measured(step=step, rates=measured.metrics, scored=measured.scored)
+        if self.state.before is None:
+            self.state.before = self.state.after
+
+    async def keep_state(self) -> None:
+        """Store the measurements with the model if they have changed."""
+        if self.state != self._kept:
+            await self.state.keep(self.model)
+            self._kept = self.state.model_copy()
+
 
 _NOT_MEASURED = (
     'no scenario is held out, so that success is not measured on new tasks: give some `"split": "eval"` in their file'
@@ -155,12 +281,7 @@ class MCPTrainer:
     ) -> AsyncGenerator[tuple[ScenarioRollout, ScenarioSet]]:
         """Start the servers. Yields the rollout function, without a reward where only a judge can tell, and the scenarios.
         `judged`: whether a judge scores; None: whether the trainer has one. `step_tokens`: see `McpRollout`."""
-        async with self._pool() as pool:
-            scenarios = await self._chosen(pool)
-            if changed := scenarios.server_change(pool.fingerprint):
-                self.options.say(changed)
-            has_judge = self.options.judge is not None if judged is None else judged
-            check_usable(scenarios, pool, self._max_tools, has_judge, trained=False)
+        async with self._opened(judged, trained=False) as (pool, scenarios):
             yield unjudged(replace(self._rollout(pool), step_tokens=step_tokens)), scenarios
 
     async def aplan(self, steps: int) -> list[str]:
@@ -192,30 +313,37 @@ class MCPTrainer:
         """Rollouts that run at the same time."""
         return self._training.get("concurrency", default_concurrency(self.target))
 
+    def _pool(self) -> ServerPool:
+        return ServerPool(self.target, max_rollouts=self.concurrency)
+
     @asynccontextmanager
-    async def _pool(self) -> AsyncGenerator[ServerPool]:
-        async with ServerPool(self.target, max_rollouts=self.concurrency) as pool:
-            yield pool
+    async def _opened(
+        self, judged: bool | None = None, *, trained: bool = True
+    ) -> AsyncGenerator[tuple[ServerPool, ScenarioSet]]:
+        """Start the servers, and load or generate the scenarios that can be run on them."""
+        async with self._pool() as pool:
+            scenarios = await self._chosen(pool)
+            if changed := scenarios.server_change(pool.fingerprint):
+                self.options.say(changed)
+            has_judge = self.options.judge is not None if judged is None else judged
+            check_usable(scenarios, pool, self._max_tools, has_judge, trained=trained)
+            yield pool, scenarios
 
     @asynccontextmanager
     async def _prepared(
         self, steps: int, step: int | None = None, *, trained: bool = True, measured: bool = True
     ) -> AsyncGenerator[tuple[ScenarioTrainer, ScenarioSet]]:
-        """Start the servers and create the Trainer for the scenarios, for the newest step or for `step`."""
-        async with self._pool() as pool:
-            scenarios = await self._chosen(pool)
-            if changed := scenarios.server_change(pool.fingerprint):
-                self.options.say(changed)
-            check_usable(scenarios, pool, self._max_tools, self.options.judge is not None, trained=trained)
+        """Create the Trainer for the scenarios, for the newest step or for `step`."""
+        async with self._opened(trained=trained) as (pool, scenarios):
             if unused := unused_judge(scenarios.scenarios, self.options.judge):
                 self.options.say(f"judge: {unused}")
             model = self.model if step is None else FixedStepModel(self.model, step)
             state = await TrainingState.of(model, scenarios.digest)
-            rollout = self._rollout(pool)
             options = self._trainer_options(scenarios, steps)
             if not measured:
                 options.pop("eval", None)
-            yield ScenarioTrainer(model, rollout, scenarios.train or scenarios.eval, state, **options), scenarios
+            chosen = scenarios.train or scenarios.eval
+            yield ScenarioTrainer(model, self._rollout(pool), chosen, state, **options), scenarios
 
     def existing(self) -> ScenarioSet | None:
         """The scenarios if they exist; None if they have to be generated."""

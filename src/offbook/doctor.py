@@ -152,14 +152,14 @@ def _of_server(name: str, url: str) -> list[Check]:
 
 
 def _learner(facts: dict[str, str]) -> list[Check]:
-    """The loader of the learner, the result of its mask probe, and how far its logprobs are from the sampler's, also under an adapter. If the
+    """The loader of the learner, the result of its mask probe, and how far its logprobs are from the sampler's. If the
     probe refused the tree, training is exact but slower."""
     if not facts:
         return []
     lines = [Check("server", "learner", "ok", ", ".join(f"{name} {facts[name]}" for name in _SHOWN if name in facts))]
     if (probe := facts.get("mask_probe")) is not None:
         lines.append(Check("server", "mask probe", "warn" if probe.startswith("refused") else "ok", probe))
-    for name, title in (("logprobs", "logprobs"), ("adapter", "adapter"), ("chat_template", "chat template")):
+    for name, title in (("logprobs", "logprobs"), ("chat_template", "chat template")):
         if (fact := facts.get(name)) is not None:
             lines.append(Check("server", title, "ok" if fact.startswith("ok") else "warn", fact))
     return lines

@@ -1,41 +1,28 @@
-"""Before any training, logprobs of the sampler are compared with the learner's, also under a random adapter: of a real learner
-here."""
+"""Before any training, logprobs of the sampler are compared with the learner's: of a real learner here."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import math
-import shutil
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from safetensors.numpy import load_file, save_file
 
-from offbook.base.errors import EngineError
 from offbook.base.server_options import EngineOptions
 from offbook.doctor import server_checks
 from offbook.engine.protocol import CompletionScored, ScoreCommand
 from offbook.server import logprob_check
 from offbook.server.base_model import find
-from offbook.server.logprob_check import (
-    ADAPTER,
-    ADAPTER_FACT,
-    FACT,
-    FOLDER,
-    TEMPERATURE,
-    Agreement,
-    check_logprobs,
-    write_adapter,
-)
+from offbook.server.logprob_check import FACT, TEMPERATURE, Agreement, check_logprobs
 from offbook.server.sampler.gpu_sharing import GpuSharing
 from offbook.server.services import Services
 from offbook.server.training.learner_client import LearnerClient
 from tests.fakes.gateway import Gateway
 from tests.fakes.scripted_sampler import ScriptedChoice, ScriptedCompletion
-from tests.server.servers import READY_SECONDS, RunningServer, until
+from tests.server.servers import RunningServer, until
 
 PROMPT, COMPLETION = (1, 2, 3), (11, 12, 13)
 
@@ -58,11 +45,9 @@ def answering(gateway: Gateway, logprobs: tuple[float | None, ...], omit: str = 
     gateway.sampler.completions.append(ScriptedCompletion(choices=(choice,), prompt_ids=PROMPT, omit=omitted))
 
 
-async def scored(learner: LearnerClient, adapter: Path | None = None) -> tuple[float, ...]:
+async def scored(learner: LearnerClient) -> tuple[float, ...]:
     """The learner's logprobs of COMPLETION."""
-    command = ScoreCommand(
-        request_id="own", prompt_ids=PROMPT, completion_ids=COMPLETION, temperature=TEMPERATURE, adapter=adapter
-    )
+    command = ScoreCommand(request_id="own", prompt_ids=PROMPT, completion_ids=COMPLETION, temperature=TEMPERATURE)
     [own] = [event.logprobs async for event in learner.run(command) if isinstance(event, CompletionScored)]
     return own
 
@@ -75,17 +60,14 @@ async def test_a_sampler_with_other_logprobs_is_told_with_what_was_measured(
     assert all(value < 0 for value in own)
 
     answering(gateway, own)
-    answering(gateway, own, omit="logprobs")
     agreement = await check_logprobs(services)
     assert agreement is not None and agreement.ok and agreement.tokens == 3 and agreement.largest < 1e-6
     assert learner.facts[FACT].startswith("ok, sampler and learner differ by ")
-    assert learner.facts[ADAPTER_FACT] == "not compared: the sampler gives no logprobs"
-    for sent, model in zip(gateway.sampler.received, ("base", ADAPTER), strict=True):
-        assert (sent["temperature"], sent["logprobs"], sent["return_token_ids"]) == (TEMPERATURE, True, True)
-        assert sent["model"] == model
+    [sent] = gateway.sampler.received
+    assert (sent["temperature"], sent["logprobs"], sent["return_token_ids"]) == (TEMPERATURE, True, True)
+    assert sent["model"] == "base"
 
     answering(gateway, (own[0] - 0.25, own[1] - 0.5, None))
-    answering(gateway, own, omit="logprobs")
     with caplog.at_level(logging.WARNING):
         agreement = await check_logprobs(services)
     assert agreement is not None and not agreement.ok and agreement.tokens == 2
@@ -110,40 +92,6 @@ async def test_a_sampler_with_other_logprobs_is_told_with_what_was_measured(
     assert learner.facts[FACT].startswith("not compared: ") and "token_ids" in learner.facts[FACT]
 
 
-async def test_a_sampler_that_ignores_an_adapter_or_scales_it_otherwise_is_refused(
-    gateway: Gateway, learner: LearnerClient, tmp_path: Path
-) -> None:
-    services = replace(gateway.services, learner=learner)
-    own, adapted = await scored(learner), await scored(learner, tmp_path / "adapter")
-    moved = sum(abs(new - old) for new, old in zip(adapted, own, strict=True)) / 3
-    assert 0.5 <= moved <= 2.0
-    shutil.copytree(tmp_path / "adapter", tmp_path / "doubled")
-    weights = load_file(tmp_path / "doubled" / "adapter_model.safetensors")
-    weights = {name: value * (2 if ".lora_B." in name else 1) for name, value in weights.items()}
-    save_file(weights, tmp_path / "doubled" / "adapter_model.safetensors")
-    doubled = await scored(learner, tmp_path / "doubled")
-
-    answering(gateway, own)
-    answering(gateway, adapted)
-    agreement = await check_logprobs(services)
-    assert agreement is not None and agreement.ok
-    assert learner.facts[ADAPTER_FACT].startswith(
-        f"ok, a random adapter moves the learner's logprobs by {moved:.1e} nats"
-    )
-    for planted, what in ((own, "ignores adapters"), (doubled, "applies adapters otherwise than the learner")):
-        answering(gateway, own)
-        answering(gateway, planted)
-        with pytest.raises(EngineError, match=f"The sampler {what}, so training would"):
-            await check_logprobs(services)
-        assert learner.facts[ADAPTER_FACT].startswith("wrong: ") and learner.facts[FACT].startswith("ok, ")
-    assert not gateway.sampler.adapters and not (services.options.dir / FOLDER).exists()
-
-    for _ in range(2):
-        answering(gateway, tuple(value - 5.0 for value in own))
-    await check_logprobs(services)  # a base that differs by more says nothing of adapters
-    assert learner.facts[ADAPTER_FACT].startswith("not compared: ")
-
-
 class Absent(LearnerClient):
     """A learner that may not be asked: it is in host memory."""
 
@@ -152,23 +100,15 @@ class Absent(LearnerClient):
 
 
 @pytest.mark.slow("a learner")
-async def test_a_learner_in_host_memory_computes_only_before_the_sampler_starts_and_while_it_sleeps(
-    gateway: Gateway, learner: LearnerClient, tmp_path: Path
+async def test_a_learner_in_host_memory_computes_while_the_sampler_sleeps(
+    gateway: Gateway, learner: LearnerClient
 ) -> None:
     engine = replace(gateway.services.engine, name="vllm", sharing=GpuSharing("offload"))
     services: Services = replace(gateway.services, learner=learner, engine=engine)
-    await write_adapter(services)
-    assert (services.options.dir / FOLDER).is_dir() and not gateway.sampler.control_paths
-    shutil.copytree(services.options.dir / FOLDER, tmp_path / "copy")
     answering(gateway, await scored(learner))
-    answering(gateway, await scored(learner, tmp_path / "copy"))
     agreement = await check_logprobs(services)
-    assert agreement is not None and agreement.ok and learner.facts[ADAPTER_FACT].startswith("ok, ")
-    assert gateway.sampler.control_paths == ["/sleep", "/wake_up"] and len(gateway.sampler.received) == 2
-
-    answering(gateway, await scored(learner))
-    assert await check_logprobs(services) is not None  # no adapter was written: that of the base alone
-    assert len(gateway.sampler.received) == 3
+    assert agreement is not None and agreement.ok
+    assert gateway.sampler.control_paths == ["/sleep", "/wake_up"] and len(gateway.sampler.received) == 1
 
 
 def test_the_bound_is_of_the_mean() -> None:
@@ -184,20 +124,8 @@ def test_a_server_says_in_health_and_doctor_how_far_sampler_and_learner_differ(t
         assert server.http.get("/api/trajectories").json()["trajectories"] == []
         lines = {check.name: check for check in server_checks(tmp_path / "dir")}
         assert (lines["logprobs"].status, lines["logprobs"].found) == ("ok", fact)
-        assert lines["adapter"].status == "ok" and lines["adapter"].found.startswith("ok, a random adapter moves ")
-        assert not (tmp_path / "dir" / FOLDER).exists()
         server.interrupt()
         server.process.wait(60)
-
-
-@pytest.mark.slow("a server with a learner")
-def test_a_server_whose_sampler_scales_adapters_otherwise_ends_with_a_sentence(tmp_path: Path) -> None:
-    with RunningServer(tmp_path / "dir", module="tests.server.misapplying_server", ready=False) as server:
-        assert server.process.wait(READY_SECONDS) == 1
-        assert (
-            "The sampler applies adapters otherwise than the learner, so training would not change as"
-            in server.output()
-        )
 
 
 async def test_a_sampler_that_hangs_leaves_calls_alone_and_is_named_after_the_time_limit(

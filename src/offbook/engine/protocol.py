@@ -113,15 +113,13 @@ class MergeCommand(Line):
 
 
 class ScoreCommand(Line):
-    """Compute the logprobs of a completion at `temperature`: under the base, or under the random adapter in the folder
-    `adapter`. If there is no such folder, the learner writes one, whose adapter moves these logprobs."""
+    """Compute the logprobs of a completion under the base, at `temperature`."""
 
     kind: Literal["score"] = "score"
     request_id: str
     prompt_ids: tuple[int, ...]
     completion_ids: tuple[int, ...] = Field(min_length=1)
     temperature: float = 1.0
-    adapter: Path | None = None
 
 
 class StopCommand(Line):

@@ -33,7 +33,7 @@ from .calls.sampled_answer import CALL_MARKS
 from .directory_lock import DirectoryLock, make_private, sweep
 from .http import app
 from .http.auth import Guard, Key, key_for
-from .logprob_check import check_logprobs, write_adapter
+from .logprob_check import check_logprobs
 from .models.checkpoint_swaps import open_models
 from .prompt_date import with_prompt_date
 from .records.database import RECORDS
@@ -268,7 +268,7 @@ async def _start(
     """Start the children, and announce the server when it listens and when it is ready.
 
     `urls`: the address to print, and the one for clients on this machine. If the server cannot be announced or the sampler
-    not be started, or ignores adapters, appends the error to `failure` and shuts down.
+    not be started, appends the error to `failure` and shuts down.
     """
     while not server.started:
         await asyncio.sleep(0.01)
@@ -283,8 +283,6 @@ async def _start(
     if learner is not None and services.engine.sharing is not None:
         learner.start()
         await learner.started()  # vLLM then measures the free GPU memory with the learner in place
-        if services.engine.sharing.layout == "offload":
-            await write_adapter(services)
     services.sampler.start()
     try:
         if not await _sampler_ready(services):
@@ -298,11 +296,7 @@ async def _start(
     gc.collect()
     gc.freeze()  # what is loaded stays: a full collection looks through the objects of calls alone
     echo(ready_message(services, urls[0], key))
-    try:
-        await check_logprobs(services)
-    except EngineError as error:
-        failure.append(error)
-        shutdown.begin(ORPHAN_SECONDS)
+    await check_logprobs(services)
 
 
 async def _sampler_ready(services: Services) -> bool:

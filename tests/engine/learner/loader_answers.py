@@ -56,8 +56,7 @@ def answers(loader: Literal["peft", "unsloth"], base: Path) -> dict[str, torch.T
     """First weights for a seed, logprobs with and without the adapter, and gradients, on plain rows and on the tree."""
     policy = Policy.load(base, LoraOptions(), threads=1, loader=loader)
     assert policy.loader == loader
-    probe = mask_probe(policy)
-    assert probe.ok, probe
+    assert mask_probe(policy) is None, policy.tree_refused
     policy.reset_adapter(LORA)
     found = {f"first|{name}": value.clone() for name, value in policy.adapter_weights().items()}
     warm(policy)

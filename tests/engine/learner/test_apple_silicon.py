@@ -11,7 +11,7 @@ import torch
 from offbook.base.errors import ConfigError
 from offbook.engine.learner.model import loaders, unsloth_loader
 from offbook.engine.learner.model.policy import Policy
-from offbook.engine.learner.model.probes import completion_logprobs, eager_probe, mask_probe
+from offbook.engine.learner.model.probes import base_logprobs, eager_probe, mask_probe
 from offbook.engine.learner.service import HostMemory
 from offbook.engine.precision import device_name, dtype_of
 from tests.engine.learner.jobs import random_groups, write_toy_base
@@ -49,8 +49,8 @@ def test_the_probes_and_a_step_make_nothing_of_float64_on_the_device(tmp_path: P
     with pytest.raises(TypeError, match="float64"):
         torch.ones(2).as_subclass(OnMps).double()
     lab = Lab(write_toy_base(tmp_path / "toy"), tmp_path)
-    assert mask_probe(lab.policy).ok and eager_probe(lab.policy) is not None
-    assert completion_logprobs(lab.policy, [1, 2], [3, 4], 2.0).dtype == torch.float64
+    assert mask_probe(lab.policy) is None and eager_probe(lab.policy) is not None
+    assert base_logprobs(lab.policy, [1, 2], [3, 4], 2.0).dtype == torch.float64
     groups = random_groups(1, groups=2, rollouts=3, turns=2)
     assert lab.train(groups, 0).applied
 

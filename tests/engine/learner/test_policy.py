@@ -176,8 +176,7 @@ def test_the_same_row_gives_the_same_bits(policies: Policies) -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_the_mask_probe_accepts_full_attention(base, family: str, dtype: torch.dtype) -> None:
     policy = Policy.load(base(family), LoraOptions(r=2, alpha=4), dtype=dtype)
-    probe = mask_probe(policy)
-    assert probe.ok, probe
+    assert mask_probe(policy) is None
     assert policy.tree_refused is None
 
 
@@ -185,9 +184,8 @@ def test_a_model_that_ignores_the_tree_is_found_by_the_probe_and_planned_on_plai
     policy = Policy.load(base("qwen2"), LoraOptions(r=2, alpha=4))
     config: Any = policy.model.get_base_model().config
     config._attn_implementation = "sdpa"  # an engine that drops what it does not know
-    probe = mask_probe(policy)
-    assert not probe.ok
-    assert probe.max_difference > 0.01
+    assert mask_probe(policy) is not None
+    assert policy.tree_difference is not None and policy.tree_difference > 0.01
     made = plan(every_token(), "tree", 4096, policy.shape, tree_refused=policy.tree_refused)
     assert made.layout != "tree"
     assert made.refused is not None and "mask probe" in made.refused
@@ -201,8 +199,7 @@ def test_an_error_on_a_tree_is_a_refusal_and_plain_rows_are_planned(
 
     policy = Policy.load(base("qwen2"), LoraOptions(r=2, alpha=4))
     monkeypatch.setattr(attention, "_chosen", failing)
-    probe = mask_probe(policy)
-    assert not probe.ok and policy.tree_difference is None
+    assert mask_probe(policy) is not None and policy.tree_difference is None
     assert policy.tree_refused == "a tree raises AttributeError: no rotary_emb"
     assert plan(every_token(), "tree", 4096, policy.shape, tree_refused=policy.tree_refused).layout != "tree"
 
@@ -217,9 +214,9 @@ def test_a_tree_whose_backward_pass_is_wrong_is_refused_though_its_logprobs_agre
 
     policy = Policy.load(base("qwen2"), LoraOptions(r=2, alpha=4))
     monkeypatch.setattr(attention, "_flash_backward", wrong)
-    probe = mask_probe(policy)
-    assert not probe.ok and probe.max_difference < 1e-3
-    assert re.match(r"the gradients of tree and plain rows differ by [\d.]+ of their norm", probe.reason or "")
+    refused = mask_probe(policy)
+    assert policy.tree_difference is not None and policy.tree_difference < 1e-3
+    assert re.match(r"the gradients of tree and plain rows differ by [\d.]+ of their norm", refused or "")
     assert all(value.grad is None for value in policy.trainable_parameters().values())
 
 
@@ -228,9 +225,9 @@ def test_a_layer_that_computes_another_attention_is_refused_even_where_its_logpr
 ) -> None:
     policy = Policy.load(base("qwen2"), LoraOptions(r=2, alpha=4))
     monkeypatch.setattr(policy, "shape", replace(policy.shape, layers=policy.shape.layers + 1))
-    probe = mask_probe(policy)
-    assert not probe.ok and probe.max_difference < 1e-3
-    assert probe.reason == "4 of 6 attention layers of the mask probe ran on the tree"
+    refused = mask_probe(policy)
+    assert policy.tree_difference is not None and policy.tree_difference < 1e-3
+    assert refused == "4 of 6 attention layers of the mask probe ran on the tree"
 
 
 def test_a_window_longer_than_the_probe_is_refused(
@@ -238,7 +235,7 @@ def test_a_window_longer_than_the_probe_is_refused(
 ) -> None:
     policy = Policy.load(base("qwen2"), LoraOptions(r=2, alpha=4))
     monkeypatch.setattr(Policy, "window", 8193)
-    assert mask_probe(policy).reason == "a sliding window of 8193 tokens is longer than the mask probe's 8192"
+    assert mask_probe(policy) == "a sliding window of 8193 tokens is longer than the mask probe's 8192"
 
 
 @pytest.mark.parametrize("layout", ["tree", "leaf_rows", "call_rows"])
@@ -247,7 +244,7 @@ def test_a_sliding_window_is_kept_on_every_layout(tmp_path: Path, layout: Layout
         tmp_path / "base", "qwen2", use_sliding_window=True, sliding_window=3, max_window_layers=0, num_hidden_layers=2
     )
     policy = Policy.load(folder, LoraOptions(r=2, alpha=4))
-    assert mask_probe(policy).ok
+    assert mask_probe(policy) is None
     made = plan(every_token(), layout, 4096, policy.shape, tree_refused=policy.tree_refused)
     chosen = settings(np.arange(VOCABULARY))
     (row,) = made.rows

@@ -218,11 +218,11 @@ def answers(stock: dict[str, Measured], family: str, window: int | None) -> dict
     label = family if window is None else WINDOWED
     policy = make(family, patched=True, window=window)
     rows = measure(policy, "call_rows")
-    probe = mask_probe(policy)
+    refused = mask_probe(policy)
     cheap_attention = replace(policy.shape, heads=1, head_dim=1, layers=1, call_flops=1.0)
     found: dict[str, Any] = {
         "forward": type(policy.model.get_base_model().model.layers[0].self_attn).forward.__module__,
-        "probe": [probe.ok, probe.max_difference, probe.reason],
+        "probe": [refused is None, policy.tree_difference, refused],
         "transformers": apart(stock[label], rows),
         "tree": apart(rows, measure(policy, "tree")),
         "packed leaf rows": apart(rows, measure(policy, "leaf_rows", shape=cheap_attention)),

@@ -114,10 +114,6 @@ class Learner:
             self._restore(command, newest)
             raise
 
-    def forget_adapter(self) -> None:
-        """The policy's adapter is about to be replaced: the next job loads its checkpoint again."""
-        self._state = self._optimizer = None
-
     def _step_at(self, folder: Path) -> int:
         return self._state.step if self._state is not None and self._state.folder == folder.absolute() else 0
 

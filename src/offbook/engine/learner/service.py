@@ -36,7 +36,7 @@ from .failures import Memory, describe_failure
 from .learner import Learner
 from .model.merge import merge
 from .model.policy import Policy
-from .model.probes import MaskProbe, completion_logprobs, eager_probe, mask_probe, probe_logprobs
+from .model.probes import base_logprobs, eager_probe, mask_probe
 from .team import Team
 from .update.row_pass import RowPass
 
@@ -74,7 +74,8 @@ class Service:
         ConfigError for an attention that computes plain rows wrong."""
         policy = self._policy
         team = self._team
-        difference, probe = probes(policy) if team is None else team.join(policy, probes)
+        difference = probes(policy) if team is None else team.join(policy, probes)
+        refused = policy.tree_refused
         facts = {
             "device": str(policy.device),
             "dtype": str(policy.dtype).removeprefix("torch.") + (", base in 4 bits" if policy.four_bit else ""),
@@ -84,7 +85,9 @@ class Service:
             "threads": str(torch.get_num_threads()),
             "deterministic": str(torch.are_deterministic_algorithms_enabled()),
             **({"learners": str(team.size)} if team is not None else {}),
-            "mask_probe": f"ok, differs by {probe.max_difference:.1e} nats" if probe.ok else f"refused: {probe.reason}",
+            "mask_probe": f"ok, differs by {policy.tree_difference:.1e} nats"
+            if refused is None
+            else f"refused: {refused}",
             "plain_rows": "not compared with eager attention: Unsloth's own"
             if difference is None
             else f"ok, differ by {difference:.1e} nats from eager attention",
@@ -92,8 +95,8 @@ class Service:
             **({"left_out": f"{', '.join(policy.left_out)} (no adapter there)"} if policy.left_out else {}),
         }
         echo("The learner: " + "; ".join(f"{name} {value}" for name, value in facts.items()), err=True)
-        if not probe.ok:
-            echo(f"The token tree is off for this model, plain rows are used: {probe.reason}", err=True)
+        if refused is not None:
+            echo(f"The token tree is off for this model, plain rows are used: {refused}", err=True)
         if self._host is not None:
             self._host.leave()
         _release_memory()  # what the probe took: the sampler starts beside this process
@@ -123,7 +126,9 @@ class Service:
                 return Trained(request_id=command.request_id, result=result)
             if isinstance(command, ScoreCommand):
                 with self._on_device():
-                    values = self._score(command)
+                    values = base_logprobs(
+                        self._policy, command.prompt_ids, command.completion_ids, command.temperature
+                    )
                 return CompletionScored(request_id=command.request_id, logprobs=tuple(map(float, values)))
             folders = (self._base, command.adapter, command.output)
             return merge(*folders, self._policy.dtype, gguf=command.gguf, request_id=command.request_id)
@@ -133,13 +138,6 @@ class Service:
             if isinstance(error, torch.AcceleratorError) and reason != "out_of_memory":
                 self._ends = "its device fails every call from now on"
             return Failed(request_id=command.request_id, reason=reason, message=message)
-
-    def _score(self, command: ScoreCommand) -> Tensor:
-        tokens = (command.prompt_ids, command.completion_ids, command.temperature)
-        if command.adapter is None:
-            return completion_logprobs(self._policy, *tokens, adapter=False)
-        self.learner.forget_adapter()
-        return probe_logprobs(self._policy, command.adapter, *tokens)
 
     def _on_device(self) -> AbstractContextManager[object]:
         return self._host.on_device() if self._host is not None else nullcontext()
@@ -166,10 +164,11 @@ def load_policy(arguments: argparse.Namespace) -> Policy:
     return policy
 
 
-def probes(policy: Policy) -> tuple[float | None, MaskProbe]:
-    """Run the probes of attention. The results of `eager_probe` and `mask_probe`; raises as they do."""
+def probes(policy: Policy) -> float | None:
+    """Run the probes of attention. The result of `eager_probe`; raises as it does."""
     difference = eager_probe(policy)
-    return difference, mask_probe(policy)
+    mask_probe(policy)
+    return difference
 
 
 def _chat_template(policy: Policy) -> str:
@@ -188,7 +187,7 @@ def _written_to(command: TrainCommand | MergeCommand | ScoreCommand, base: Path)
         case MergeCommand():
             return command.output
         case ScoreCommand():
-            return command.adapter or base
+            return base
 
 
 def step_line(result: TrainResult, tree_refused: str | None) -> str:

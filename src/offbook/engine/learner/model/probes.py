@@ -1,6 +1,5 @@
 """Tests at start-up, on the real weights: that the loaded model computes the same logprobs and gradients on a tree as on plain rows,
-and on a plain row the same logprobs as with transformers' `eager` attention. A random adapter that moves the logprobs shows the
-server that the sampler applies adapters as the learner does."""
+and on a plain row the same logprobs as with transformers' `eager` attention."""
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
 # torch's own annotations are partial
@@ -8,16 +7,14 @@ server that the sampler applies adapters as the learner does."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from offbook.base.config import LoraOptions
-from offbook.base.errors import ConfigError, EngineError
+from offbook.base.errors import ConfigError
 from offbook.engine.learner.rows.layouts import plan
 from offbook.engine.protocol import Sample
 from offbook.engine.sampling import TargetSettings
@@ -42,23 +39,13 @@ MAX_WINDOW = 8192
 ROW_TOKENS = 4096
 
 
-@dataclass(frozen=True)
-class MaskProbe:
-    """`max_difference`: largest logprob difference between tree and plain rows, nats. NaN: nothing was computed on a
-    tree, or it failed. `reason`: why not `ok`."""
-
-    ok: bool
-    max_difference: float
-    reason: str | None = None
-
-
-def mask_probe(policy: Policy) -> MaskProbe:
+def mask_probe(policy: Policy) -> str | None:
     """Compare a small branching tree with plain rows: logprobs with and without gradients, which may select different
-    kernels, and gradients. Sets `policy.tree_difference`, and `policy.tree_refused` if they differ, if the tree raises
+    kernels, and gradients. Returns why the tree is refused, or None. Sets `policy.tree_difference`, and `policy.tree_refused` if they differ, if the tree raises
     an error, or if a layer computes another attention. Clears the adapter's gradients."""
     reason = policy.tree_refused or _too_long(policy.window)
     if reason is not None:
-        return _refused(policy, float("nan"), reason)
+        return _refused(policy, reason)
     samples = _samples(policy.vocabulary, max(PROMPT, (policy.window or 0) + 1))
     targets = _plain_settings(samples)
     expected = _logprobs(policy, samples, targets, "call_rows")
@@ -68,23 +55,23 @@ def mask_probe(policy: Policy) -> MaskProbe:
         on_tree = _logprobs(policy, samples, targets, "tree")
         differentiable, tree_gradient = _gradient(policy, samples, targets, "tree")
     except Exception as error:  # noqa: BLE001  # whatever a patched forward pass raises on a tree: plain rows ran
-        return _refused(policy, float("nan"), f"a tree raises {type(error).__name__}: {str(error).strip()[:300]}")
+        return _refused(policy, f"a tree raises {type(error).__name__}: {str(error).strip()[:300]}")
     others = torch.stack([plain, on_tree, differentiable])
     difference = policy.tree_difference = float((others - expected).abs().max())
     allowed = TOLERANCE[policy.dtype]
     if not difference <= allowed:
         reason = f"the mask probe differs by {difference:.2g} nats between tree and plain rows (allowed {allowed:g})"
-        return _refused(policy, difference, reason)
+        return _refused(policy, reason)
     error = float((tree_gradient - gradient).norm() / gradient.norm())
     allowed = GRADIENT_TOLERANCE[policy.dtype]
     if not error <= allowed:
         reason = f"the gradients of tree and plain rows differ by {error:.2g} of their norm (allowed {allowed:g})"
-        return _refused(policy, difference, reason)
+        return _refused(policy, reason)
     rows = 2 * len(plan(samples, "tree", ROW_TOKENS, policy.shape).rows)
     if (calls := policy.tree_calls - before) < rows * policy.shape.layers:
         reason = f"{calls} of {rows * policy.shape.layers} attention layers of the mask probe ran on the tree"
-        return _refused(policy, difference, reason)
-    return MaskProbe(True, difference)
+        return _refused(policy, reason)
+    return None
 
 
 def eager_probe(policy: Policy) -> float | None:
@@ -112,9 +99,9 @@ def eager_probe(policy: Policy) -> float | None:
     return difference
 
 
-def _refused(policy: Policy, difference: float, reason: str) -> MaskProbe:
+def _refused(policy: Policy, reason: str) -> str:
     policy.tree_refused = reason
-    return MaskProbe(False, difference, reason)
+    return reason
 
 
 def _too_long(window: int | None) -> str | None:
@@ -141,14 +128,11 @@ def _plain_settings(samples: Sequence[Sample]) -> TargetSettings:
     return TargetSettings(ids, ones, ones, np.zeros(len(ids), np.int64), np.zeros(len(ids)))
 
 
-def completion_logprobs(
-    policy: Policy, prompt: Sequence[int], completion: Sequence[int], temperature: float, *, adapter: bool = True
-) -> Tensor:
-    """The logprobs of a completion's C tokens under the policy, or with `adapter=False` under its base, nats, float64 [C]
-    on the CPU."""
+def base_logprobs(policy: Policy, prompt: Sequence[int], completion: Sequence[int], temperature: float) -> Tensor:
+    """The logprobs of a completion's C tokens under the policy's base, nats, float64 [C] on the CPU."""
     samples = numbered([Sample.bare(np.asarray(prompt, np.int32), np.asarray(completion, np.int32))])
     targets = replace(_plain_settings(samples), temperature=np.full(len(completion), temperature))
-    return _logprobs(policy, samples, targets, "call_rows", adapter=adapter)
+    return _logprobs(policy, samples, targets, "call_rows", adapter=False)
 
 
 def _logprobs(
@@ -187,50 +171,3 @@ def _gradient(
     finally:
         for value in parameters:
             value.grad = None
-
-
-PROBE_LORA = LoraOptions(r=4, alpha=12.0)
-"""All linear layers. alpha / r and alpha / sqrt(r) differ, so a wrong scale shows."""
-MOVEMENT = (0.5, 2.0)
-"""Range of the mean change of a token's logprob, in nats: far more than rounding in 16 bits, and far from saturation."""
-TRIALS = 16
-
-
-def probe_logprobs(
-    policy: Policy, folder: Path, prompt: Sequence[int], completion: Sequence[int], temperature: float
-) -> Tensor:
-    """The logprobs of a completion's C tokens under the adapter in `folder`, nats, float64 [C] on the CPU. If there is no
-    such folder, the adapter is written first: B random and scaled until these logprobs move by MOVEMENT.
-
-    The policy's own adapter is lost. Raises EngineError if no scale moves them so, ConfigError, OSError."""
-    if policy.lora != PROBE_LORA:
-        policy.reset_adapter(PROBE_LORA)
-    if folder.is_dir():
-        policy.load_adapter(folder)
-        return completion_logprobs(policy, prompt, completion, temperature)
-    values = _scaled(policy, prompt, completion, temperature)
-    policy.save_adapter(folder)
-    return values
-
-
-def _scaled(policy: Policy, prompt: Sequence[int], completion: Sequence[int], temperature: float) -> Tensor:
-    """Fill B, and return the completion's logprobs with it."""
-    base = completion_logprobs(policy, prompt, completion, temperature, adapter=False)
-    generator = torch.Generator().manual_seed(0)
-    ups = [value for name, value in policy.trainable_parameters().items() if ".lora_B." in name]
-    directions = [torch.randn(value.shape, generator=generator) for value in ups]
-    least, most = MOVEMENT
-    scale, low, high = 0.02, 0.0, float("inf")
-    for _ in range(TRIALS):
-        with torch.no_grad():
-            for value, direction in zip(ups, directions, strict=True):
-                value.copy_(direction * scale)
-        values = completion_logprobs(policy, prompt, completion, temperature)
-        moved = float((values - base).abs().mean())
-        if least <= moved <= most:
-            return values
-        if moved < least:
-            low, scale = scale, scale * 4 if high == float("inf") else (scale * high) ** 0.5
-        else:  # also NaN, of a float16 base that overflows
-            high, scale = scale, (low * scale) ** 0.5 if low else scale / 4
-    raise EngineError(f"no random adapter was found that moves the logprobs by {least:g} to {most:g} nats")

@@ -20,8 +20,7 @@ from offbook.engine import token_file
 from offbook.engine.learner.learner import Learner
 from offbook.engine.learner.model.policy import Policy
 from offbook.engine.learner.rows.layouts import plan, row_cost
-from offbook.engine.learner.team import Team, deal
-from offbook.engine.learner.team_tasks import follow
+from offbook.engine.learner.team import Team, deal, follow
 from offbook.engine.learner.update.row_pass import RowPass
 from offbook.engine.learner.update.step import RowPasses, Step, StepTotals
 from tests.engine.learner.jobs import command, random_groups

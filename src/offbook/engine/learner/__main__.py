@@ -173,7 +173,7 @@ def _follow(arguments: argparse.Namespace) -> int:
         loader = _choose_device(arguments)
     except Exception as error:  # noqa: BLE001  # told to the first learner, like all that keeps the base from loading
         refused = error
-    from .team_tasks import follow
+    from .team import follow
 
     def load() -> Policy:
         if refused is not None:

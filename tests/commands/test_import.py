@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save, save_file
 import offbook
 from offbook.base.adapter_folders import named_base
 from offbook.base.config import LoraOptions
-from offbook.base.errors import ConfigError, ServerError
+from offbook.base.errors import ConfigError
 from offbook.commands.main import run
 from offbook.engine import checkpoint_files
 from offbook.engine.checkpoint_files import ADAPTER, ADAPTER_CONFIG
@@ -197,39 +197,3 @@ async def test_an_imported_model_is_at_step_1_and_trains_on(
         assert await model.get_step() == 1
         result = await model.train_sft(ROWS, epochs=2, batch_size=1, learning_rate=5e-3, schedule="constant", warmup=0)
         assert result.step == 3 and result.updates[1].loss < result.updates[0].loss
-        await _check_adapters_as_bases(backend, adapter)
-
-
-async def _check_adapters_as_bases(backend: offbook.LocalBackend, adapter: Path) -> None:
-    """`base_model=` the folder of an adapter imports it, or says why not."""
-    changed(adapter, base_model_name_or_path=str(path()))
-    given = load_file(adapter / ADAPTER)
-
-    def on(name: str) -> offbook.TrainableModel:
-        return offbook.TrainableModel(name, base_model=str(adapter), backend=backend)
-
-    model = on("named")
-    assert await model.get_step() == 1
-    api = await model.api()
-    state = await api.model("named")
-    assert (state.base_model, state.lora) == ("tiny", SHAPE) and state.checkpoint is not None
-    kept = load_file(Path(state.checkpoint) / ADAPTER)
-    assert given.keys() == kept.keys() and all(torch.equal(given[name], kept[name]) for name in given)
-    assert (await model.train_sft(ROWS, epochs=1, learning_rate=5e-3, schedule="constant", warmup=0)).step == 2
-    assert await on("named").get_step() == 2
-    assert await offbook.TrainableModel("plain", base_model="tiny", backend=backend).get_step() == 0
-    refusals: list[tuple[str, dict[str, Any], str]] = [
-        ("plain", {}, "'plain' exists and did not begin with the adapter"),
-        ("narrow", {"r": 2}, r"was not imported: .*is \(4, "),
-        ("other", {"base_model_name_or_path": "Qwen/Qwen2.5-7B-Instruct"}, r"base model is 'tiny', not 'Qwen/Qwen2\.5"),
-        ("unnamed", {"base_model_name_or_path": None}, "does not name its base model"),
-    ]
-    for name, fields, message in refusals:
-        changed(adapter, **({"r": 4, "base_model_name_or_path": str(path())} | fields))
-        with pytest.raises(ServerError, match=message):
-            await on(name).get_step()
-    changed(adapter, base_model_name_or_path=str(path()))
-    save_file({name: value + 1 for name, value in given.items()}, adapter / ADAPTER)
-    with pytest.raises(ServerError, match="'named' exists and did not begin with the adapter"):
-        await on("named").get_step()
-    assert {one.name for one in await api.models()} == {"default", "desk", "named", "plain"}

@@ -30,15 +30,3 @@ def named_base(adapter: Path) -> str | None:
     if named is not None and not isinstance(named, str):
         raise ConfigError(f"{adapter / CONFIG}: base_model_name_or_path: a name is needed, got {named!r:.100}")
     return named or None
-
-
-def base_of(name: str) -> str:
-    """The base that `name` means: the one under an adapter's folder, else `name` itself. Raises ConfigError for an adapter
-    that names none."""
-    adapter = adapter_folder(name)
-    base = name if adapter is None else named_base(adapter)
-    if base is None:
-        raise ConfigError(
-            f"{adapter} does not name its base model: run offbook import {adapter} --model NAME --base BASE"
-        )
-    return base

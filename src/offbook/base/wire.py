@@ -5,7 +5,7 @@
 | GET    /health | -> Health |
 | GET    /api/models | -> list[ModelState] |
 | POST   /api/models | RegisterRequest -> ModelState |
-| GET    /api/models/{name} | -> ModelState; `lora:latest` is a name too |
+| GET    /api/models/{name} | -> ModelState |
 | POST   /api/models/{name}/fork | ForkRequest -> ModelState |
 | POST   /api/models/{name}/log | LogRequest -> {} |
 | GET    /api/models/{name}/log | -> list[LogRequest], oldest first |
@@ -92,8 +92,6 @@ def is_labelled(url: str, headers: Iterable[str]) -> bool:
 
 FINISHED_AT_ONCE = 1_000
 """Limit of trajectories in one FinishRequest."""
-LATEST = "lora:latest"
-"""Name for the only model beside the default one; without such a model, for the default one. Refused when it could mean two."""
 CallWeight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 

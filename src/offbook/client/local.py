@@ -22,7 +22,6 @@ from typing import Self
 
 import httpx
 
-from offbook.base.adapter_folders import base_of
 from offbook.base.child_processes import last_lines
 from offbook.base.console import Terminal
 from offbook.base.errors import BackendError, ConfigError
@@ -67,7 +66,7 @@ class LocalBackend(Backend):
             return self._checked(server).api
         if base_model is None:
             raise ConfigError("the local server is not running yet: register a TrainableModel first, it names the base")
-        starting = _Starting(self.dir, base_of(base_model), self.engine, self._start_timeout)
+        starting = _Starting(self.dir, base_model, self.engine, self._start_timeout)
         try:
             return self._checked(await asyncio.to_thread(starting.run)).api
         except asyncio.CancelledError:

@@ -14,7 +14,6 @@ from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 from typing_extensions import TypeVar
 
-from offbook.base.adapter_folders import adapter_folder
 from offbook.base.config import LoraOptions, SFTConfig, TrainConfig
 from offbook.base.errors import ConfigError
 from offbook.base.option_names import check_options, names_checked
@@ -433,9 +432,7 @@ class TrainableModel(Model[ConfigT]):
         return self._registration
 
     def _registration_on(self, backend: Backend) -> Registration:
-        adapter = adapter_folder(self.base_model)
-        base = self.base_model if adapter is None else backend.path_on_server(adapter)
-        request = RegisterRequest(name=self.name, project=self.project, base_model=base, lora=self.lora)
+        request = RegisterRequest(name=self.name, project=self.project, base_model=self.base_model, lora=self.lora)
         return Registration(backend, request)
 
     def __reduce__(self) -> tuple[Any, ...]:

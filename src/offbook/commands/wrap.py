@@ -12,6 +12,7 @@ import typer
 
 from offbook.base.errors import ConfigError, RolloutError
 from offbook.base.locked_folders import TemporaryFolder
+from offbook.base.server_options import DEFAULT_NAME
 from offbook.base.terminal import echo
 from offbook.base.text import counted
 from offbook.base.types import Call, RolloutPlace, Trajectory, as_rollout_exception
@@ -132,8 +133,13 @@ async def _finished(api: Api, trajectory: Trajectory, model: str) -> tuple[Call,
 
 
 async def _model(api: Api, named: str | None) -> str:
-    """The model that answers. Raises ServerError for an unknown one, and where none is named and there are several."""
+    """The model that answers; if none is named, the only one beside the default one. Raises ServerError for an unknown one,
+    and ConfigError where none is named and there are several."""
     if named is None:
-        return (await api.latest_model()).name
+        names = [model.name for model in await api.models()]
+        names = [name for name in names if name != DEFAULT_NAME] or names
+        if len(names) != 1:
+            raise ConfigError(f"several models are registered ({', '.join(names)}): name one of them with --model")
+        return names[0]
     await api.model(named.partition("@")[0])
     return named

@@ -129,8 +129,7 @@ def find(name: str) -> BaseModelPath:
 def _checked(folder: Path, name: str) -> Path:
     if adapter_folder(str(folder)) is not None:
         raise ConfigError(
-            f"--model {name}: this is an adapter: make a model of it with offbook import {name} --model NAME, or name it as "
-            "base_model= of a TrainableModel"
+            f"--model {name}: this is an adapter: make a model of it with offbook import {name} --model NAME"
         )
     if not (folder / "config.json").is_file():
         raise ConfigError(f"--model {name}: {folder} has no config.json, so it is not a model folder")

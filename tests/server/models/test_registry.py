@@ -121,28 +121,6 @@ async def test_a_model_that_has_the_bases_name_takes_precedence(tmp_path: Path, 
     assert "--model tiny" in str(await refusal(elsewhere, "tiny"))
 
 
-async def test_lora_latest_is_the_only_other_model_else_the_default(tmp_path: Path, client: ConnectedSampler) -> None:
-    models = opened(tmp_path, client)
-    models.registration.register(RegisterRequest(name="mine", base_model="tiny"))
-    assert models.registry.resolve("lora:latest").model == "mine"
-    models.registration.register(RegisterRequest(name="third", base_model="tiny"))
-    error = await refusal(models, "lora:latest")
-    assert error.status == 400 and "mine, third" in str(error)
-
-
-async def test_lora_latest_never_moves_to_a_model_that_somebody_else_registers(
-    tmp_path: Path, client: ConnectedSampler
-) -> None:
-    models = opened(tmp_path, client)
-    assert models.registry.resolve("lora:latest").model == "default"
-    models.registration.register(RegisterRequest(name="theirs", base_model="tiny"))
-    for registry in (models.registry, opened(tmp_path, client).registry):  # also after a restart
-        for ask in (registry.resolve, registry.model):
-            with pytest.raises(ApiError, match=r"'lora:latest' is ambiguous: .*\(default, theirs\)"):
-                ask("lora:latest")
-        assert registry.resolve("default").model == "default"
-
-
 # ---- directories
 
 

@@ -43,14 +43,6 @@ def asked(server: RunningServer, body: dict[str, Any]) -> httpx.Response:
 # ---- models
 
 
-@pytest.mark.slow("whole trainings")
-def test_lora_latest_is_called_and_trained_like_the_model_that_it_means(server: RunningServer) -> None:
-    ids = server.rollouts(2, "latest", [1.0, 1.0], model="lora:latest")
-    result = list(events(server.http, train_body("latest", [ids], model="lora:latest")))[-1]["result"]
-    assert (result["model"], result["reason"]) == ("default", "no_signal")
-    assert server.http.get("/api/models/lora:latest").json() == server.http.get("/api/models/default").json()
-
-
 def test_registering_again_finds_the_model(server: RunningServer) -> None:
     first = register(server, "again", lora={"r": 4})
     assert first.json()["step"] == 0 and first.json()["lora"]["r"] == 4
@@ -320,10 +312,3 @@ def test_a_merged_export_is_a_whole_model(server: RunningServer, trained: dict[s
     assert made.status_code == 200, made.text
     names = {path.name for path in (tmp_path / "merged").iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= names
-
-
-def test_lora_latest_with_several_models_lists_them(server: RunningServer) -> None:
-    register(server, "again")
-    register(server, "fixed")
-    error = refused(server.chat(model="lora:latest"), 400)
-    assert error["code"] == "ambiguous_model" and "again" in error["message"] and "fixed" in error["message"]

@@ -25,7 +25,6 @@ from offbook.base.errors import ConfigError, ServerError, UnreachableError
 from offbook.base.types import Json
 from offbook.base.wire import (
     FINISHED_AT_ONCE,
-    LATEST,
     AdoptRequest,
     ArchiveRequest,
     ArchiveState,
@@ -172,10 +171,6 @@ class Api:
     async def model(self, name: str) -> ModelState:
         """One registered model, with its newest step."""
         return await self.ask(ModelState, "GET", _path(name))
-
-    async def latest_model(self) -> ModelState:
-        """The model that `lora:latest` means. Raises ServerError with code `ambiguous_model` when it could mean several."""
-        return await self.ask(ModelState, "GET", f"/api/models/{LATEST}")
 
     async def fork(self, name: str, request: ForkRequest) -> ModelState:
         """Create a model that starts from a step of this one."""

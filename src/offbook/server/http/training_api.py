@@ -13,13 +13,11 @@ from fastapi import APIRouter, Response
 from fastapi.responses import FileResponse, StreamingResponse
 
 from offbook.base import clock, server_sent_events
-from offbook.base.adapter_folders import adapter_folder
 from offbook.base.config import Name
 from offbook.base.errors import EngineError
 from offbook.base.redaction import Redaction, redacted_record
 from offbook.base.types import new_id
 from offbook.base.wire import (
-    LATEST,
     AdoptRequest,
     ArchiveRequest,
     ArchiveState,
@@ -82,15 +80,10 @@ async def list_models(services: ServicesDep) -> list[ModelState]:
 @router.post("/models")
 async def register_model(services: ServicesDep, body: RegisterRequest) -> ModelState:
     """Register a trainable model, or return the existing one of the same name, base and LoRA shape. `target_modules` that
-    name layers are compared with the base's, so the answer waits until the learner has loaded it. A `base_model` that is an
-    adapter's folder on this machine makes that adapter the model's step 1."""
+    name layers are compared with the base's, so the answer waits until the learner has loaded it."""
     if services.learner is not None and body.lora is not None and body.lora.target_modules != ALL_LINEAR:
         await services.sampler.ready()  # the learner starts after it
         check_target_modules(body.lora.target_modules, await services.learner.linear_layers())
-    adapter = adapter_folder(body.base_model)
-    if adapter is not None:
-        await services.models.registration.register_adapter(body, adapter)
-        body = body.model_copy(update={"base_model": services.base.name})
     return services.models.registration.register(body, in_training=services.training.concerns(body.name))
 
 
@@ -207,8 +200,6 @@ async def train(services: ServicesDep, body: TrainRequest) -> TrainEvents:
     """Apply a train request and stream its events. A request with a known id is not applied again. Keys in the texts of
     groups are redacted, whatever the client is."""
     body = body.model_copy(update={"groups": tuple(redacted_record(group) for group in body.groups)})
-    if body.model == LATEST:
-        body = body.model_copy(update={"model": services.models.registry.model(LATEST).facts.name})
     feed = await services.training.submit(body)
     return TrainEvents(_server_sent(feed), headers={"cache-control": "no-cache"})
 

@@ -7,29 +7,19 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from offbook.base.child_processes import last_line
-from offbook.base.config import LoraOptions
 from offbook.base.errors import ConfigError
 
-from ...engine.checkpoint_files import ADAPTER, digest, make_folder, path_of, read, sync
+from ...engine.checkpoint_files import make_folder, path_of, read, sync
 from ...engine.protocol import IMPORT_MODULE
 from ..base_model import BaseModelPath
 from .checkpoints import ModelFacts, base_name, write_facts
 
 
-def import_adapter(
-    folder: Path,
-    adapter: Path,
-    model: str,
-    project: str,
-    base: BaseModelPath,
-    check: Callable[[LoraOptions], None] = lambda _: None,
-) -> ModelFacts:
-    """Create the model's `folder`, atomically. `check` may refuse the adapter's shape. Raises ConfigError for an adapter that
-    does not fit the base, OSError."""
+def import_adapter(folder: Path, adapter: Path, model: str, project: str, base: BaseModelPath) -> None:
+    """Create the model's `folder`, atomically. Raises ConfigError for an adapter that does not fit the base, OSError."""
     make_folder(folder.parent)
     scratch = folder.with_name(f".fork-{folder.name}")  # a start removes what a kill leaves
     shutil.rmtree(scratch, ignore_errors=True)
@@ -48,12 +38,8 @@ def import_adapter(
             last = last_line(done.stderr) or f"the process ended with code {done.returncode}"
             raise ConfigError(f"{adapter} was not imported: {done.stdout or last}")
         note = read(path_of(scratch / "checkpoints", 1)).note
-        check(note.lora)
-        origin = digest(adapter / ADAPTER)
-        facts = ModelFacts(name=model, project=project, base_model=base_name(note), lora=note.lora, adapter=origin)
-        write_facts(scratch, facts)
+        write_facts(scratch, ModelFacts(name=model, project=project, base_model=base_name(note), lora=note.lora))
         scratch.rename(folder)
         sync(folder.parent)
-        return facts
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

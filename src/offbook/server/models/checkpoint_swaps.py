@@ -43,7 +43,7 @@ def open_models(
     has that model with another base, no model is registered. Raises ConfigError if `default` cannot be registered, or
     if two models have the same name.
     """
-    registry = ModelRegistry.read(root, base, default)
+    registry = ModelRegistry.read(root, base)
     leases = AdapterLeases(registry, adapters)
     registration = ModelRegistration(root, registry, leases, max_rank)
     if default != DEFAULT_NAME or registry.on_other_base(default) is None:

@@ -75,18 +75,13 @@ _DELETING = ".deleting-"
 
 
 class ModelFacts(BaseModel):
-    """The content of `model.json`: what is fixed when a model is registered, and whether "lora:latest" has meant it.
+    """The content of `model.json`: what is fixed when a model is registered."""
 
-    `adapter`: the SHA-256 of the weights of the adapter that it began with; None: it began at its base."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+    model_config = ConfigDict(extra="ignore", frozen=True)
     name: Name
     project: Name
     base_model: str
     lora: LoraOptions
-    called_latest: bool = False
-    adapter: str | None = None
 
 
 def scan(folder: Path) -> dict[int, Checkpoint]:

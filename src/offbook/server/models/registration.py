@@ -7,17 +7,13 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
-from offbook.base.adapter_folders import base_of
 from offbook.base.config import MAX_RANK, LoraOptions
-from offbook.base.errors import ConfigError
 from offbook.base.schema_patterns import SlowPatternError, full_match, pattern_time
 from offbook.base.text import CLOSE_NAME
 from offbook.base.wire import ForkRequest, ModelState, RegisterRequest
 
-from ...engine.checkpoint_files import ADAPTER, digest
 from ..errors import ApiError, shortened
 from . import checkpoints
-from .adapter_import import import_adapter
 from .checkpoints import ModelFacts, has_checkpoints
 from .leases import AdapterLeases
 from .registry import ModelRegistry, ServedModel
@@ -71,7 +67,6 @@ class ModelRegistration:
         self._registry = registry
         self._leases = leases
         self._max_rank = max_rank
-        self._importing = asyncio.Lock()
 
     def register(self, request: RegisterRequest, in_training: bool = False) -> ModelState:
         """Create a model, or return the existing one of that name.
@@ -80,8 +75,14 @@ class ModelRegistration:
         another base model, project or (later) LoRA shape, and 400 for a LoRA rank above the limit.
         """
         self._check_base(request)
-        if request.lora is not None:
-            self._check_rank(request.lora)
+        if request.lora is not None and request.lora.r > self._max_rank:
+            raise ApiError(
+                400,
+                f"lora.r {request.lora.r} is above this server's --max-lora-rank {self._max_rank}: start it with "
+                f"--max-lora-rank {request.lora.r}, or use a smaller r",
+                "lora.r",
+                "invalid_value",
+            )
         known = self._registry.get(request.name)
         if known is None:
             return self._create(request)
@@ -107,39 +108,6 @@ class ModelRegistration:
             checkpoints.write_facts(known.folder, known.facts)
         return known.state()
 
-    async def register_adapter(self, request: RegisterRequest, adapter: Path) -> None:
-        """Create a model whose step 1 is the adapter in this folder, unless there is one that began with it.
-
-        Raises ApiError 409 for a model that began otherwise and for an adapter of another base, 400 for an adapter that is
-        no plain LoRA of the base, or of too high a rank, and OSError.
-        """
-        try:
-            async with self._importing:
-                self._check_base(request.model_copy(update={"base_model": base_of(str(adapter))}))
-                known = self._registry.get(request.name)
-                if known is None:
-                    folder = self._new_folder(request.project, request.name)
-                    facts = await asyncio.to_thread(
-                        import_adapter,
-                        folder,
-                        adapter,
-                        request.name,
-                        request.project,
-                        self._registry.base,
-                        self._check_rank,
-                    )
-                    self._registry.add(ServedModel(folder, facts, checkpoints.scan(folder / "checkpoints")))
-                elif known.facts.adapter != await asyncio.to_thread(digest, adapter / ADAPTER):
-                    raise ApiError(
-                        409,
-                        f"Model {request.name!r} exists and did not begin with the adapter {adapter}: use another name for a "
-                        "model of that adapter.",
-                        "base_model",
-                        "model_conflict",
-                    )
-        except (ConfigError, FileNotFoundError) as error:
-            raise ApiError(400, str(error), "base_model", "invalid_value") from error
-
     async def fork(self, source: str, request: ForkRequest) -> ModelState:
         """Create a model as a copy of the step `request.from_step` of the model `source` (None: its newest step).
 
@@ -157,7 +125,7 @@ class ModelRegistration:
         async with self._leases.lease(name) as route:
             start = origin.checkpoints[route.step] if route.step else None
             project = request.project or origin.facts.project
-            facts = origin.facts.model_copy(update={"name": request.name, "project": project, "called_latest": False})
+            facts = origin.facts.model_copy(update={"name": request.name, "project": project})
             folder = self._new_folder(facts.project, facts.name)
             await asyncio.to_thread(checkpoints.copy_model, folder, facts, start)
         model = ServedModel(folder, facts, await asyncio.to_thread(checkpoints.scan, folder / "checkpoints"))
@@ -183,16 +151,6 @@ class ModelRegistration:
         checkpoints.write_facts(model.folder, facts)
         self._registry.add(model)
         return model.state()
-
-    def _check_rank(self, lora: LoraOptions) -> None:
-        if lora.r > self._max_rank:
-            raise ApiError(
-                400,
-                f"lora.r {lora.r} is above this server's --max-lora-rank {self._max_rank}: start it with --max-lora-rank "
-                f"{lora.r}, or use a smaller r",
-                "lora.r",
-                "invalid_value",
-            )
 
     def _check_base(self, request: RegisterRequest) -> None:
         other, base = self._registry.on_other_base(request.name), self._registry.base

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from offbook.base.config import SELF, TrainConfig
 from offbook.base.errors import ConfigError, EngineError
-from offbook.base.wire import LATEST, ModelState, name_at
+from offbook.base.wire import ModelState, name_at
 
 from ...engine import checkpoint_files
 from ...engine.checkpoint_files import Checkpoint
@@ -95,17 +95,15 @@ class ServedModel:
 class ModelRegistry:
     """All models of one directory by name. Models of another base are known but not served: calls to them get a 404."""
 
-    def __init__(self, base: BaseModelPath, default: str) -> None:
-        """`default`: name of the model that the server registers at start."""
+    def __init__(self, base: BaseModelPath) -> None:
         self.base = base
-        self._default = default
         self._models: dict[str, ServedModel] = {}
         self._on_other_base: dict[str, ModelFacts] = {}
 
     @classmethod
-    def read(cls, root: Path, base: BaseModelPath, default: str) -> ModelRegistry:
+    def read(cls, root: Path, base: BaseModelPath) -> ModelRegistry:
         """Read the models of the directory `root`. Raises ConfigError if two of them have one name."""
-        registry = cls(base, default)
+        registry = cls(base)
         for folder, facts in checkpoints.scan_models(root, mend=True):
             if not base.is_called(facts.base_model):
                 registry._on_other_base[facts.name] = facts
@@ -150,10 +148,7 @@ class ModelRegistry:
         return [*names, self.base.name] if self._is_base(self.base.name) else names
 
     def model(self, name: str) -> ServedModel:
-        """The served model of this name, or the one that "lora:latest" means. Raises ApiError: 404 lists the names, 400 for
-        an ambiguous "lora:latest"."""
-        if name == LATEST:
-            return self._latest()
+        """The served model of this name. Raises ApiError 404 that lists the names."""
         model = self._models.get(name)
         if model is not None:
             return model
@@ -171,10 +166,10 @@ class ModelRegistry:
         raise ApiError(404, f"There is no model {name!r} here. Registered: {known}{base}", "model", "model_not_found")
 
     def resolve(self, name: str) -> ModelRoute:
-        """The route of a call by its `model`: a model, `name@step`, "lora:latest" or the base's own name.
+        """The route of a call by its `model`: a model, `name@step` or the base's own name.
 
         The base's name means the base without an adapter, as in vLLM. Calls to it train no model. Raises ApiError 404
-        for an unknown name and 400 for an ambiguous one; both list the names.
+        for an unknown name, which lists the names.
         """
         if self._is_base(name):
             return ModelRoute(name, 0, SERVED_NAME)
@@ -201,21 +196,3 @@ class ModelRegistry:
 
     def _is_base(self, name: str) -> bool:
         return name == self.base.name and name not in self._models and name not in self._on_other_base
-
-    def _latest(self) -> ServedModel:
-        """The model that "lora:latest" means. Once used, the name never moves to another model, also not after a restart:
-        whoever began with it would sample and train somebody else's model. It becomes ambiguous instead."""
-        meant = [model for model in self.models() if model.facts.name != self._default or model.facts.called_latest]
-        if len(meant) > 1:
-            names = ", ".join(model.facts.name for model in meant)
-            raise ApiError(
-                400,
-                f"{LATEST!r} is ambiguous: several models are registered ({names}). Name one of them",
-                "model",
-                "ambiguous_model",
-            )
-        model = meant[0] if meant else self.model(self._default)
-        if not model.facts.called_latest:
-            model.facts = model.facts.model_copy(update={"called_latest": True})
-            checkpoints.write_facts(model.folder, model.facts)
-        return model

@@ -40,11 +40,11 @@ async def runs_page(
     request: Request, source: SourceDep, page_number: Annotated[int, Query(alias="at", ge=1, le=100_000)] = 1
 ) -> HTMLResponse:
     """The page of all runs. The query parameter `at` selects a page of the list."""
-    listed = await source.listed()
+    listed = await source.runs()
     chosen = listed[(page_number - 1) * RUNS_SHOWN : page_number * RUNS_SHOWN]
     context = {
         "lines": await lines_of(chosen, source),
-        "total": sum(1 + len(item.evaluations) for item in listed),
+        "total": len(listed),
         "page_number": page_number,
         "pages": max(1, -(-len(listed) // RUNS_SHOWN)),
         "engine": source.engine,
@@ -73,8 +73,7 @@ async def run_page(
     """The page of a run. The query parameter `at` selects a page of the table of steps."""
     overview = await known_run(source, run)
     headings, lines = step_table(overview)
-    listed = await source.listed_at(overview.run)
-    evaluated = await evaluation_lines(overview, listed, source)
+    evaluated = await evaluation_lines(overview, source)
     context = {
         "run": overview,
         "status": status_of(overview, source),
@@ -84,7 +83,6 @@ async def run_page(
         "lines": lines[(page_number - 1) * STEPS_SHOWN : page_number * STEPS_SHOWN],
         "page_number": page_number,
         "pages": max(1, -(-len(lines) // STEPS_SHOWN)),
-        "training": listed.row.run if listed.row.run != overview.run else None,
         "evaluated": evaluated[:STEPS_SHOWN],
         "measures_loss": any(line.loss is not None for line in evaluated),
         "data": [data_of(overview, source)],

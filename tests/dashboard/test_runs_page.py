@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 
 import httpx
@@ -129,40 +128,6 @@ async def test_a_run_without_an_update_shows_the_mean_of_its_newest_step(
     await finish(gateway, record("old", 0.0), *(record(f"t{i}", r, place={"step": 1}) for i, r in enumerate((0.5, 1))))
     [line] = await asyncio.to_thread(runs_json, tmp_path, capsys)
     assert (line["reward"], line["status"]["text"]) == (0.75, "not trained")
-
-
-async def test_evaluations_stand_under_the_training_that_made_their_step(
-    gateway: Gateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    await evaluated(gateway, "before", 0, (0.1,))
-    await trained(gateway, "first", 0, (0.0, 1.0))
-    await trained(gateway, "second", 1, (0.0, 1.0))
-    await evaluated(gateway, "of-2", 2, (0.9,))
-    await evaluated(gateway, "of-1", 1, (0.5,))
-    await evaluated(gateway, "of-nothing", 0, (0.5,), model="other")
-    lines = await asyncio.to_thread(runs_json, tmp_path, capsys)
-    under = {line["run"]: [evaluation["run"] for evaluation in line["evaluations"]] for line in lines}
-    assert under == {"of-nothing": [], "first": ["of-1", "before"], "second": ["of-2"]}
-    assert list(under) == ["of-nothing", "first", "second"], "a training is as new as its newest evaluation"
-    page = (await gateway.http.get("/")).text
-    places = [page.index(f'href="/runs/{run}"') for run in ("of-nothing", "first", "of-1", "before", "second", "of-2")]
-    assert all(earlier < later for earlier, later in pairwise(places))
-    assert 'class="under name"><a href="/runs/of-1"' in page and "6 in " in page
-    assert 'href="/runs/of-1"' in (await gateway.http.get("/runs/first")).text
-    assert 'evaluates the training <a href="/runs/first"' in (await gateway.http.get("/runs/of-1")).text
-
-
-async def test_a_training_with_many_evaluations_shows_five_and_counts_the_others(
-    gateway: Gateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    await trained(gateway, "first", 0, (0.0, 1.0))
-    for number in range(7):
-        await evaluated(gateway, f"eval-{number}", 1, (0.5,))
-    [line] = await asyncio.to_thread(runs_json, tmp_path, capsys)
-    newest = line["evaluations"][0]["run"]
-    assert (newest, len(line["evaluations"])) == ("eval-6", 5)
-    assert line["left_out"] == 2 and "and 2 older" in (await gateway.http.get("/")).text
-    assert "eval-0" in (await gateway.http.get("/runs/first")).text
 
 
 async def test_the_trend_is_the_same_in_the_list_on_the_runs_page_and_in_the_terminal(

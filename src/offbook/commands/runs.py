@@ -53,8 +53,6 @@ _STEPS_GIVE_WAY = ("tree saves", "trained tokens", "clipped", "kl", "seconds", "
 _EVALUATIONS_GIVE_WAY = ("failed", "rollouts", "split")
 """The same for the tables of `show`."""
 _NARROW_MODEL = 14
-_UNDER = "  "
-"""Indent of the evaluations under a training."""
 _STEPS = 20
 """Steps that `show` lists at most."""
 _SUGGESTED = 2_000
@@ -91,7 +89,7 @@ def opened(folder: Path | None) -> Generator[RunSource]:
 
 
 async def _runs(source: RunSource, console: Console, *, as_json: bool) -> None:
-    listed = await source.listed()
+    listed = await source.runs()
     lines = await lines_of(listed[:_RUNS], source)
     if as_json:
         console.print_json(json_format.dumps([asdict(line) for line in lines]), ensure_ascii=True)
@@ -119,7 +117,7 @@ def _runs_table(lines: Sequence[RunLine], console: Console) -> tuple[Table, int]
                 name, justify="right" if right else "left", no_wrap=name != "model", max_width=width, overflow="fold"
             )
         for line in lines:
-            _add_rows(table, line, columns)
+            _add_row(table, line, columns)
         return table
 
     table = fitting(of, _COLUMNS, _GIVE_WAY, console)
@@ -128,10 +126,9 @@ def _runs_table(lines: Sequence[RunLine], console: Console) -> tuple[Table, int]
     return table, max(measured(table, console).minimum, console.width)
 
 
-def _add_rows(table: Table, line: RunLine, columns: Sequence[str], indent: str = "") -> None:
-    """Add the row of a run, and those of the evaluations that belong to it."""
+def _add_row(table: Table, line: RunLine, columns: Sequence[str]) -> None:
     cells: dict[str, str | Text] = {
-        "run": Text(printable(f"{indent}{run_name(line.run)}")),
+        "run": Text(printable(run_name(line.run))),
         "status": f"{line.status.mark} {line.status.text}",
         "model": Text(printable(line.models)),
         "started": ago(line.began),
@@ -142,17 +139,12 @@ def _add_rows(table: Table, line: RunLine, columns: Sequence[str], indent: str =
         "rollouts": number(line.rollouts),
     }
     table.add_row(*(cells[name] for name in columns))
-    for evaluation in line.evaluations:
-        _add_rows(table, evaluation, columns, indent=_UNDER)
-    if line.left_out:
-        older = {"run": Text(f"{_UNDER}and {line.left_out} older", "dim")}
-        table.add_row(*(older.get(name, "") for name in columns))
 
 
 async def _show(source: RunSource, console: Console, name: str) -> None:
     run = await source.run(name)
     if run is not None:
-        console.print(_run(run, await evaluation_lines(run, await source.listed_at(run.run), source), console))
+        console.print(_run(run, await evaluation_lines(run, source), console))
         console.print(_rollouts(await source.rollouts(run.run, run.last.step)))
         return
     trajectory = await source.trajectory(name)
@@ -192,7 +184,7 @@ def _run(run: RunOverview, evaluations: Sequence[EvaluationLine], console: Conso
     began = Text(f"began {moment(run.first.started_at)}, last rollout {ago(run.last.ended_at)}", "dim")
     tables: list[RenderableType] = [Text(), _steps(run, console)] if run.updates else []
     if evaluations:
-        tables += [Text(), _evaluations(run, evaluations[:_STEPS], console)]
+        tables += [Text(), _evaluations(evaluations[:_STEPS], console)]
     return Group(head, began, *warnings, Text(), facts, *(tables or [Text("\nNothing was trained.")]))
 
 
@@ -229,7 +221,7 @@ def _rollouts(rows: Sequence[RolloutRow]) -> Group:
     return Group(Text(of_all, "dim"), table)
 
 
-def _evaluations(run: RunOverview, lines: Sequence[EvaluationLine], console: Console) -> Table:
+def _evaluations(lines: Sequence[EvaluationLine], console: Console) -> Table:
     """The newest evaluations, without the columns that say nothing. In a narrow terminal others give way."""
     rows = [
         {
@@ -240,7 +232,6 @@ def _evaluations(run: RunOverview, lines: Sequence[EvaluationLine], console: Con
             "reward": fixed(line.reward, 3),
             "rollouts": number(line.rollouts),
             "failed": number(line.failed),
-            "run": DASH if line.run == run.run else printable(run_name(line.run)),
         }
         for line in lines
     ]
@@ -248,7 +239,7 @@ def _evaluations(run: RunOverview, lines: Sequence[EvaluationLine], console: Con
     def of(columns: Sequence[str]) -> Table:
         table = Table(box=None, pad_edge=False, header_style="bold")
         for name in columns:
-            left = name in ("evaluated step", "split", "run")
+            left = name in ("evaluated step", "split")
             table.add_column(name, justify="left" if left else "right", no_wrap=True)
         for row in rows:
             table.add_row(*(Text(row[name]) for name in columns))

@@ -1,14 +1,11 @@
-"""Indexes train requests and logged evaluations by the run of their rollouts, and lists evaluations under their training.
-
-Final train requests are parsed once.
-"""
+"""Indexes train requests and logged evaluations by the run of their rollouts. Final train requests are parsed once."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import orjson
@@ -18,54 +15,8 @@ from sqlalchemy import Connection, Row
 from offbook.base.types import Json
 from offbook.base.wire import LogRequest, TrainStatus
 from offbook.server.records import overview
-from offbook.server.records.overview import RunRow
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class ListedRun:
-    """A run that stands for itself, and the evaluations that belong to it, newest first."""
-
-    row: RunRow
-    evaluations: tuple[RunRow, ...] = ()
-
-
-def under_trainings(rows: Sequence[RunRow], updates: UpdateIndex) -> list[ListedRun]:
-    """The runs, most recently active first, where a training is as active as its newest evaluation.
-
-    An evaluation belongs to the training that made the step which it measures; before the first step, to the training
-    that began there. It stands for itself if its model was never trained in a run with a name."""
-    makers = _makers(updates)
-    heads: dict[str | None, RunRow] = {row.run: row for row in rows}
-    order: dict[str | None, list[RunRow]] = {}
-    for row in rows:
-        training = None if row.trains or updates.of_run(row.run) else _training_of(row, makers)
-        if training in heads and training is not None:
-            order.setdefault(training, []).append(row)
-        else:
-            order.setdefault(row.run, [])
-    return [ListedRun(heads[run], tuple(evaluations)) for run, evaluations in order.items()]
-
-
-def _makers(updates: UpdateIndex) -> dict[tuple[str, int], list[TrainUpdate]]:
-    """By model and step: the updates that made the step, oldest first; for a step that none made, those that began
-    there."""
-    makers: dict[tuple[str, int], list[TrainUpdate]] = defaultdict(list)
-    beginners: dict[tuple[str, int], list[TrainUpdate]] = defaultdict(list)
-    for update in updates.all():
-        if update.run is not None and update.applied and update.result_step is not None:
-            makers[update.model, update.result_step].append(update)
-            beginners[update.model, update.result_step - 1].append(update)
-    return {**beginners, **makers}
-
-
-def _training_of(row: RunRow, makers: dict[tuple[str, int], list[TrainUpdate]]) -> str | None:
-    """The run that an evaluation belongs to. A name may be used again for a new model, whose steps are made again: the
-    last update before the evaluation counts, or the first one after it."""
-    candidates = makers.get((row.model, row.step), []) if row.step is not None else []
-    before = [update for update in candidates if update.created_at <= row.ended_at]
-    return next((update.run for update in [*before[-1:], *candidates[:1]]), None)
 
 
 CROSS_ENTROPY = "cross_entropy"
@@ -181,10 +132,6 @@ class UpdateIndex:
     def of_run(self, run: str | None) -> tuple[TrainUpdate, ...]:
         """The requests of a run, oldest first, as of the last `refresh`."""
         return self._by_run.get(run, ())
-
-    def all(self) -> list[TrainUpdate]:
-        """The requests of all runs, oldest first, as of the last `refresh`."""
-        return list(self._known.values())
 
     def refresh(self, connection: Connection) -> None:
         """Read new requests, and those that are not final or changed their state."""

@@ -17,7 +17,7 @@ from offbook.server.records.notes import ended_at
 from offbook.server.records.overview import RolloutRow, RunRow, StepRollouts
 from offbook.server.records.store import recorded_trajectory
 
-from .run_index import EvaluationIndex, ListedRun, LoggedEvaluation, TrainUpdate, UpdateIndex, under_trainings
+from .run_index import EvaluationIndex, LoggedEvaluation, TrainUpdate, UpdateIndex
 
 R = TypeVar("R")
 
@@ -119,21 +119,6 @@ class RunSource:
     async def runs(self) -> list[RunRow]:
         """All runs, most recently active first."""
         return await self.read(overview.run_rows)
-
-    async def listed(self) -> list[ListedRun]:
-        """All runs, most recently active first. Evaluations are listed under the training that they belong to."""
-
-        def read(connection: Connection) -> list[ListedRun]:
-            self._updates.refresh(connection)
-            return under_trainings(overview.run_rows(connection), self._updates)
-
-        return await self.read(read)
-
-    async def listed_at(self, run: str | None) -> ListedRun:
-        """The training that a known run belongs to, or the run itself, with the evaluations under it."""
-        return next(
-            item for item in await self.listed() if run in (item.row.run, *(row.run for row in item.evaluations))
-        )
 
     async def overviews(self, rows: Sequence[RunRow]) -> list[RunOverview]:
         """These runs with their train requests and evaluations."""

@@ -4,18 +4,18 @@ steps and evaluations."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
 from offbook.base import clock
 from offbook.base.alerts import AlertLimits, signs, taught_share
 from offbook.base.text import counted
+from offbook.server.records.overview import RunRow
 
 from .numbers import DASH, fixed, number, percent, seconds, signed
 from .run_index import (
     CROSS_ENTROPY,
-    ListedRun,
     TrainUpdate,
     evaluations_by_split,
     held_out_losses,
@@ -210,7 +210,6 @@ _OF_ALL: dict[str, Callable[[TrainUpdate], str]] = {
 }
 STEPS_SHOWN = 50
 """Steps on one page of the table."""
-_EVALUATIONS_SHOWN = 5  # under one training; its page has all of them
 
 
 @dataclass(frozen=True)
@@ -218,7 +217,7 @@ class RunLine:
     """A row of the table of runs.
 
     `reward`: the mean of the last step, or of an evaluation. `loss`: instead of it the cross-entropy per token, if the last
-    update is supervised. `change`: its trend as text. `evaluations`: those that belong to it, newest first; `left_out` counts older ones."""
+    update is supervised. `change`: its trend as text."""
 
     run: str | None
     status: RunStatus
@@ -232,8 +231,6 @@ class RunLine:
     measure: str
     evaluated_at: int | None
     began: float
-    evaluations: tuple[RunLine, ...] = ()
-    left_out: int = 0
 
 
 @dataclass(frozen=True)
@@ -248,11 +245,10 @@ class StepLine:
 
 @dataclass(frozen=True)
 class EvaluationLine:
-    """A row of the table of evaluations. `run` is a run of its own, or the training itself. `success` and `reward` are
+    """A row of the table of evaluations. `success` and `reward` are
     means over scenarios once the evaluation has ended, before that `reward` is the mean of its rollouts. `loss`: the
     cross-entropy per token of held-out examples, nats. `sampled`: whether rollouts of the step are in the records."""
 
-    run: str | None
     step: int | None
     split: str | None
     success: float | None
@@ -268,22 +264,13 @@ def run_name(run: str | None) -> str:
     return "Rollouts without a run" if run is None else run
 
 
-async def lines_of(listed: Sequence[ListedRun], source: RunSource) -> list[RunLine]:
-    """The rows of runs, each with the newest evaluations that belong to it."""
-    shown = [row for item in listed for row in (item.row, *item.evaluations[:_EVALUATIONS_SHOWN])]
-    lines = {overview.run: line_of(overview, source) for overview in await source.overviews(shown)}
-    return [
-        replace(
-            lines[item.row.run],
-            evaluations=tuple(lines[row.run] for row in item.evaluations[:_EVALUATIONS_SHOWN]),
-            left_out=len(item.evaluations[_EVALUATIONS_SHOWN:]),
-        )
-        for item in listed
-    ]
+async def lines_of(rows: Sequence[RunRow], source: RunSource) -> list[RunLine]:
+    """The rows of runs."""
+    return [line_of(overview, source) for overview in await source.overviews(rows)]
 
 
 def line_of(overview: RunOverview, source: RunSource) -> RunLine:
-    """The row of a run, without those that belong to it."""
+    """The row of a run."""
     values = overview.rewards if overview.loss is None else overview.losses
     last = next((evaluation for evaluation in reversed(overview.evaluations) if score(evaluation) is not None), None)
     steps = [update.result_step for update in overview.updates if update.result_step is not None]
@@ -304,30 +291,28 @@ def line_of(overview: RunOverview, source: RunSource) -> RunLine:
     )
 
 
-async def evaluation_lines(overview: RunOverview, listed: ListedRun, source: RunSource) -> list[EvaluationLine]:
-    """The evaluations inside a run, and those that belong to it, newest step first."""
-    others = listed.evaluations if listed.row.run == overview.run else ()
+async def evaluation_lines(run: RunOverview, source: RunSource) -> list[EvaluationLine]:
+    """The evaluations inside a run, newest step first."""
     lines: list[EvaluationLine] = []
-    for run in [overview, *await source.overviews(others[:STEPS_SHOWN])]:
-        logged = {(entry.split, entry.step): entry for entry in run.evaluations}
-        for row in await source.steps(run.run):
-            if row.split == "train":
-                continue
-            entry = logged.pop((row.split or "", row.step), None)
-            reward = entry.value("reward") if entry is not None else None
-            lines.append(
-                EvaluationLine(
-                    *(run.run, row.step, row.split, entry.value("success") if entry is not None else None),
-                    *(row.reward if reward is None else reward, row.rollouts, row.failed),
-                    loss=entry.value(CROSS_ENTROPY) if entry is not None else None,
-                )
+    logged = {(entry.split, entry.step): entry for entry in run.evaluations}
+    for row in await source.steps(run.run):
+        if row.split == "train":
+            continue
+        entry = logged.pop((row.split or "", row.step), None)
+        reward = entry.value("reward") if entry is not None else None
+        lines.append(
+            EvaluationLine(
+                *(row.step, row.split, entry.value("success") if entry is not None else None),
+                *(row.reward if reward is None else reward, row.rollouts, row.failed),
+                loss=entry.value(CROSS_ENTROPY) if entry is not None else None,
             )
-        # Held-out examples are recorded once, at the step that was measured first.
-        lines += [
-            EvaluationLine(run.run, step, split, None, None, entry.rollouts, 0, loss=loss, sampled=False)
-            for (split, step), entry in logged.items()
-            if (loss := entry.value(CROSS_ENTROPY)) is not None
-        ]
+        )
+    # Held-out examples are recorded once, at the step that was measured first.
+    lines += [
+        EvaluationLine(step, split, None, None, entry.rollouts, 0, loss=loss, sampled=False)
+        for (split, step), entry in logged.items()
+        if (loss := entry.value(CROSS_ENTROPY)) is not None
+    ]
     return sorted(lines, key=lambda line: -1 if line.step is None else line.step, reverse=True)
 
 

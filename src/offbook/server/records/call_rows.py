@@ -10,7 +10,7 @@ import struct
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypedDict, TypeVar
+from typing import Generic, TypeVar
 
 import orjson
 from sqlalchemy import ColumnElement, Connection, Row, func, or_, select
@@ -35,36 +35,9 @@ from .listing import page
 from .tables import calls, outputs, trajectories
 
 
-class CallRow(TypedDict):
-    """A row of the table `calls`, without `late`, which is determined when the row is inserted."""
-
-    id: str
-    trajectory_id: str
-    idempotency_key: str | None
-    model: str
-    step: int
-    status: str
-    started_at: float
-    ended_at: float
-    prompt_ids: bytes
-    body: str
-
-
-class OutputRow(TypedDict):
-    """A row of the table `outputs`: one choice of a call."""
-
-    call_id: str
-    choice: int
-    claimed_by: str | None
-    status: str
-    finish_reason: str | None
-    token_ids: bytes
-    logprobs: bytes
-    message: str
-
-
-def call_row(call: Call, idempotency_key: str | None) -> CallRow:
-    """The row of a call. Its choices have rows of their own (`output_rows`)."""
+def call_row(call: Call, idempotency_key: str | None) -> dict[str, Json]:
+    """The row of a call, without `late`, which is determined when the row is inserted. Its choices have rows of their own
+    (`output_rows`)."""
     origin = call.origin.model_dump() if call.origin is not None else None
     body = {
         "sampling": call.sampling.model_dump(),
@@ -77,33 +50,33 @@ def call_row(call: Call, idempotency_key: str | None) -> CallRow:
         "parse_failures": [output.index for output in call.outputs if output.parse_failure],
         **({"allowed_texts": call.allowed_texts} if call.allowed_texts else {}),
     }
-    return CallRow(
-        id=call.id,
-        trajectory_id=call.trajectory_id,
-        idempotency_key=idempotency_key,
-        model=call.model,
-        step=call.step,
-        status=call.status.value,
-        started_at=call.started_at,
-        ended_at=call.ended_at,
-        prompt_ids=pack_ids(call.prompt_ids),
-        body=orjson.dumps(body).decode(),
-    )
+    return {
+        "id": call.id,
+        "trajectory_id": call.trajectory_id,
+        "idempotency_key": idempotency_key,
+        "model": call.model,
+        "step": call.step,
+        "status": call.status.value,
+        "started_at": call.started_at,
+        "ended_at": call.ended_at,
+        "prompt_ids": pack_ids(call.prompt_ids),
+        "body": orjson.dumps(body).decode(),
+    }
 
 
-def output_rows(call: Call) -> list[OutputRow]:
+def output_rows(call: Call) -> list[dict[str, Json]]:
     """One row per choice of the call, not claimed by any trajectory yet."""
     return [
-        OutputRow(
-            call_id=call.id,
-            choice=output.index,
-            claimed_by=None,
-            status=output.status.value,
-            finish_reason=output.finish_reason,
-            token_ids=pack_ids(output.token_ids),
-            logprobs=pack_logprobs(output.logprobs),
-            message=orjson.dumps(output.message).decode(),
-        )
+        {
+            "call_id": call.id,
+            "choice": output.index,
+            "claimed_by": None,
+            "status": output.status.value,
+            "finish_reason": output.finish_reason,
+            "token_ids": pack_ids(output.token_ids),
+            "logprobs": pack_logprobs(output.logprobs),
+            "message": orjson.dumps(output.message).decode(),
+        }
         for output in call.outputs
     ]
 

@@ -74,7 +74,7 @@ def there(place: BucketPlace, step: int) -> Path:
 
 
 def registry(folder: Path) -> ModelRegistry:
-    return ModelRegistry.read(folder, BaseModelPath("tiny", folder, "tiny"), "default")
+    return ModelRegistry.read(folder, BaseModelPath("tiny", folder, "tiny"))
 
 
 def same(one: Path, other: Path) -> bool:

@@ -52,7 +52,7 @@ def agent(folder: Path) -> Path:
 
 
 def registry(folder: Path) -> ModelRegistry:
-    return ModelRegistry.read(folder, BaseModelPath("tiny", folder, "tiny"), "default")
+    return ModelRegistry.read(folder, BaseModelPath("tiny", folder, "tiny"))
 
 
 @asynccontextmanager

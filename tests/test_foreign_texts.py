@@ -24,7 +24,6 @@ from offbook.base.types import History, RolloutException
 from offbook.client.rollouts.failures import failure_kinds
 from offbook.engine.chat_template import _with_value
 from offbook.engine.inference.chat.tool_calls import HermesParser, read_llama, read_mistral
-from offbook.engine.learner.targets.prompt_forks import _calls, _without_calls
 from offbook.llms.json_answers import read
 from offbook.openai_dialect.tool_arguments import arguments_object
 from offbook.processes.command import _number
@@ -100,7 +99,6 @@ READERS: dict[str, Callable[[str], object]] = {
     "unnamed choice": lambda text: _answer(called(text)),
     "dashboard": indented,
     "span": lambda text: json.dumps(_parsed(text)),
-    "prompt forks": lambda text: (_without_calls(text), _calls(text)),
     "JSON reward": answer_fault,
     "other rewards": lambda text: (numeric_match(text, 3.0), exact_match(text, "a")),
     "reward file": lambda text: _number(text, "a program"),
@@ -246,7 +244,6 @@ SLOW_ONCE = [
         ("digest", "a hexadecimal integer"),
         ("harvest", "a gap"),
         ("failures", "many ' '"),
-        ("prompt forks", "many '<think>'"),
     ),
     *(("judge's answer", name) for name in ("a fence with a gap", "keys", f"{LENGTH} lists")),
     *(

@@ -55,7 +55,6 @@ class GroupView:
     line: GroupLine
     sides: tuple[Side, ...]
     common: tuple[ShownMessage, ...]
-    forks: Mapping[str, Sequence[str]]  # cause -> labels of the rollouts with such forks, once per fork
     why: str
 
     @property
@@ -128,7 +127,7 @@ def _view(
         )
     trained = any(side.advantage for side in sides)
     why = "" if trained else _why(line, update, heads, running=source.engine is not None)
-    return GroupView(line, tuple(sides), common, _forks(heads, line), why)
+    return GroupView(line, tuple(sides), common, why)
 
 
 def _heads(source: DashboardSource, rows: Sequence[RolloutRow], update: TrainUpdate | None) -> list[TokenHead]:
@@ -156,15 +155,6 @@ def _common(texts: Sequence[tuple[ShownMessage, ...]]) -> tuple[ShownMessage, ..
     if len(texts) < 2:
         return ()
     return tuple(same[0] for same in takewhile(lambda column: len(set(column)) == 1, zip(*texts, strict=False)))
-
-
-def _forks(heads: Sequence[TokenHead], line: GroupLine) -> dict[str, list[str]]:
-    """Forks inside rollouts by cause, as the learner recorded them."""
-    labels = {chip.rollout.id: chip.label for chip in line.chips}
-    by_cause: dict[str, list[str]] = {}
-    for fork in (fork for head in heads for fork in head.forks if fork.trajectory in labels):
-        by_cause.setdefault(fork.cause, []).append(labels[fork.trajectory])
-    return dict(sorted(by_cause.items()))
 
 
 def _why(line: GroupLine, update: TrainUpdate | None, heads: Sequence[TokenHead], *, running: bool) -> str:

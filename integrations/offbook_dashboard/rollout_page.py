@@ -17,7 +17,7 @@ from offbook.base.wire import TrajectoryRecord
 from offbook.engine.token_file import TokenFile
 from offbook.engine.token_tree import common_prefix
 from offbook.server.views.numbers import DASH
-from offbook.server.views.run_index import FINAL, TrainUpdate
+from offbook.server.views.run_index import TrainUpdate
 from offbook.server.views.run_summary import run_name
 
 from .conversation import CallTurn, turns
@@ -30,18 +30,6 @@ from .token_view import COLOURS, Colour, TokenView, advantage_words, token_view,
 
 router = APIRouter()
 
-CAUSES = {
-    "template": "the prompt repeats the answer with different white space or without its reasoning",
-    "tools": "the prompt repeats a sampled tool call as different text with the same meaning, or leaves it out",
-    "history_edited": "the prompt repeats the answer in different words, or an earlier message was changed",
-    "retokenised": "the prompt repeats the same text as different tokens",
-    "truncated": "the answer was cut off, and the prompt repeats it as different text",
-    "retried": "the same prompt was sampled again",
-    "other_prompt": "a new conversation, or different tools",
-    "": "the cause is unknown, because no token file contains the rollout",
-}
-"""Cause of a fork -> its explanation."""
-_NOT_YET = "the learner names the cause once a step that trains this rollout has ended"
 _AROUND = 12
 """Tokens shown before and after a fork."""
 
@@ -52,16 +40,9 @@ class ForkNote:
 
     earlier: int  # number of the earlier call in the rollout
     position: int  # first token that differs
-    cause: str
     before: str  # text before the fork, equal in both
     was: str  # text after the fork in the earlier call
     now: str  # text after the fork in the prompt
-    trained: bool  # whether its train request has ended: only then a cause is missing for good
-
-    @property
-    def words(self) -> str:
-        """The explanation of the cause."""
-        return CAUSES.get(self.cause, self.cause) if self.cause or self.trained else _NOT_YET
 
 
 @dataclass(frozen=True)
@@ -195,8 +176,7 @@ def _view(
         scored = record is not None and record.reward is not None
         failed = record is not None and record.exception is not None
         why = why_none(update, head, scored=scored, failed=failed, running=source.engine is not None)
-    trained = update is not None and update.state in FINAL
-    forks, prompts = _forks(calls, files, pieces, trained=trained)
+    forks, prompts = _forks(calls, pieces)
     tokens = token_view(calls, record, files, pieces, colour)
     return RolloutView(trajectory_id, record, calls, turns(calls), tokens, forks, group, why, prompts)
 
@@ -207,11 +187,8 @@ def stop_reason(calls: Sequence[Call]) -> str:
     return (reasons[-1] or DASH) if reasons else "no call"
 
 
-def _forks(
-    calls: Sequence[Call], files: dict[str, TokenFile], pieces: dict[str, TokenPieces | None], *, trained: bool
-) -> tuple[dict[int, ForkNote], dict[int, str]]:
+def _forks(calls: Sequence[Call], pieces: dict[str, TokenPieces | None]) -> tuple[dict[int, ForkNote], dict[int, str]]:
     """The forks and the new text of each prompt, by number of the call."""
-    causes = {fork.later[0]: fork.cause for file in files.values() for fork in file.head.forks}
     sequences = [
         (number, call.model, np.array([*call.prompt_ids, *output.token_ids], np.int32))
         for number, call in enumerate(calls, 1)
@@ -228,7 +205,7 @@ def _forks(
             best, ids = max(earlier, key=lambda item: common_prefix(item[1], prompt))
             shared = common_prefix(ids, prompt)
             if shared < len(ids):
-                notes[number] = _note(best, ids, prompt, shared, causes.get(call.id, ""), token_pieces, trained=trained)
+                notes[number] = _note(best, ids, prompt, shared, token_pieces)
         if token_pieces is not None and len(prompt):
             prompts[number] = token_pieces.text(prompt[shared:].tolist())
     return notes, prompts
@@ -239,10 +216,7 @@ def _note(
     ids: NDArray[np.int32],
     prompt: NDArray[np.int32],
     position: int,
-    cause: str,
     pieces: TokenPieces | None,
-    *,
-    trained: bool,
 ) -> ForkNote:
     def text(part: NDArray[np.int32]) -> str:
         return pieces.text(part.tolist()) if pieces is not None else " ".join(map(str, part.tolist()))
@@ -251,11 +225,9 @@ def _note(
     return ForkNote(
         earlier,
         position,
-        cause,
         text(ids[max(0, position - _AROUND) : position]),
         text(ids[position:end]),
         text(prompt[position:end]),
-        trained,
     )
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from offbook.base.errors import ConfigError
 from offbook.engine.learner.rows.cost import Kind, cut
 from offbook.engine.protocol import Sample
-from offbook.engine.token_tree import build_tree, left_at, numbered
+from offbook.engine.token_tree import build_tree, numbered
 
 
 def row(prompt: list[int], completion: list[int], offset: int = 0) -> Sample:
@@ -124,15 +124,6 @@ def test_a_completion_sampled_twice_is_computed_once_and_trained_twice() -> None
 def test_an_empty_prompt_is_refused() -> None:
     with pytest.raises(ConfigError, match="call 1: the prompt is empty"):
         build_tree([row([1], [2]), row([], [3], 1)])
-
-
-def test_where_a_prompt_leaves_the_call_before_it() -> None:
-    earlier = row([1, 2], [3, 4])
-    assert left_at(earlier, np.array([1, 2, 3, 4, 5])) is None
-    assert left_at(earlier, np.array([1, 2, 3, 4])) is None
-    assert left_at(earlier, np.array([1, 2, 3, 9, 5])) == 3
-    assert left_at(earlier, np.array([1, 2])) == 2
-    assert left_at(earlier, np.array([7, 2, 3])) == 0
 
 
 def test_the_example_of_the_architecture_page() -> None:

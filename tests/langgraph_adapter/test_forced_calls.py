@@ -56,18 +56,13 @@ def test_a_forced_answer_comes_back_in_the_text_in_which_it_was_sampled(
     report = trainable(app, model=model, reward=reward).train(["one"], steps=1, scenarios_per_step=1)
     metrics = report.iterations[-1].metrics
     assert metrics["calls/trained"] == 2 * len(rollouts) == 16
-    forks = {name: count for name, count in metrics.items() if name.startswith("forks/") and count}
-    assert set(forks) <= {"forks/retokenised"}  # the same text by other tokens
 
     tokenizer = Tokenizer.from_file(str(path() / "tokenizer.json"))
-    kept = 0
     for first, second in asyncio.run(recorded(model, rollouts)):
         assert (first.constrained, second.constrained) == (constrained, None)
         sampled = first.prompt_ids + first.outputs[0].token_ids
         text, prompt = (tokenizer.decode(ids, skip_special_tokens=False) for ids in (sampled, second.prompt_ids))
         assert prompt.startswith(text)
-        kept += second.prompt_ids[: len(sampled)] == sampled
-    assert kept + forks.get("forks/retokenised", 0) == len(rollouts)
 
 
 def test_a_failure_after_a_truncated_call_names_the_limit(model: TrainableModel) -> None:

@@ -221,7 +221,6 @@ def write_files(root: Path, trajectory: str) -> None:
             updates=1,
             created_at=time.time(),
             calls=(call,),
-            forks=(),
         )
         kinds = (np.int32, np.float32, np.float32, np.float16, np.float32, np.uint8, np.int32, np.int32)
         arrays: list[Any] = [np.ones(1, kind) for kind in kinds]

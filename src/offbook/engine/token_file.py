@@ -53,18 +53,6 @@ class TrainedCall(BaseModel):
     leaf: int
 
 
-class Fork(BaseModel):
-    """A later call whose prompt leaves an earlier call of its trajectory at token `position`, and why (`learner/targets/prompt_forks.py`)."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-    trajectory: str
-    later: tuple[str, int]  # call id and choice
-    earlier: tuple[str, int]
-    position: int
-    cause: str
-
-
 class TokenHead(BaseModel):
     """What the header says: enough to find a trajectory without reading its arrays."""
 
@@ -79,7 +67,6 @@ class TokenHead(BaseModel):
     updates: int
     created_at: float
     calls: tuple[TrainedCall, ...]
-    forks: tuple[Fork, ...]
 
     def calls_of(self, trajectory: str) -> tuple[TrainedCall, ...]:
         """The trained calls of a trajectory, in the order of the step."""

@@ -165,14 +165,6 @@ def common_prefix(a: NDArray[np.integer], b: NDArray[np.integer]) -> int:
     return int(differs[0]) if len(differs) else size
 
 
-def left_at(earlier: Sample, prompt_ids: NDArray[np.integer]) -> int | None:
-    """The first index at which a later prompt differs from the earlier call's prompt + completion, or ends before it.
-    None: the prompt begins with the whole of it."""
-    sequence = np.concatenate([earlier.prompt_ids, earlier.completion_ids])
-    shared = common_prefix(sequence, prompt_ids)
-    return None if shared == len(sequence) else shared
-
-
 def _sort_key(sample: Sample) -> tuple[bytes, int, int]:
     # Big-endian bytes of non-negative ids sort like the ids; equal sequences are ordered by where sampling began.
     ids = np.concatenate([sample.prompt_ids, sample.completion_ids]).astype(">u4")

@@ -435,7 +435,6 @@ def test_a_history_is_rendered_with_the_template_up_to_the_end_of_the_turn(lab: 
     assert result.metrics["calls/trained"] == 4
     assert result.metrics["calls/rendered_share"] == 1
     assert "kl/sampler_learner" not in result.metrics and result.metrics["tokens/unmeasured"] == 0
-    assert sum(value for name, value in result.metrics.items() if name.startswith("forks/")) == 0
 
 
 def test_a_rendered_answer_ends_where_the_sampler_would_stop(lab: Lab) -> None:

@@ -36,11 +36,9 @@ class Lab:
         self.outcome: StepTotals | None = None
         inner = learner_module.make_token_file
 
-        def seen(
-            command: TrainCommand, job: object, batch: TrainBatch, outcome: StepTotals, forks: object
-        ) -> TokenFile:
+        def seen(command: TrainCommand, job: object, batch: TrainBatch, outcome: StepTotals) -> TokenFile:
             self.batch, self.outcome = batch, outcome
-            return inner(command, job, batch, outcome, forks)  # type: ignore[arg-type]
+            return inner(command, job, batch, outcome)  # type: ignore[arg-type]
 
         monkeypatch.setattr(learner_module, "make_token_file", seen)
 
@@ -118,18 +116,6 @@ def test_each_call_knows_its_trajectory_its_tokens_and_its_path_through_the_tree
         length = sum(int(tokens.segment_length[segment]) for segment in tokens.path(call.leaf))
         ends = length - int(tokens.segment_length[call.leaf])
         assert ends < recorded.length <= length  # its last token is in its leaf
-
-
-def test_forks_are_kept_with_their_place_and_cause(lab: Lab) -> None:
-    again = tuple(
-        JobTrajectory(f"traj-{i}", float(i), (sample(f"a{i}", [5, 6], [10, 11]), sample(f"b{i}", [5, 6], [12 + i])))
-        for i in range(2)
-    )
-    lab.train([again], 0)
-    forks = token_file.read_head(token_file.path_of(lab.folder, 1)).forks
-    assert [(fork.trajectory, fork.later, fork.earlier, fork.position, fork.cause) for fork in forks] == [
-        (f"traj-{i}", (f"b{i}", 0), (f"a{i}", 0), 2, "retried") for i in range(2)
-    ]
 
 
 def test_only_the_newest_steps_keep_a_file_and_zero_keeps_none(lab: Lab) -> None:

@@ -256,7 +256,7 @@ class Learner:
             metrics |= {"loss/scale": self._scale.value, "loss/overflows": float(totals.overflows)}
         if mismatch is not None and mismatch.kl > job.config.kl_warn:
             warn(mismatch.warning(job.config.kl_warn, metrics["calls/stale_share"], self._policy))
-        tokens = make_token_file(command, job, batch, totals, selection.forks) if command.keep_tokens else None
+        tokens = make_token_file(command, job, batch, totals) if command.keep_tokens else None
         if totals.updates:
             result = self._save(command, job.config, metrics, started)
         else:

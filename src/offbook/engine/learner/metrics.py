@@ -46,7 +46,6 @@ metrics, all floats. A mean over nothing is left out. The table lists them; docs
 | grad_norm, grad_norm_max | before clipping: mean and largest over the updates |
 | clip_fraction | share of targets whose gradient the clip of the ratio reduced or stopped; over all epochs |
 | entropy | mean over targets at the start of the step, nats, under the call's sampling settings |
-| forks/{template, tools, history_edited, retokenised, truncated, retried, other_prompt} | see prompt_forks.py |
 | layout/{tree, leaf_rows, call_rows} | share of minibatches computed so |
 | layout/tree_refused | 1 when the model must not be trained on trees |
 | layout/probe_difference | largest logprob difference between tree and plain rows at start-up, nats; absent when nothing could be computed on a tree |
@@ -71,13 +70,12 @@ from torch import Tensor
 
 from .. import token_file
 from ..protocol import JobTrajectory, TrainCommand, TrainJob
-from ..token_file import CLIPPED, FORMAT, TRAINED, Fork, TokenFile, TokenHead, TrainedCall
+from ..token_file import CLIPPED, FORMAT, TRAINED, TokenFile, TokenHead, TrainedCall
 from ..token_tree import Segments, TokenTree, build_tree
 from .model.policy import Policy
 from .selection import Selection, is_truncated
 from .targets.advantage import GroupClass
 from .targets.batch import Groups, TrainBatch
-from .targets.prompt_forks import CAUSES
 from .update.loss import importance_weights, k3
 from .update.row_pass import Scores, TeacherScores
 from .update.step import StepTotals
@@ -124,7 +122,7 @@ def selection_metrics(selection: Selection, step: int, policy: Policy) -> dict[s
     if policy.tree_difference is not None:
         metrics["layout/probe_difference"] = policy.tree_difference
     if selection.batch is not None:
-        metrics |= batch_metrics(selection.batch, None if config.supervised else step) | fork_metrics(selection.forks)
+        metrics |= batch_metrics(selection.batch, None if config.supervised else step)
     if replayed:
         trained = set(selection.batch.trajectories if selection.batch is not None else ())
         metrics |= {
@@ -267,12 +265,6 @@ def cross_entropy_metrics(scores: Scores) -> dict[str, float]:
     return {"loss/cross_entropy": loss, "loss/perplexity": math.exp(min(loss, 700.0))}
 
 
-def fork_metrics(forks: Sequence[Fork]) -> dict[str, float]:
-    """Number of forks per cause, over trajectories with an advantage."""
-    causes = Counter(fork.cause for fork in forks)
-    return {f"forks/{cause}": float(causes[cause]) for cause in CAUSES}
-
-
 def sampler_mismatch(batch: TrainBatch, totals: StepTotals) -> Mismatch | None:
     """Compare recorded logprobs with the learner's at the start of the step; None if there is none to compare."""
     sampler, old = _recorded(batch, totals)
@@ -330,9 +322,7 @@ def memory_metrics(device: torch.device) -> dict[str, float]:
     }
 
 
-def make_token_file(
-    command: TrainCommand, job: TrainJob, batch: TrainBatch, totals: StepTotals, forks: Sequence[Fork]
-) -> TokenFile:
+def make_token_file(command: TrainCommand, job: TrainJob, batch: TrainBatch, totals: StepTotals) -> TokenFile:
     """The token file of a computed step. `head.applied` is False if the step had no update."""
     tree = build_tree(batch.samples)
     runs = tree.segments()
@@ -346,7 +336,6 @@ def make_token_file(
         updates=totals.updates,
         created_at=time.time(),
         calls=_calls(batch, tree, runs),
-        forks=tuple(forks),
     )
     old, last = totals.old, totals.last
     return TokenFile(

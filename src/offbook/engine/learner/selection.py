@@ -1,4 +1,4 @@
-"""Decides what a job trains: the advantages of its rollouts, the targets that they reach, and the forks of their prompts; and says why
+"""Decides what a job trains: the advantages of its rollouts, and the targets that they reach; and says why
 a job with scored groups changes nothing."""
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from offbook.base.errors import TrainError
 from offbook.base.types import NoSignalKind, TrainResult
 
 from ..protocol import JobTrajectory, TrainCommand, TrainJob
-from ..token_file import Fork
 from .model.policy import Policy
 from .targets.advantage import (
     Advantages,
@@ -25,7 +24,6 @@ from .targets.advantage import (
     without,
 )
 from .targets.batch import ChoiceMasks, Groups, TrainBatch, make_batch
-from .targets.prompt_forks import find_forks
 from .targets.render import RENDERED, Renderer, last_turns, rendered_warning
 from .update.row_pass import TeacherScores
 from .update.step import StepTotals
@@ -36,14 +34,13 @@ Warn = Callable[[str], None]
 @dataclass(frozen=True)
 class Selection:
     """What a job trains. `groups`: the job's, with rendered histories as samples. `batch`: None if no group has an
-    advantage, or if only others called the model (`uncalled` have an advantage). `forks`: of trajectories with an advantage.
+    advantage, or if only others called the model (`uncalled` have an advantage).
     `skipped`: why messages were not rendered."""
 
     config: TrainConfig
     groups: Groups
     advantages: Advantages
     batch: TrainBatch | None = None
-    forks: tuple[Fork, ...] = ()
     skipped: tuple[str, ...] = ()
     uncalled: int = 0
 
@@ -97,7 +94,7 @@ class Selector:
             self._warn_of_constraints(batch, warn)
             if batch.rendered_share > job.config.rendered_warn:
                 warn(rendered_warning(batch.rendered_share))
-        return Selection(job.config, groups, advantages, batch, self._forks(groups, advantages), skipped)
+        return Selection(job.config, groups, advantages, batch, skipped)
 
     def _rendered(self, job: TrainJob, advantages: Advantages, step: int) -> tuple[Groups, tuple[str, ...]]:
         """The job's groups, with the histories of trajectories that have an advantage as samples; and why messages were
@@ -165,15 +162,6 @@ class Selector:
                 f"{batch.constrained.mean():.0%} of the trained tokens were sampled under {'; '.join(new)}, which the learner "
                 "does not reproduce: they are trained, and left out of KL, ratio, clip and entropy"
             )
-
-    def _forks(self, groups: Groups, advantages: Advantages) -> tuple[Fork, ...]:
-        return tuple(
-            fork
-            for group, values in zip(groups, advantages.values, strict=True)
-            for trajectory, value in zip(group, values, strict=True)
-            if value is not None
-            for fork in find_forks(trajectory, self._policy.decode, self._policy.end_ids)
-        )
 
 
 def _warn_of_small_groups(job: TrainJob, warn: Warn) -> None:

@@ -18,10 +18,9 @@ from offbook.memory_plan.parts import (
     parse_card,
     published,
 )
-from offbook.memory_plan.plan import cards_remedy, make_plan, plan_cards, remedy
+from offbook.memory_plan.plan import make_plan, remedy
 
 CARDS = ("16GB", "24GB", "48GB", "80GB")
-TEAM_CARDS, COUNTS = ("24GB", "80GB"), (1, 2, 4, 8)
 OPTIONS = {
     "the defaults": Workload(),
     "`--load-in-4bit`": Workload(four_bit=True),
@@ -37,8 +36,7 @@ def cell(base: str, shape: BaseShape, card: str, work: Workload) -> str:
         plan = make_plan(base, shape, parse_card(card), work)
     except ConfigError:
         return f"no: {remedy(shape, parse_card(card), work)}"
-    kept = f", {plan.unrecomputed_tokens:,} kept" if plan.unrecomputed_tokens else ""
-    return f"{plan.layout}, {plan.row_tokens:,}{kept}, {plan.cache_calls:,}, {plan.host / GIB:.0f} GiB"
+    return f"{plan.layout}, {plan.row_tokens:,}, {plan.cache_calls:,}, {plan.host / GIB:.0f} GiB"
 
 
 def table(title: str, work: Workload) -> list[str]:
@@ -51,29 +49,6 @@ def table(title: str, work: Workload) -> list[str]:
     return [*lines, ""]
 
 
-def cards_cell(base: str, shape: BaseShape, count: int, card: str) -> str:
-    """Replicas, learners and what each holds; or the change. One card is shared."""
-    work = Workload()
-    if count == 1:
-        return cell(base, shape, card, work)
-    try:
-        plan = plan_cards(base, shape, parse_card(card), count, work)
-    except ConfigError:
-        return f"no: {cards_remedy(shape, parse_card(card), count, work)}"
-    split = f" of {plan.tensor_parallel}" if plan.tensor_parallel > 1 else ""
-    return f"{plan.replicas}{split} + {plan.learners}, {plan.row_tokens:,}, {plan.cache_calls:,}"
-
-
-def cards_table(card: str) -> list[str]:
-    """One table: a row per base, a column per number of cards."""
-    heads = [f"{count}x{card}" for count in COUNTS]
-    lines = [f"## Cards of {card}", "", f"| base | {' | '.join(heads)} |", "|---|" + "---|" * len(heads)]
-    for base in published():
-        shape = find_shape(base.name)
-        lines.append(f"| {base.name} | {' | '.join(cards_cell(base.name, shape, count, card) for count in COUNTS)} |")
-    return [*lines, ""]
-
-
 def page() -> str:
     """The whole page."""
     usual = Workload()
@@ -83,24 +58,13 @@ def page() -> str:
         "Written by `python benchmarks/memory_plan.py`. Computed from each base's configuration; nothing here was measured on a "
         f"GPU, and {CUDA_GRAPHS / GIB:.0f} GiB of CUDA graphs, the CUDA contexts and a reserve are assumed. 24GB is 24 x 10^9 bytes.",
         "",
-        f"A cell is the memory layout that `auto` chooses, the largest row in tokens (asked: {usual.row_tokens:,}), the largest that "
-        "keeps its activations instead of recomputing them, and how many "
+        f"A cell is the memory layout that `auto` chooses, the largest row in tokens (asked: {usual.row_tokens:,}), how many "
         f"calls of {CALL_TOKENS:,} tokens the key-value cache holds (at least {MIN_CALLS}, or `--max-batch`), and the host memory; or `no` and what to change. "
         "[What the layouts are](../../docs/one_gpu.md).",
         "",
     ]
     for title, work in OPTIONS.items():
         lines += table(title, work)
-    lines += [
-        "# Several cards",
-        "",
-        "A cell with several cards is replicas + learners (`3 of 2 + 2`: three replicas on two cards each, two learners), the largest row "
-        "of a learner, and how many calls of 2,048 tokens the cache of a replica holds; with one card, as above. A learner holds the whole "
-        "base. The division is what `--gpus auto` takes.",
-        "",
-    ]
-    for card in TEAM_CARDS:
-        lines += cards_table(card)
     lines += ["## Where the numbers come from", "", "| base | parameters | configuration |", "|---|---|---|"]
     lines += [f"| {base.name} | {base.parameters:,} | {base.source} |" for base in published()]
     return "\n".join(lines) + "\n"

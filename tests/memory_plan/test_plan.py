@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from offbook.base.server_options import EngineOptions, MemoryLayout
 from offbook.commands.main import app
 from offbook.memory_plan.parts import (
     LAYOUTS,
-    BaseShape,
     Card,
     Workload,
     cache_per_token,
@@ -32,15 +30,9 @@ from offbook.memory_plan.plan import (
     CARDS,
     LABELS,
     MIN_ROW,
-    CardsPlan,
-    cards_lines,
-    cards_remedy,
     make_plan,
-    parse_cards,
-    plan_cards,
     plan_lines,
     remedy,
-    splits,
 )
 from offbook.tiny import path as tiny_policy
 from tests.paths import ROOT
@@ -51,10 +43,6 @@ SEVEN, FOURTEEN, THIRTY_TWO = (f"Qwen/Qwen2.5-{size}B-Instruct" for size in (7, 
 def planned(base: str, card: str, wanted: MemoryLayout | str = "auto", **options: object):
     work = replace(Workload(), **options)
     return make_plan(base, find_shape(base), parse_card(card), work, wanted)  # pyright: ignore[reportArgumentType]
-
-
-def divided(base: str, card: str, count: int, *, trains: bool = True) -> CardsPlan:
-    return plan_cards(base, find_shape(base), parse_card(card), count, Workload(), trains=trains)
 
 
 @pytest.mark.parametrize("base", published(), ids=lambda base: base.name)
@@ -138,71 +126,6 @@ def _follow(change: str, base: str, card: Card, work: Workload) -> None:
     assert make_plan(base, find_shape(base), parse_card(larger) if larger else card, work)
 
 
-@pytest.mark.parametrize("text", ["24GB", "80GB"])
-def test_several_cards_are_used_up_by_replicas_and_learners_that_fit_or_the_change_that_is_named_fits(
-    text: str,
-) -> None:
-    for base, count in product(published(), (2, 4, 8)):
-        shape, card = find_shape(base.name), parse_card(text)
-        try:
-            plan = divided(base.name, text, count)
-        except ConfigError as refused:
-            change = cards_remedy(shape, card, count, Workload())
-            assert str(refused).endswith(f"Take {change}")
-            assert follow(change, shape, card, count)
-            continue
-        assert plan.replicas * plan.tensor_parallel + plan.learners == count and plan.learners >= max(1, count // 4)
-        assert sum(plan.learner.values()) <= card.memory and MIN_ROW <= plan.row_tokens <= 16_384
-        assert shape.heads % plan.tensor_parallel == 0
-        cached = plan.cache_tokens * cache_per_token(shape, Workload()) // plan.tensor_parallel
-        assert sum(plan.replica.values()) - plan.replica["cache"] + cached <= 0.92 * card.memory
-        assert plan.cache_calls >= 8
-
-
-def follow(change: str, shape: BaseShape, card: Card, count: int) -> bool:
-    """Whether the base fits after the change."""
-    work = replace(
-        Workload(), four_bit="--load-in-4bit" in change, max_batch=32 if "--max-batch 32" in change else None
-    )
-    if change[0].isdigit():
-        count, card = parse_cards(change.split(" ")[0])
-    return plan_cards("", shape, card, count, work).learners > 0
-
-
-@pytest.mark.parametrize("base", [SEVEN, "Qwen/Qwen3-8B", FOURTEEN, THIRTY_TWO])
-def test_the_page_of_scaling_has_the_divisions_that_are_planned(base: str) -> None:
-    cells = [described(base, card, count) for card, count in product(("24GB", "80GB"), (4, 8))]
-    name = base.partition("/")[2].removesuffix("-Instruct")
-    assert f"| {name} | {' | '.join(cells)} |\n" in (ROOT / "docs/scaling.md").read_text("utf-8")
-
-
-def described(base: str, card: str, count: int) -> str:
-    try:
-        plan = divided(base, card, count)
-    except ConfigError as refused:
-        return "`--load-in-4bit`" if str(refused).endswith("Take --load-in-4bit") else "no"
-    split = {1: "", 2: " on two cards", 4: " on four cards"}[plan.tensor_parallel]
-    return f"{plan.replicas}{split} + {plan.learners}"
-
-
-def test_a_division_of_32b_over_80_gb_cards_has_the_bytes_that_were_counted_by_hand() -> None:
-    plan = divided(THIRTY_TWO, "80GB", 8)
-    weights = 32_763_876_352 * 2
-    assert (plan.replica["sampler_weights"], plan.learner["learner_weights"]) == (weights // 2, weights)
-    assert (
-        plan.replica["cache"] == 8 * 2048 * 64 * 2 * 8 * 128 * 2 // 2
-    )  # 8 calls; layers, keys and values, heads, width, bytes
-    served = divided(THIRTY_TWO, "80GB", 8, trains=False)
-    assert (served.replicas, served.learners, served.learner) == (4, 0, {})
-    assert served.options() == "--inference-gpus 0,1,2,3,4,5,6,7 --tensor-parallel 2"
-
-
-def test_a_replica_is_split_only_over_what_divides_its_heads() -> None:
-    shape = find_shape(SEVEN)  # 28 heads, 4 of keys and values
-    assert list(splits(shape, 8)) == [1, 2, 4]
-    assert list(splits(replace(shape, heads=32, kv_heads=2), 8)) == [1, 2, 4, 8]
-
-
 def test_calls_that_are_asked_for_must_have_room_in_the_cache() -> None:
     with pytest.raises(ConfigError, match=r"Take --max-batch \d+$"):
         planned("Qwen/Qwen3-8B", "24GB", max_batch=64)
@@ -276,41 +199,9 @@ def test_the_doctors_plan_as_json_adds_up() -> None:
     assert (data["layout"], data["host"]) == ("offload", plan.host)
 
 
-def test_the_doctor_plans_replicas_and_learners_for_several_cards_and_names_the_options() -> None:
-    done = doctor("--model", THIRTY_TWO, "--cards", "8x80GB")
-    plan = divided(THIRTY_TWO, "80GB", 8)
-    assert done.exit_code == 0 and done.stdout.splitlines() == cards_lines(plan)
-    assert (
-        "--inference-gpus 0,1,2,3,4,5 --tensor-parallel 2 --train-gpus 6,7\n  3 replicas, each on 2 cards"
-        in done.stdout
-    )
-    data = json.loads(doctor("--model", THIRTY_TWO, "--cards", "8x80GB", "--json").stdout)[0]
-    assert (data["replicas"], data["tensor_parallel"], data["learners"]) == (3, 2, 2)
-    assert sum(data["learner"].values()) <= data["memory"] and data["options"] == plan.options()
-    one, same = doctor("--model", SEVEN, "--cards", "1x24GB"), doctor("--model", SEVEN, "--card", "24GB")
-    assert one.stdout == same.stdout
-    for base, cards, message in (
-        (FOURTEEN, "4x24GB", "a learner needs"),
-        (THIRTY_TWO, "4x24GB", "Take 4x48GB"),
-    ):
-        refused = doctor("--model", base, "--cards", cards)
-        assert refused.exit_code == 1 and message in refused.stdout, refused.stdout
-
-
 def test_a_card_needs_a_model_and_a_layout_is_one_of_those_that_exist() -> None:
     for words, message in (
         (["--card", "24GB"], "--card needs --model"),
-        (["--cards", "2x24GB"], "--cards needs --model"),
-        (
-            ["--model", "tiny", "--cards", "24GB"],
-            "--cards '24GB': give a number up to 64 and a GPU's memory, such as 8x80GB",
-        ),
-        (["--model", "tiny", "--cards", "0x24GB"], "--cards '0x24GB': give a number"),
-        (["--model", "tiny", "--cards", "2x24GB", "--card", "24GB"], "--card is for one GPU, --cards for several"),
-        (
-            ["--model", "tiny", "--cards", "2x24GB", "--memory-layout", "offload"],
-            "--memory-layout offload: with several",
-        ),
         (
             ["--model", "tiny", "--card", "24GB", "--memory-layout", "half"],
             "--memory-layout 'half' is unknown: use one of auto, side_by_side",

@@ -105,7 +105,6 @@ ViewerKeys = Annotated[
 
 
 OF_VLLM = (
-    "gpus",
     "tensor_parallel",
     "max_loras",
     "max_lora_rank",
@@ -122,7 +121,6 @@ OF_OUR_VLLM = (
     "reasoning_parser",
     "engine_args",
     "inference_gpus",
-    "gpus",
     "tensor_parallel",
     "replicas",
     "max_model_len",
@@ -147,19 +145,14 @@ class EngineOptions(Options):
     device: Device = Field(
         default="auto", description="torch device of sampler and learner; auto: cuda if there is one, else cpu"
     )
-    inference_gpus: Gpus = Field(
+    inference_gpus: Headline[Gpus] = Field(
         default=(), description="GPUs of the sampler, such as 0,1, with a replica on each; None: the learner's"
-    )
-    gpus: Headline[Literal["first", "auto"]] = Field(
-        default="first",
-        description="GPUs if no option names any: first (sampler and learner share it), or auto (the memory plan "
-        "divides all)",
     )
     tensor_parallel: int = Field(default=1, ge=1, le=64, description="GPUs per replica of vLLM")
     replicas: int | None = Field(
         default=None, ge=1, le=64, description="number of sampler processes; None: one per inference GPU"
     )
-    train_gpus: Gpus = Field(
+    train_gpus: Headline[Gpus] = Field(
         default=(), description="GPUs of the learners, one per learner, such as 4,5; None: the sampler's"
     )
     learners: int | None = Field(
@@ -241,17 +234,6 @@ class EngineOptions(Options):
 
     def _check_gpus(self) -> None:
         sampling, training = set(self.inference_gpus), set(self.train_gpus)
-        if self.gpus == "auto":
-            divided = (
-                "inference_gpus",
-                "train_gpus",
-                "tensor_parallel",
-                "replicas",
-                "learners",
-                "card",
-                "memory_layout",
-            )
-            self._refuse(divided, "gpus='auto' divides the GPUs: leave one of them out")
         for name, gpus in (("inference_gpus", self.inference_gpus), ("train_gpus", self.train_gpus)):
             if len(set(gpus)) < len(gpus):
                 raise ValueError(f"{name}: a GPU is named twice (got {gpus})")

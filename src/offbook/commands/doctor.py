@@ -21,14 +21,9 @@ from offbook.base.types import Json
 from offbook.doctor import Check, Report, Status, examine
 from offbook.memory_plan.parts import LAYOUTS, Card, Workload, find_shape, parse_card
 from offbook.memory_plan.plan import (
-    CardsPlan,
     MemoryPlan,
-    cards_json,
-    cards_lines,
     headline,
     make_plan,
-    parse_cards,
-    plan_cards,
     plan_json,
     plan_lines,
 )
@@ -45,20 +40,18 @@ class Planned:
     """The plan for a card. `plan` is None where the base does not fit; `refused` then names the setting to change."""
 
     card: Card
-    plan: MemoryPlan | CardsPlan | None
+    plan: MemoryPlan | None
     refused: str = ""
 
     def lines(self) -> list[str]:
         """The plan as text."""
-        if self.plan is None:
-            return [self.refused]
-        return cards_lines(self.plan) if isinstance(self.plan, CardsPlan) else plan_lines(self.plan)
+        return [self.refused] if self.plan is None else plan_lines(self.plan)
 
     def as_json(self) -> dict[str, Json]:
         """The plan as JSON."""
         if self.plan is None:
             return {"card": self.card.name, "refused": self.refused}
-        return cards_json(self.plan) if isinstance(self.plan, CardsPlan) else plan_json(self.plan)
+        return plan_json(self.plan)
 
 
 def plans(
@@ -67,29 +60,19 @@ def plans(
     options: EngineOptions,
     row_tokens: int | None,
     layout: str = "auto",
-    cards: str | None = None,
 ) -> list[Planned]:
-    """A plan per card, or the one for several `cards`. Raises ConfigError for a base that cannot be read or planned, and for an unknown layout."""
+    """A plan per card. Raises ConfigError for a base that cannot be read or planned, and for an unknown layout."""
     known: dict[str, MemoryLayout | Literal["auto"]] = {"auto": "auto", **{name: name for name in LAYOUTS}}
     if layout not in known:
         raise ConfigError(f"--memory-layout {layout!r} is unknown: use one of auto, {', '.join(LAYOUTS)}")
-    if card is not None and cards is not None:
-        raise ConfigError("--card is for one GPU, --cards for several: give one of them")
     if model is None:
-        option = "--card" if cards is None else "--cards"
-        raise ConfigError(f"{option} needs --model, the base to run, as in --model Qwen/Qwen2.5-7B-Instruct")
-    count, one = parse_cards(cards) if cards is not None else (1, None if card is None else parse_card(card))
-    if count > 1 and layout != "auto":
-        raise ConfigError(f"--memory-layout {layout}: with several cards, sampler and learner share none; leave it out")
-    here = [one] if one is not None else [Card(gpu.name, gpu.total) for gpu in gpus()[:1]]
+        raise ConfigError("--card needs --model, the base to run, as in --model Qwen/Qwen2.5-7B-Instruct")
+    here = [parse_card(card)] if card is not None else [Card(gpu.name, gpu.total) for gpu in gpus()[:1]]
     shape, work = find_shape(model), Workload.of(options, row_tokens)
     planned: list[Planned] = []
     for gpu in here or map(parse_card, COMMON):
         try:
-            if count > 1:
-                planned.append(Planned(gpu, plan_cards(model, shape, gpu, count, work)))
-            else:
-                planned.append(Planned(gpu, make_plan(model, shape, gpu, work, known[layout])))
+            planned.append(Planned(gpu, make_plan(model, shape, gpu, work, known[layout])))
         except ConfigError as error:
             planned.append(Planned(gpu, None, str(error)))
     return planned
@@ -102,9 +85,7 @@ def plan_checks(planned: list[Planned]) -> list[Check]:
         if result.plan is None:
             checks.append(Check("memory", result.card.name, "warn", result.refused))
         else:
-            shown = (
-                [headline(result.plan)] if len(planned) > 1 and isinstance(result.plan, MemoryPlan) else result.lines()
-            )
+            shown = [headline(result.plan)] if len(planned) > 1 else result.lines()
             checks.append(Check("memory", result.card.name, "ok", "\n".join(shown)))
     return checks
 
@@ -186,9 +167,6 @@ def doctor_command(
     card: Annotated[
         str | None, typer.Option(help="plan for a GPU with this memory, such as 24GB, and check nothing else")
     ] = None,
-    cards: Annotated[
-        str | None, typer.Option(help="plan for several equal GPUs, such as 8x80GB: replicas and learners")
-    ] = None,
     memory_layout: Annotated[
         str, more_option(help="how sampler and learner share the GPU: auto, side_by_side, free_cache or offload")
     ] = "auto",
@@ -203,18 +181,18 @@ def doctor_command(
     """Check this machine, and suggest a fix for each problem.
 
     Checks hardware, packages, engine and server. With --model, also plan the GPU memory of that base. With
-    --card or --cards, show only that plan. Exits with code 1 if the engine cannot run, or if the base does not fit."""
+    --card, show only that plan. Exits with code 1 if the engine cannot run, or if the base does not fit."""
     options = EngineOptions.parse(engine=engine, loader=loader)
     planned: list[Planned] = []
-    if model is not None or card is not None or cards is not None:
+    if model is not None or card is not None:
         wanted = EngineOptions.parse(
             max_batch=max_batch,
             max_model_len=max_model_len,
             max_lora_rank=max_lora_rank,
             load_in_4bit=load_in_4bit,
         )
-        planned = plans(model, card, wanted, row_tokens, memory_layout, cards)
-    if card is not None or cards is not None:
+        planned = plans(model, card, wanted, row_tokens, memory_layout)
+    if card is not None:
         _show_plans(planned, as_data)
     else:
         _examine(options, server_folder(dir), planned, as_data)

@@ -41,8 +41,7 @@ UNKNOWN_LOGPROB = -9999.0
 """vLLM's word for a logprob that JSON cannot hold, also the embedded engine's; none that is known is so small."""
 LEARNER_MODULE = "offbook.engine.learner"
 """python -m LEARNER_MODULE --base DIR --loader auto|peft|unsloth [--load-in-4bit] --device D --dtype T [--threads N] [--deterministic]
-[--offload] [--row-limit N] [--unrecomputed-tokens N] [--prompt-date DATE]
-[--learners N]"""
+[--offload] [--row-limit N] [--prompt-date DATE] [--learners N]"""
 
 MERGE_MODULE = "offbook.engine.learner.model.merge"
 """python -m MERGE_MODULE --base DIR --adapter DIR --output DIR [--gguf]: one merge, where no learner runs. A Merged on stdout."""

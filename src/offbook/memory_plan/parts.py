@@ -404,20 +404,18 @@ def layer_bytes(shape: BaseShape, rank: int, bytes_per_value: int = 2, *, four_b
     return inputs + attention + norms + 3 * b * i
 
 
-def learner_activations(shape: BaseShape, work: Workload, row_tokens: int, *, recompute: bool = True) -> int:
-    """Peak bytes of one row. With activation recomputation: the inputs of all layers, and the larger of one layer's
-    backward pass and the logits. Without it: what all layers keep, and the larger of a layer's temporaries and the
-    logits."""
+def learner_activations(shape: BaseShape, work: Workload, row_tokens: int) -> int:
+    """Peak bytes of one row, whose activations are recomputed: the inputs of all layers, and the larger of one layer's
+    backward pass and the logits."""
     b = work.bytes_per_value
     kept = layer_bytes(shape, work.rank, b, four_bit=work.four_bit)
     passing = 2 * b * shape.intermediate + (1 + 2 * b) * shape.hidden
     if work.four_bit:
         passing += 2 * shape.intermediate + 4 * shape.hidden
-    inputs = row_tokens * shape.layers * (shape.hidden * b if recompute else kept)
-    backward = row_tokens * (kept + passing if recompute else passing)
+    inputs = row_tokens * shape.layers * shape.hidden * b
     logits = work.logits_chunk * shape.vocabulary * LOGIT_BYTES
     unpacked = max(inputs * outputs for inputs, outputs in shape.linears) * b if work.four_bit else 0
-    return inputs + unpacked + max(backward, logits)
+    return inputs + unpacked + max(row_tokens * (kept + passing), logits)
 
 
 LAYOUTS: tuple[MemoryLayout, ...] = get_args(MemoryLayout)

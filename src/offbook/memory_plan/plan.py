@@ -1,35 +1,27 @@
-"""The memory plan: which layout fits, with how large rows, and what to change if none does; for one GPU, or for several equal ones:
-replicas of the sampler on some, a team of learners on the others, so that nothing sleeps or moves during a step. As text and JSON.
-"""
+"""The memory plan: which layout fits on a GPU, with how large rows, and what to change if none does. As text and JSON."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from offbook.base.errors import ConfigError
 from offbook.base.server_options import MemoryLayout
-from offbook.base.text import counted
 from offbook.base.types import Json
 
 from .parts import (
     CALL_TOKENS,
-    CONTEXT,
     GIB,
     LAYOUTS,
     MIN_CALLS,
     PROCESSES,
-    RESERVE,
     BaseShape,
     Card,
     Parts,
     Workload,
-    cache,
     cache_per_token,
     host_bytes,
-    learner_activations,
     parse_card,
     parts,
     peak_bytes,
@@ -50,9 +42,6 @@ ENOUGH_ROWS = 0.5
 times."""
 ENOUGH_CALLS = 32
 """Number of calls that the cache should hold, so that vLLM decodes them in one batch."""
-WELL_CACHED = 256
-"""Number of calls that the cache holds, where `--max-batch` is not set, before rows get memory to keep their activations:
-a step's rollouts are seldom more at once."""
 CARDS = ("16GB", "24GB", "32GB", "40GB", "48GB", "80GB", "141GB", "192GB")
 """Common sizes of GPUs, smallest first."""
 
@@ -60,8 +49,7 @@ CARDS = ("16GB", "24GB", "32GB", "40GB", "48GB", "80GB", "141GB", "192GB")
 @dataclass(frozen=True)
 class MemoryPlan:
     """A layout that fits. `row_tokens` is the largest row, at most the wanted one. `cache_tokens` is the key-value
-    cache that fits beside all other parts. `unrecomputed_tokens`: the largest row that fits without activation
-    recomputation, which costs a third more compute; 0: none."""
+    cache that fits beside all other parts."""
 
     base: str
     shape: BaseShape
@@ -71,7 +59,6 @@ class MemoryPlan:
     row_tokens: int
     parts: Parts
     cache_tokens: int
-    unrecomputed_tokens: int = 0
 
     @property
     def sampling(self) -> int:
@@ -132,24 +119,6 @@ def make_plan(
     plan = _fitting(base, shape, card, work, wanted)
     if plan is None:
         raise ConfigError(_refusal(base, shape, card, work, wanted))
-    return _with_kept_activations(plan)
-
-
-def _with_kept_activations(plan: MemoryPlan) -> MemoryPlan:
-    """The plan with rows that keep their activations, as large as the free memory allows.
-
-    Free is what a step leaves; side by side, the cache beyond that of WELL_CACHED calls."""
-    held, token = plan.parts, cache_per_token(plan.shape, plan.work)
-    room = plan.card.usable - plan.step
-    if plan.layout == "side_by_side":
-        room = (plan.cache_tokens - (plan.work.max_batch or WELL_CACHED) * CALL_TOKENS) * token
-    for rows in range(plan.row_tokens // ROW_UNIT * ROW_UNIT, 0, -ROW_UNIT):
-        kept = learner_activations(plan.shape, plan.work, rows, recompute=False)
-        more = max(kept - held.learner_activations, 0)
-        if more <= max(room, 0):
-            held = replace(held, learner_activations=held.learner_activations + more)
-            cache = _cache_tokens(plan.shape, plan.card, plan.work, plan.layout, held)
-            return replace(plan, parts=held, cache_tokens=cache, unrecomputed_tokens=rows)
     return plan
 
 
@@ -249,171 +218,6 @@ def _refusal(base: str, shape: BaseShape, card: Card, work: Workload, wanted: Me
     )
 
 
-OWN_SHARE = 0.92
-"""vLLM 0.32's default of --gpu-memory-utilization, its share of a GPU of its own (`config/cache.py`)."""
-LEARNER_SHARE = 4
-"""One of so many GPUs trains, and at least one. A rule of thumb: rollouts mostly take longer than steps."""
-MAX_CARDS = 64
-_CARDS = re.compile(r"(\d{1,3})\s*[xX]\s*(\S.*)")
-
-
-@dataclass(frozen=True)
-class CardsPlan:
-    """A division of `count` cards that fits. `replica` and `learner`: part -> bytes on each of their cards, with the smallest
-    cache and the largest row. `cache_tokens`: what fits into the cache of a replica."""
-
-    base: str
-    card: Card
-    count: int
-    tensor_parallel: int
-    replicas: int
-    learners: int
-    row_tokens: int
-    cache_tokens: int
-    replica: dict[str, int]
-    learner: dict[str, int]
-
-    @property
-    def cache_calls(self) -> int:
-        """Number of calls of CALL_TOKENS that the cache of a replica holds."""
-        return self.cache_tokens // CALL_TOKENS
-
-    def gpus(self, indices: tuple[int, ...] | None = None) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The GPUs of the sampler and those of the learners. `indices`: of the cards, if not 0, 1, 2, ..."""
-        indices = indices or tuple(range(self.count))
-        sampling = self.replicas * self.tensor_parallel
-        return indices[:sampling], indices[sampling : sampling + self.learners]
-
-    def options(self) -> str:
-        """The options of `offbook serve` that divide the cards so."""
-        sampling, training = (",".join(map(str, gpus)) for gpus in self.gpus())
-        split = f" --tensor-parallel {self.tensor_parallel}" if self.tensor_parallel > 1 else ""
-        trains = f" --train-gpus {training}" if training else ""
-        return f"--inference-gpus {sampling}{split}{trains}"
-
-
-def parse_cards(text: str) -> tuple[int, Card]:
-    """Parse a number of equal cards. Raises ConfigError for other text.
-
-    >>> count, card = parse_cards("8x80GB")
-    >>> count, card.memory
-    (8, 80000000000)
-    """
-    match = _CARDS.fullmatch(text.strip())
-    if match is None or not 1 <= int(match[1]) <= MAX_CARDS:
-        raise ConfigError(f"--cards {text!r}: give a number up to {MAX_CARDS} and a GPU's memory, such as 8x80GB")
-    return int(match[1]), parse_card(match[2])
-
-
-def plan_cards(
-    base: str, shape: BaseShape, card: Card, count: int, work: Workload, *, trains: bool = True
-) -> CardsPlan:
-    """Divide two or more cards: the smallest replicas with a large enough cache, and a learner on one card in
-    LEARNER_SHARE. Cards that make no whole replica train too. `trains`: False gives all to replicas.
-
-    Raises ConfigError that says what is missing."""
-    plan = _divided(base, shape, card, count, work, trains=trains)
-    if isinstance(plan, str):
-        change = cards_remedy(shape, card, count, work, trains=trains)
-        raise ConfigError(f"{base} does not fit on {count} cards of {card.name}: {plan}. Take {change}")
-    return plan
-
-
-def cards_remedy(shape: BaseShape, card: Card, count: int, work: Workload, *, trains: bool = True) -> str:
-    """The cheapest change with which the base fits: a setting, more cards, larger ones, or a smaller base."""
-    others = [(f"{number}x{card.name}", card, number) for number in (2, 4, 8) if number > count]
-    larger = [parse_card(text) for text in CARDS]
-    others += [(f"{count}x{one.name}", one, count) for one in larger if one.memory > card.memory]
-    for cards, one, number in (("", card, count), *others):
-        for setting, changed in (("", work), *_settings(work)):
-            if not isinstance(_divided("", shape, one, number, changed, trains=trains), str):
-                return f"{cards} {setting}".strip()
-    return "a smaller --model"
-
-
-def _divided(base: str, shape: BaseShape, card: Card, count: int, work: Workload, *, trains: bool) -> CardsPlan | str:
-    """The plan of `plan_cards`, or what is missing."""
-    if count < 2:
-        return "two cards or more are divided"
-    least = parts(shape, card, work, min(MIN_ROW, work.row_tokens))
-    learner = _learner(shape, card, work) if trains else (work.row_tokens, dict[str, int]())
-    if learner is None:
-        rows = min(MIN_ROW, work.row_tokens)
-        needed = sum(_learner_parts(shape, card, work, rows).values())
-        return (
-            f"a learner needs {needed / GIB:.1f} GiB for the whole base and rows of {rows:,} tokens, and a card has "
-            f"{card.usable / GIB:.1f}"
-        )
-    sampling = _replica(shape, card, work, least, count - trains)
-    if sampling is None:
-        needed = sum(_replica_parts(shape, work, least, 1).values())
-        room = OWN_SHARE * card.usable
-        return (
-            f"a replica needs {needed / GIB:.1f} GiB in all, and vLLM takes {room / GIB:.1f} of each of the "
-            f"{counted(count - trains, 'card')} that may sample"
-        )
-    split, held, tokens = sampling
-    replicas = max(1, (count - max(1, count // LEARNER_SHARE) * trains) // split)
-    learners = count - replicas * split if trains else 0
-    return CardsPlan(base, card, count, split, replicas, learners, learner[0], tokens, held, learner[1])
-
-
-def _replica(
-    shape: BaseShape, card: Card, work: Workload, least: Parts, most: int
-) -> tuple[int, dict[str, int], int] | None:
-    """GPUs of a replica, its parts on each, and its cache in tokens: on as few as hold the wanted calls, else as many as the
-    heads can be split over. None if it does not fit on `most`."""
-    best: tuple[int, dict[str, int], int] | None = None
-    for split in splits(shape, most):
-        held = _replica_parts(shape, work, least, split)
-        room = int(OWN_SHARE * card.usable) - sum(held.values())
-        if room < 0:
-            continue
-        tokens = (room + held["cache"]) * min(split, shape.kv_heads) // cache_per_token(shape, work)
-        best = (split, held, tokens)
-        if tokens // CALL_TOKENS >= min(ENOUGH_CALLS, work.max_batch or ENOUGH_CALLS):
-            break
-    return best
-
-
-def splits(shape: BaseShape, most: int) -> Iterator[int]:
-    """Powers of two up to `most` over which vLLM can split the base: they divide its heads, and its key-value heads or are
-    multiples of them."""
-    split = 1
-    while split <= most:
-        if shape.heads % split == 0 and 0 in (shape.kv_heads % split, split % shape.kv_heads):
-            yield split
-        split *= 2
-
-
-def _replica_parts(shape: BaseShape, work: Workload, least: Parts, split: int) -> dict[str, int]:
-    """Bytes on each of the `split` cards of a replica. Weights and cache are split; LoRA slots and activations are counted
-    whole, since vLLM keeps one of a LoRA's two matrices and the logits whole."""
-    return {
-        "sampler_weights": -(-least.sampler_weights // split),
-        "sampler_adapters": least.sampler_adapters,
-        "sampler_activations": least.sampler_activations,
-        "cuda_graphs": least.cuda_graphs,
-        "cache": -(-cache(shape, work) // min(split, shape.kv_heads)),
-        "contexts": CONTEXT,
-    }
-
-
-def _learner(shape: BaseShape, card: Card, work: Workload) -> tuple[int, dict[str, int]] | None:
-    """The largest row of a learner on a card of its own, and its parts then; None if no row fits."""
-    for rows in row_sizes(work.row_tokens):
-        held = _learner_parts(shape, card, work, rows)
-        if sum(held.values()) <= card.usable:
-            return rows, held
-    return None
-
-
-def _learner_parts(shape: BaseShape, card: Card, work: Workload, rows: int) -> dict[str, int]:
-    held = parts(shape, card, work, rows)
-    names = ("learner_weights", "learner_adapter", "learner_optimizer", "learner_gradients", "learner_activations")
-    return {name: getattr(held, name) for name in names} | {"contexts": CONTEXT + RESERVE}
-
-
 LABELS = {
     "sampler_weights": "vLLM: weights",
     "sampler_adapters": "vLLM: LoRA slots",
@@ -428,8 +232,6 @@ LABELS = {
     "contexts": "CUDA contexts, reserve (assumed)",
 }
 """Part -> its name in the text. `assumed` parts are constants, the others are counted."""
-REPLICA, LEARNER = "replica", "learner"
-"""Headings of a card that samples, and of one that trains."""
 MEANING = {
     "side_by_side": "sampler and learner stay on the GPU; calls are answered during a step",
     "free_cache": "vLLM frees its key-value cache for a step and keeps its weights",
@@ -451,10 +253,6 @@ def plan_lines(plan: MemoryPlan) -> list[str]:
         f"  rows of at most {plan.row_tokens:,} tokens (row_tokens {plan.work.row_tokens:,}); "
         f"cache for {plan.cache_tokens:,} tokens, {plan.cache_calls:,} calls of {CALL_TOKENS:,}",
     ]
-    if plan.unrecomputed_tokens:
-        lines.append(
-            f"  rows of at most {plan.unrecomputed_tokens:,} tokens are trained without activation recomputation"
-        )
     copies = f"{(plan.host - PROCESSES) / GIB:.1f} pinned, " if plan.host > PROCESSES else ""
     lines.append(f"  host memory: {plan.host / GIB:.1f} GiB ({copies}{PROCESSES / GIB:.0f} for the processes, assumed)")
     if (longest := plan.work.longest(plan.shape)) > plan.row_tokens:
@@ -478,54 +276,10 @@ def plan_json(plan: MemoryPlan) -> dict[str, Json]:
         "memory": plan.card.memory,
         "layout": plan.layout,
         "row_tokens": plan.row_tokens,
-        "unrecomputed_tokens": plan.unrecomputed_tokens,
         "cache_tokens": plan.cache_tokens,
         "sampling": sampling_parts(plan.layout, plan.parts),
         "step": step_parts(plan.layout, plan.parts),
         "host": plan.host,
-    }
-
-
-def cards_lines(plan: CardsPlan) -> list[str]:
-    """The plan for several cards as lines: the options that divide them so, why, and the parts of both sides in GiB a card."""
-    split, cards = plan.tensor_parallel, f"{counted(plan.count, 'card')} of {plan.card.described}"
-    why = "as few as hold the wanted calls" if split > 1 else "the base and its cache fit"
-    lines = [
-        f"Memory plan: {plan.base} on {cards}",
-        f"  offbook serve --model {plan.base} {plan.options()}",
-        f"  {counted(plan.replicas, 'replica')}, each on {counted(split, 'card')} ({why}): cache for {plan.cache_tokens:,} "
-        f"tokens, {plan.cache_calls:,} calls of {CALL_TOKENS:,}",
-    ]
-    if plan.learners:
-        lines.append(
-            f"  {counted(plan.learners, 'learner')}, each with the whole base: rows of at most {plan.row_tokens:,} tokens"
-        )
-        lines.append(
-            f"  one card in {LEARNER_SHARE} trains, at least one, and those that make no whole replica (a rule of thumb)"
-        )
-    lines.append(f"  {'GiB on each card':<{_WIDTH}}  {REPLICA:>8}{LEARNER:>8}")
-    for name, label in LABELS.items():
-        lines.append(f"  {label:<{_WIDTH}}  {_gib(plan.replica.get(name))}{_gib(plan.learner.get(name))}")
-    sums = [sum(side.values()) for side in (plan.replica, plan.learner)]
-    lines.append(f"  {'sum':<{_WIDTH}}  {_gib(sums[0])}{_gib(sums[1])}")
-    return lines
-
-
-def cards_json(plan: CardsPlan) -> dict[str, Json]:
-    """The plan for several cards as JSON, sizes in bytes on each card."""
-    return {
-        "base": plan.base,
-        "card": plan.card.name,
-        "memory": plan.card.memory,
-        "cards": plan.count,
-        "replicas": plan.replicas,
-        "tensor_parallel": plan.tensor_parallel,
-        "learners": plan.learners,
-        "row_tokens": plan.row_tokens,
-        "cache_tokens": plan.cache_tokens,
-        "options": plan.options(),
-        REPLICA: plan.replica,
-        LEARNER: plan.learner,
     }
 
 

@@ -156,7 +156,6 @@ def _learner(options: ServerOptions, engine: EngineChoice, base: BaseModelPath) 
         options.step_timeout,
         offload=sharing is not None and sharing.layout == "offload",
         row_limit=sharing.row_limit if sharing is not None else None,
-        unrecomputed_tokens=sharing.unrecomputed_tokens if sharing is not None else 0,
     )
 
 

@@ -1,4 +1,4 @@
-"""Rows up to a size keep their activations for the backward pass, larger ones recompute them: the gradients are the same."""
+"""Layers that recompute their activations for the backward pass, as on a GPU: the gradients are the same."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ from tests.engine.learner.test_invariance import VOCABULARY, batch_of
 from tests.engine.learner.tiny_models import warm
 
 
-@pytest.fixture(scope="module")
-def policy(base: Callable[[str], Path]) -> Policy:
-    """A policy whose layers recompute, as on a GPU."""
-    policy = Policy.load(base("qwen2"), LoraOptions(r=2, alpha=4), dtype=torch.float64)
-    policy.model.get_base_model().gradient_checkpointing_enable({"use_reentrant": False})  # pyright: ignore
-    policy.reset_adapter(LoraOptions(r=2, alpha=4))
-    return warm(policy)
+def policy(base: Callable[[str], Path], *, recomputes: bool) -> Policy:
+    made = Policy.load(base("qwen2"), LoraOptions(r=2, alpha=4), dtype=torch.float64)
+    if recomputes:
+        made.model.get_base_model().gradient_checkpointing_enable({"use_reentrant": False})  # pyright: ignore
+        made.reset_adapter(LoraOptions(r=2, alpha=4))
+    return warm(made)
 
 
 def backward(policy: Policy, row: ComputeRow, settings: TargetSettings) -> tuple[list[Tensor], int]:
@@ -42,17 +41,10 @@ def backward(policy: Policy, row: ComputeRow, settings: TargetSettings) -> tuple
 
 
 @pytest.mark.parametrize("layout", ["tree", "call_rows"])
-def test_the_threshold_decides_for_each_row_and_no_gradient_depends_on_it(policy: Policy, layout: LayoutName) -> None:
+def test_layers_run_twice_and_no_gradient_depends_on_it(base: Callable[[str], Path], layout: LayoutName) -> None:
     batch = batch_of(random_groups(3, turns=2, vocabulary=VOCABULARY))
-    row = plan(batch.samples, layout, 16_384, policy.shape).rows[0]
-    size = row.token_ids.size
-    recomputed, forwards = backward(policy, row, batch.settings)
-    assert forwards == 2
-    for limit, expected in ((size, 1), (size - 1, 2)):
-        policy.unrecomputed_tokens = limit
-        try:
-            kept, forwards = backward(policy, row, batch.settings)
-        finally:
-            policy.unrecomputed_tokens = 0
-        assert forwards == expected
-        assert all(torch.equal(a, b) for a, b in zip(kept, recomputed, strict=True))
+    once, twice = (policy(base, recomputes=recomputes) for recomputes in (False, True))
+    row = plan(batch.samples, layout, 16_384, once.shape).rows[0]
+    (kept, one), (recomputed, two) = (backward(one, row, batch.settings) for one in (once, twice))
+    assert (one, two) == (1, 2)
+    assert all(torch.equal(a, b) for a, b in zip(kept, recomputed, strict=True))

@@ -27,7 +27,6 @@ class SmallDevice:
         self._place = place
         self._breaks = False
         self.tree_refused, self.shape = policy.tree_refused, policy.shape
-        self.unrecomputed_tokens = 0
         self.refused: list[int] = []
         first = next(iter(policy.trainable_parameters().values()))
         self.hook = first.register_hook(self._backward)
@@ -81,39 +80,6 @@ def test_smaller_rows_equal_larger_ones(policies: Policies, loss: LossName, layo
     assert found.kl_sum == pytest.approx(whole.kl_sum)
     torch.testing.assert_close(found.old.logprobs, whole.old.logprobs)
     assert all(value.grad is None for value in policy.trainable_parameters().values())  # gone after a step
-
-
-class SmallWithoutRecomputation(SmallDevice):
-    """It has room for every row that recomputes its activations."""
-
-    def __init__(self, policy: Policy, largest: int) -> None:
-        super().__init__(policy, largest, "backward")
-        self.unrecomputed_tokens = 16_384
-        self.computed: list[int] = []
-
-    def row_logprobs(self, row: ComputeRow, *arguments: object, **options: object):
-        self._largest = 1 if row.token_ids.size <= self.unrecomputed_tokens else 2**31
-        self.computed.append(row.token_ids.size)
-        return super().row_logprobs(row, *arguments, **options)
-
-
-def test_a_row_that_fails_without_recomputation_is_computed_with_it_before_any_is_smaller(policies: Policies) -> None:
-    policy = policies("qwen2", torch.float64)
-    batch = batch_of(random_groups(7, turns=3, vocabulary=VOCABULARY))
-    config = config_of("grpo", layout="tree")
-    whole, expected = gradients(policy, batch, config, 0.02)
-    sizes = [row.token_ids.size for part in whole.plans for row in part.rows]
-    device = SmallWithoutRecomputation(policy, 1)
-    optimizer = Shifting(policy.trainable_parameters(), 0.02)
-    try:
-        found = Step(device, optimizer, batch, config, 0, lambda *_: None).run()
-    finally:
-        device.hook.remove()
-        optimizer.restore()
-    assert device.refused == sizes[:1] and device.unrecomputed_tokens == sizes[0] // 2
-    assert set(device.computed) == set(sizes)  # whole rows only
-    assert found.losses == pytest.approx(whole.losses, rel=1e-9, abs=1e-12)
-    assert [distance(a, b) for a, b in zip(optimizer.gradients, expected, strict=True)] == pytest.approx([0], abs=1e-9)
 
 
 def test_rows_that_fail_again_refuse_the_step(policies: Policies) -> None:

@@ -14,7 +14,7 @@ from offbook.server.sampler import engine_choice as engines
 from offbook.server.sampler.engine_choice import choose
 from offbook.server.sampler.gpu_sharing import GpuSharing
 from offbook.server.sampler.pool import SamplerPool
-from tests.server.sampler.cards import GIB, H100, L4, T4
+from tests.server.sampler.cards import GIB, H100, T4
 
 
 @pytest.fixture
@@ -105,25 +105,6 @@ def test_each_inference_gpu_is_a_replica_and_the_one_on_the_learners_gpu_follows
     assert [member.shares_gpu for member in pool.members] == [True, False, False]
 
 
-def test_auto_divides_all_gpus_by_the_memory_plan_of_the_smallest_and_says_how(
-    driver, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    driver(*(H100.format(index=index, free=79 * GIB) for index in range(7)), L4.format(index=7, free=22 * GIB))
-    options, base = EngineOptions(engine="vllm", gpus="auto"), "Qwen/Qwen3-8B"
-    engine = choose(options, base, trains=True)
-    assert [replica.gpus for replica in engine.replicas] == [(0, 1), (2, 3), (4, 5)]  # 8B takes two L4
-    assert engine.options.train_gpus == (6, 7) and engine.options.team == 2 and engine.sharing is None
-    assert "Memory plan: Qwen/Qwen3-8B on 8 cards of NVIDIA L4 (22.5 GiB)" in caplog.text
-    assert len(choose(options, base, trains=False).replicas) == 4
-    driver(H100.format(index=3, free=79 * GIB))
-    alone = choose(options, base, trains=True)
-    assert alone.options.inference_gpus == alone.options.train_gpus == (3,)
-    driver(*(T4.format(index=index, free=14 * GIB) for index in range(2)))
-    with pytest.raises(ConfigError, match="Qwen/Qwen3-8B does not fit on 2 cards of Tesla T4"):
-        choose(options, base, trains=True)
-
-
 def test_replicas_of_several_gpus_take_them_in_order(driver) -> None:
     driver(*(H100.format(index=index, free=60 * GIB) for index in range(5)))
     options = EngineOptions.parse(engine="vllm", inference_gpus="3,0,1,2", tensor_parallel=2, train_gpus="4")
@@ -151,7 +132,6 @@ def test_replicas_on_a_cpu_share_its_cores_and_memory_and_all_follow_the_memory_
         ({"inference_gpus": "0,1,2", "tensor_parallel": 2}, "1 replicas of 2 GPUs need 2, and 3 are named"),
         ({"inference_gpus": "0,1", "replicas": 3}, "3 replicas of 1 GPUs need 3, and 2 are named"),
         ({"inference_gpus": "0,0"}, "inference_gpus: a GPU is named twice"),
-        ({"gpus": "auto", "train_gpus": "1"}, "train_gpus: gpus='auto' divides the GPUs: leave one of them out"),
         ({"tensor_parallel": 2}, "tensor_parallel: name the GPUs with inference_gpus"),
         (
             {"engine": "embedded", "inference_gpus": "0,1", "tensor_parallel": 2},

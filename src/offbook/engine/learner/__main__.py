@@ -1,8 +1,7 @@
 """The learner's process: commands as JSON lines on stdin, events as JSON lines on the original stdout.
 
 python -m offbook.engine.learner --base DIR [--loader auto|peft|unsloth] [--load-in-4bit] [--device D] [--dtype T]
-[--threads N] [--deterministic] [--name NAME] [--offload] [--row-limit N]
-[--unrecomputed-tokens N] [--prompt-date DATE] [--learners N]
+[--threads N] [--deterministic] [--name NAME] [--offload] [--row-limit N] [--prompt-date DATE] [--learners N]
 """
 
 from __future__ import annotations
@@ -81,9 +80,6 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=None, help="CPU threads (default: torch's choice)")
     parser.add_argument("--offload", action="store_true", help="be in host memory between steps, pinned for a GPU")
     parser.add_argument("--row-limit", type=int, default=None, help="tokens of a row, whatever a job asks for")
-    parser.add_argument(
-        "--unrecomputed-tokens", type=int, default=0, help="rows of at most so many tokens recompute no activations"
-    )
     parser.add_argument("--deterministic", action="store_true", help="torch's deterministic algorithms")
     add_prompt_date(parser)
     parser.add_argument("--learners", type=int, default=1, help="processes that compute a step together")

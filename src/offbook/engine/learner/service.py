@@ -159,7 +159,6 @@ def load_policy(arguments: argparse.Namespace) -> Policy:
         load_in_4bit=arguments.load_in_4bit,
         name=arguments.name,
     )
-    policy.unrecomputed_tokens = arguments.unrecomputed_tokens
     policy.prompt_date = arguments.prompt_date
     return policy
 

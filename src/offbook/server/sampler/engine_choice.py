@@ -20,7 +20,7 @@ from offbook.base.server_options import OF_VLLM, EngineName, EngineOptions
 from ...engine.protocol import SAMPLER_MODULES, prompt_date_words
 from ..base_model import BaseModelPath
 from .child_sampler import ChildSampler
-from .gpu_sharing import FORCING, GpuSharing, divide_gpus, share_gpu
+from .gpu_sharing import FORCING, GpuSharing, share_gpu
 from .pool import Sampler, SamplerCalls, SamplerPool
 from .running_sampler import RunningSampler, key
 from .supervised import SupervisedSampler
@@ -192,7 +192,7 @@ def choose(options: EngineOptions, model: str, *, trains: bool) -> EngineChoice:
         return EngineChoice("vllm", options, quirks=_VLLM_QUIRKS)
     present = () if options.device == "cpu" else gpus()
     name = options.engine if options.engine != "auto" else _automatic(present)
-    options = _placed(name, options, model, present, trains=trains)
+    options = _placed(name, options, present)
     sampling, training = options.inference_gpus, options.train_gpus
     sharing = None
     if trains and set(training) <= set(sampling):
@@ -211,12 +211,8 @@ def choose(options: EngineOptions, model: str, *, trains: bool) -> EngineChoice:
     )
 
 
-def _placed(
-    name: EngineName, options: EngineOptions, model: str, present: tuple[Gpu, ...], *, trains: bool
-) -> EngineOptions:
+def _placed(name: EngineName, options: EngineOptions, present: tuple[Gpu, ...]) -> EngineOptions:
     """The options with the GPUs of both sides and the device. Raises ConfigError as `choose`."""
-    if options.gpus == "auto" and name == "vllm":
-        options = divide_gpus(options, model, present, trains=trains)
     if present and options.samplers > 1 and not options.inference_gpus:
         raise ConfigError(f"--replicas {options.samplers}: name a GPU for each, such as --inference-gpus 0,1")
     sampling = options.inference_gpus or options.train_gpus

@@ -1,4 +1,4 @@
-"""How sampler and learner share one GPU, or divide several.
+"""How sampler and learner share one GPU.
 
 The memory plan decides, before anything is loaded. `--memory-layout` overrides it.
 """
@@ -14,10 +14,9 @@ import psutil
 from offbook.base.devices import Gpu
 from offbook.base.errors import ConfigError
 from offbook.base.server_options import EngineName, EngineOptions, MemoryLayout
-from offbook.memory_plan.plan import cards_lines, plan_cards, plan_lines
 
 from ...memory_plan.parts import CONTEXT, GIB, RESERVE, Card, UnknownShapeError, Workload, find_shape, parse_card
-from ...memory_plan.plan import MemoryPlan, make_plan
+from ...memory_plan.plan import MemoryPlan, make_plan, plan_lines
 
 logger = logging.getLogger(__name__)
 
@@ -53,11 +52,6 @@ class GpuSharing:
     def row_limit(self) -> int | None:
         """Largest row of the learner, in tokens; None: only the job's row_tokens limits it."""
         return self.plan.row_limit if self.plan is not None else None
-
-    @property
-    def unrecomputed_tokens(self) -> int:
-        """Largest row, in tokens, whose activations fit without recomputation; 0 without a plan."""
-        return self.plan.unrecomputed_tokens if self.plan is not None else 0
 
     def memory_share(self, free: Gpu | None) -> float | None:
         """vLLM's gpu_memory_utilization, from 0 to 1: the plan's, or less if less of the GPU `free` is free now; without
@@ -121,25 +115,6 @@ def share_gpu(engine: EngineName, options: EngineOptions, model: str, gpus: tupl
         plan.decoded_calls,
     )
     return sharing
-
-
-def divide_gpus(options: EngineOptions, model: str, gpus: tuple[Gpu, ...], *, trains: bool) -> EngineOptions:
-    """The options with all of `gpus` given to replicas and learners as the plan for that many cards of the smallest size
-    says, which is logged. One GPU, or none, is left as it is. Raises ConfigError if the plan cannot be made or does not fit."""
-    if len(gpus) < 2:
-        return options
-    smallest = min(map(_card, gpus), key=lambda card: card.usable)
-    shape = find_shape(model)
-    plan = plan_cards(model, shape, smallest, len(gpus), Workload.of(options), trains=trains)
-    sampling, training = plan.gpus(tuple(gpu.index for gpu in gpus))
-    logger.info("--gpus auto\n%s", "\n".join(cards_lines(plan)))
-    return options.model_copy(
-        update={
-            "inference_gpus": sampling,
-            "train_gpus": training,
-            "tensor_parallel": plan.tensor_parallel,
-        }
-    )
 
 
 def _plan(options: EngineOptions, model: str, gpus: tuple[Gpu, ...]) -> MemoryPlan | None:

@@ -59,12 +59,11 @@ class LearnerClient:
         *,
         offload: bool = False,
         row_limit: int | None = None,
-        unrecomputed_tokens: int = 0,
     ) -> None:
         """`step_timeout`: the learner is killed after so many seconds without an event (None: never).
 
         `offload`: the learner stays in host memory between steps. `row_limit`: largest row in tokens; it overrides a
-        job's larger row_tokens. `unrecomputed_tokens`: largest row that is computed without activation recomputation.
+        job's larger row_tokens.
         """
         self._base = base
         self._options = options
@@ -72,7 +71,6 @@ class LearnerClient:
         self._step_timeout = step_timeout
         self._offload = offload
         self._row_limit = row_limit
-        self._unrecomputed_tokens = unrecomputed_tokens
         self._child: Child | None = None
         self._one_at_a_time = asyncio.Lock()
         self._early: asyncio.Task[None] | None = None
@@ -228,7 +226,6 @@ class LearnerClient:
         words += ["--offload"] if self._offload else []
         words += ["--row-limit", str(self._row_limit)] if self._row_limit is not None else []
         words += ["--learners", str(options.team)] if options.team > 1 else []
-        words += ["--unrecomputed-tokens", str(self._unrecomputed_tokens)] if self._unrecomputed_tokens else []
         return words + (["--deterministic"] if options.deterministic else [])
 
     def _env(self) -> dict[str, str]:

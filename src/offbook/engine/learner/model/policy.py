@@ -47,8 +47,7 @@ class Policy:
 
     `tree_refused`: why the model cannot train on trees, else None. `tree_difference`: the mask probe's largest logprob
     difference between tree and plain rows, nats. `tree_calls`: attention layers computed on trees so far, in forward
-    passes. `shape`: input of the cost estimates. `unrecomputed_tokens`: rows of at most this many tokens, padding
-    included, keep their activations for the backward pass; larger ones recompute them, if the loader turned that on."""
+    passes. `shape`: input of the cost estimates."""
 
     def __init__(
         self,
@@ -62,7 +61,6 @@ class Policy:
         self.loader: Loader = loader
         self.tree_difference: float | None = None
         self.tree_calls = 0
-        self.unrecomputed_tokens = 0
         self.prompt_date: datetime.date | None = None
         self._model = model
         self._tokenizer = tokenizer
@@ -267,7 +265,7 @@ class Policy:
             dropout.train(torch.is_grad_enabled())
         for module in self._recomputed:
             # Layers recompute in training mode. Not .train(): the base's own dropouts stay off.
-            module.training = torch.is_grad_enabled() and row.token_ids.size > self.unrecomputed_tokens
+            module.training = torch.is_grad_enabled()
         if not adapter:
             with self._model.disable_adapter():
                 return self._row_logprobs(row, settings, logits_chunk)

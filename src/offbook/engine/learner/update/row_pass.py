@@ -40,12 +40,10 @@ Done = Callable[[int], None]
 
 
 class RowPolicy(Protocol):
-    """The interface of `Policy` that a step uses. `tree_refused`: why the model cannot train on trees, else None.
-    `unrecomputed_tokens`: see `Policy`."""
+    """The interface of `Policy` that a step uses. `tree_refused`: why the model cannot train on trees, else None."""
 
     tree_refused: str | None
     shape: ModelShape
-    unrecomputed_tokens: int
 
     def trainable_parameters(self) -> dict[str, torch.nn.Parameter]:
         """The adapter's parameters by name."""

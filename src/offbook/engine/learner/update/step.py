@@ -229,23 +229,17 @@ class Step:
                 torch.cuda.empty_cache()
 
     def _reduce_memory(self, error: torch.OutOfMemoryError | TrainError) -> bool:
-        """Let more rows recompute their activations; if all do, plan rows of half the size. Returns False if neither is
-        possible, or if the error is of another kind."""
+        """Plan rows of half the size. Returns False if rows cannot be smaller, or if the error is of another kind."""
         if isinstance(error, TrainError) and error.reason != "out_of_memory":
             return False
-        policy, sizes = self._policy, _row_sizes(self._plans)
-        if kept := max((size for size in sizes if size <= policy.unrecomputed_tokens), default=0):
-            policy.unrecomputed_tokens = kept // 2
-            logger.warning("Out of memory: rows of more than %d tokens recompute their activations now", kept // 2)
-            return True
-        smaller = self._planned(max(sizes) // 2)
-        if max(_row_sizes(smaller)) >= max(sizes):
+        largest = _largest_row(self._plans)
+        smaller = self._planned(largest // 2)
+        if _largest_row(smaller) >= largest:
             return False
         self._plans = smaller
         logger.warning(
             "Out of memory: this step's rows have at most %d tokens now, not %d. Lower row_tokens to do so at once",
-            max(_row_sizes(smaller)),
-            max(sizes),
+            *(_largest_row(smaller), largest),
         )
         return True
 
@@ -353,9 +347,9 @@ class Step:
             )
 
 
-def _row_sizes(plans: Sequence[LayoutPlan]) -> list[int]:
-    """Tokens of each row, padding included."""
-    return [row.token_ids.size for plan in plans for row in plan.rows]
+def _largest_row(plans: Sequence[LayoutPlan]) -> int:
+    """Tokens of the largest row, padding included."""
+    return max(row.token_ids.size for plan in plans for row in plan.rows)
 
 
 @dataclass(frozen=True)

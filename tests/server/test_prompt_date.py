@@ -10,8 +10,8 @@ import pytest
 from offbook import LocalBackend
 from offbook.base.errors import ConfigError
 from offbook.base.server_options import EngineOptions, ServerOptions
+from offbook.server.directory_lock import with_prompt_date
 from offbook.server.maintenance import backup
-from offbook.server.prompt_date import with_prompt_date
 from offbook.server.records.store import create_file
 from offbook.server.sampler.engine_choice import EngineChoice
 

@@ -17,9 +17,8 @@ from offbook.base.wire import ArchiveState, UserState
 
 from ..engine import checkpoint_files
 from ..engine.checkpoint_files import put_aside, sync
-from .directory_lock import UMASK, DirectoryLock
+from .directory_lock import PROMPT_DATE, UMASK, DirectoryLock
 from .models import checkpoints
-from .prompt_date import PROMPT_DATE
 from .records.database import RECORDS, fault_of
 
 _NOT_WHOLE = 1

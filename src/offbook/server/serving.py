@@ -30,12 +30,11 @@ from offbook.http_listener.listening import listen, local_url, url_of
 from .base_model import BaseModelPath, find
 from .calls.recorder import Recorder
 from .calls.sampled_answer import CALL_MARKS
-from .directory_lock import DirectoryLock, make_private, sweep
+from .directory_lock import DirectoryLock, make_private, sweep, with_prompt_date
 from .http import app
 from .http.auth import Guard, Key, key_for
 from .logprob_check import check_logprobs
 from .models.checkpoint_swaps import open_models
-from .prompt_date import with_prompt_date
 from .records.database import RECORDS
 from .records.store import Store
 from .sampler.engine_choice import EngineChoice, choose

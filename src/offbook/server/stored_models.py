@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -19,12 +20,11 @@ from offbook.base.errors import ConfigError, EngineError, OffbookError
 from offbook.base.wire import CheckpointState, ExportFormat, ExportResult, ModelRecords, RolloutTrace, TrajectoryQuery
 
 from ..engine import checkpoint_files
-from ..engine.checkpoint_files import Checkpoint, path_of
-from ..engine.protocol import MERGE_MODULE, Merged
-from .base_model import find, reference
+from ..engine.checkpoint_files import Checkpoint, make_folder, path_of, read, sync
+from ..engine.protocol import IMPORT_MODULE, MERGE_MODULE, Merged
+from .base_model import BaseModelPath, find, reference
 from .directory_lock import DirectoryLock, make_private
-from .models.adapter_import import import_adapter
-from .models.checkpoints import ModelFacts, scan_models, state_of
+from .models.checkpoints import ModelFacts, base_name, scan_models, state_of, write_facts
 from .records.call_rows import trace_page
 from .records.database import RECORDS, fault_of, open_records
 from .records.overview import model_logs
@@ -120,10 +120,37 @@ def import_model(root: Path, adapter: Path, model: str, project: str, base_model
         if not records.exists() and fault_of(records, None) is None:
             create_file(records)  # a server takes checkpoints without records for a loss
         folder = root / project / "models" / model
-        import_adapter(folder, adapter, model, project, base)
+        _import_adapter(folder, adapter, model, project, base)
         return path_of(folder / "checkpoints", 1)
     finally:
         lock.release()
+
+
+def _import_adapter(folder: Path, adapter: Path, model: str, project: str, base: BaseModelPath) -> None:
+    """Create the model's `folder`, atomically. Raises ConfigError for an adapter that does not fit the base, OSError."""
+    make_folder(folder.parent)
+    scratch = folder.with_name(f".fork-{folder.name}")  # a start removes what a kill leaves
+    shutil.rmtree(scratch, ignore_errors=True)
+    try:
+        places = {"base": base.path, "adapter": adapter, "checkpoints": scratch / "checkpoints"}
+        words = [word for name, place in places.items() for word in (f"--{name}", str(place))]
+        done = subprocess.run(
+            [sys.executable, "-m", IMPORT_MODULE, "--name", base.reference, "--model", model, *words],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+        )
+        if done.returncode:
+            last = last_line(done.stderr) or f"the process ended with code {done.returncode}"
+            raise ConfigError(f"{adapter} was not imported: {done.stdout or last}")
+        note = read(path_of(scratch / "checkpoints", 1)).note
+        write_facts(scratch, ModelFacts(name=model, project=project, base_model=base_name(note), lora=note.lora))
+        scratch.rename(folder)
+        sync(folder.parent)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 class DirectoryRecords:

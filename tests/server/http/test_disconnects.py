@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from offbook.base.types import CallStatus
-from offbook.server.http import training_api, trajectory_api
+from offbook.server.http import training_api
 from offbook.server.http.json_body import JsonRoute
 from tests.fakes.gateway import Gateway
 from tests.fakes.scripted_sampler import ScriptedCompletion
@@ -19,8 +19,7 @@ from tests.server.http.test_openai_api import DEADLINE, until_recorded
 CHAT = "/t/t1/v1/chat/completions"
 ROUTES = [
     (method, route.path.replace("{", "").replace("}", ""))
-    for router in (training_api.router, trajectory_api.router)
-    for route in router.routes
+    for route in training_api.router.routes
     if isinstance(route, JsonRoute)
     for method in route.methods
 ]

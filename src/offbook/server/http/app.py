@@ -25,7 +25,7 @@ from offbook.http_listener.access_checks import AccessChecks
 from ..dialects import installed_dialects
 from ..errors import ApiError, internal_error, refusal_of, shortened
 from ..services import Services, ServicesDep
-from . import openai_api, training_api, trajectory_api
+from . import openai_api, training_api
 from .auth import SIGN_IN, SIGN_OUT, Guard
 from .model_paths import refusal_body
 from .openapi import add_openapi
@@ -40,8 +40,7 @@ def build(services: Services, guard: Guard) -> FastAPI:
     """Build the application on open services. The caller closes them."""
     app = FastAPI(title="Offbook", version=offbook.__version__, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.services = services
-    routers = (openai_api.router, trajectory_api.router, trajectory_api.traces, training_api.router)
-    for router in routers:
+    for router in (openai_api.router, training_api.router):
         app.router.routes.extend(router.routes)  # include_router would make each route anew, 0.1 s for all
     for part in (*installed_dialects(), *services.wings.values()):
         app.router.routes.extend(part.router.routes if part.router is not None else ())

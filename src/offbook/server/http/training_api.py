@@ -1,4 +1,4 @@
-"""Routes of models, checkpoints with their exports, and training."""
+"""Routes of trajectories, of models and checkpoints with their exports, and of training."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import FileResponse, StreamingResponse
+from pydantic import ValidationError
 
 from offbook.base import clock, server_sent_events
 from offbook.base.config import Name
@@ -25,21 +27,27 @@ from offbook.base.wire import (
     ExportFormat,
     ExportRequest,
     ExportResult,
+    FinishRequest,
+    FinishResult,
     ForkRequest,
     LogRequest,
     ModelState,
     RegisterRequest,
     RunEnd,
+    TracePage,
     TrainEvent,
     TrainRequest,
     TrainStatus,
+    TrajectoryPage,
+    TrajectoryQuery,
+    TrajectoryWithCalls,
     UserState,
     name_at,
 )
 
 from ...engine.checkpoint_files import Checkpoint
 from ...engine.protocol import Failed, MergeCommand, Merged
-from ..errors import ApiError
+from ..errors import ApiError, bad_request
 from ..models.checkpoints import state_of, write_text
 from ..models.registration import ALL_LINEAR, check_target_modules
 from ..models.registry import ServedModel
@@ -69,6 +77,42 @@ class TrainEvents(StreamingResponse):
     """A stream of server-sent events; every event is a TrainEvent."""
 
     media_type = server_sent_events.EVENT_STREAM
+
+
+@router.post("/trajectories", response_model_exclude_defaults=True)
+async def finish_trajectories(request: Request, services: ServicesDep) -> FinishResult:
+    """Finish trajectories and claim their calls, atomically. Keys in their texts are redacted, whatever the client is."""
+    try:
+        body = FinishRequest.model_validate_json(await request.body())
+    except ValidationError as error:
+        raise bad_request(error, "body") from error
+    calls = await services.store.finish([redacted_record(record) for record in body.trajectories])
+    expired = await services.store.expired([record.id for record in body.trajectories if record.calls is None])
+    return FinishResult(calls=calls, expired=expired)
+
+
+@router.get("/trajectories", responses={200: {"model": TrajectoryPage}})
+async def list_trajectories(query: Annotated[TrajectoryQuery, Query()], services: ServicesDep) -> Response:
+    """A page of the finished trajectories that match every filter."""
+    page = await services.store.trajectories(query)
+    return Response(page.model_dump_json(), media_type="application/json")
+
+
+@router.get("/traces", responses={200: {"model": TracePage}})
+async def list_traces(query: Annotated[TrajectoryQuery, Query()], services: ServicesDep) -> Response:
+    """A page of the finished trajectories that match every filter, with their calls but without token arrays."""
+    page = await services.store.traces(query)
+    return Response(page.model_dump_json(), media_type="application/json")
+
+
+@router.get("/trajectories/{trajectory_id:path}", responses={200: {"model": TrajectoryWithCalls}})
+async def get_trajectory(trajectory_id: str, services: ServicesDep) -> Response:
+    """A trajectory with its calls, finished or not."""
+    trajectory = await services.store.trajectory(trajectory_id)
+    if trajectory is None:
+        message = f"no trajectory {trajectory_id!r}: nothing was recorded or finished under that id"
+        raise ApiError(404, message, "id", "unknown_trajectory")
+    return Response(trajectory.model_dump_json(), media_type="application/json")
 
 
 @router.get("/models")

@@ -39,9 +39,7 @@ METRICS = (
     "sampler/swap_seconds",
     "tokens/computed",
     "memory/learner_peak",
-    "memory/learner_over_plan",
     "memory/gpu_peak",
-    "memory/gpu_over_plan",
 )
 TOOK = re.compile(r"It took ([\d.]+) seconds to (fall asleep|discard|wake up)")
 

@@ -19,9 +19,7 @@ def after(flag: str, words: list[str]) -> str:
     return words[words.index(flag) + 1]
 
 
-def test_what_the_plan_says_is_logged_started_slept_through_and_compared_with_the_first_step(
-    real_engines: None, tmp_path: Path
-) -> None:
+def test_what_the_plan_says_is_logged_started_and_slept_through(real_engines: None, tmp_path: Path) -> None:
     work = Workload(max_model_len=256)
     plan = make_plan("tiny", find_shape("tiny"), parse_card("4GiB"), work, "offload")
     flags = ("--engine", "vllm", "--loader", "peft", "--max-model-len", "256")
@@ -42,14 +40,10 @@ def test_what_the_plan_says_is_logged_started_slept_through_and_compared_with_th
         assert sleeps(server) == before + 2  # level 1, which a CPU takes note of and no more
         for result in results:
             metrics = result["metrics"]
-            assert metrics["memory/learner_peak"] == 3
-            assert metrics["memory/learner_over_plan"] == pytest.approx(3 - plan.learner_peak / GIB)
-            assert metrics["memory/gpu_over_plan"] == pytest.approx(4 + 3 - plan.step / GIB)
+            assert (metrics["memory/learner_peak"], metrics["memory/gpu_peak"]) == (3, 4 + 3)
         log = server.output()
     for line in plan_lines(plan):
         assert line in log
-    assert log.count("Peak memory of the first step") == 1
-    assert f"the learner's tensors 3.00, planned {plan.learner_peak / GIB:.2f}" in log
 
 
 def sleeps(server: RunningServer) -> int:

@@ -76,11 +76,6 @@ class MemoryPlan:
         return host_bytes(self.layout, self.parts)
 
     @property
-    def learner_peak(self) -> int:
-        """Bytes of the learner's tensors at the peak of a step."""
-        return self.parts.learner_state + self.parts.learner_gradients + self.parts.learner_activations
-
-    @property
     def sampler(self) -> int:
         """Bytes for vLLM: all that the learner's parts and the CUDA contexts leave free."""
         held = sampling_parts(self.layout, self.parts)

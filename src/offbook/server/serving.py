@@ -44,7 +44,7 @@ from .training.history import TrainHistory
 from .training.jobs import JobFolders
 from .training.learner_client import LearnerClient
 from .training.queue import TrainQueue
-from .training.runner import MemoryCheck, TrainRunner
+from .training.runner import TrainRunner
 from .wing import ServerWing, close_wings, wing_classes
 
 logger = logging.getLogger(__name__)
@@ -118,10 +118,9 @@ async def open_services(options: ServerOptions, engine: EngineChoice, base: Base
                 free_gpu=partial(engine.free_gpu, sampler.calls),
                 wrong_answers=lambda: recorder.wrong_answers,
                 keep_tokens=options.engine.keep_tokens,
-                memory=MemoryCheck(engine.sharing.plan if engine.sharing is not None else None),
                 wings=wings,
             )
-        training = TrainQueue(history, jobs, runner, max_staleness=engine.max_staleness)
+        training = TrainQueue(history, jobs, runner)
         await training.open()
         archives = Archives(options.dir / "exports")
         services = Services(

@@ -85,7 +85,7 @@ def test_vllm_gets_what_the_learners_side_leaves_and_as_many_calls_as_the_cache_
     share = float(after("--memory-share", words) or 0)
     beside = plan.parts.contexts
     if plan.layout == "side_by_side":
-        beside += plan.learner_peak
+        beside += plan.parts.learner_state + plan.parts.learner_gradients + plan.parts.learner_activations
     assert 0 <= (23_034 * MIB - beside) / (23_034 * MIB) - share < 0.001
     # vLLM's part by the plan, its cache filled: it takes no more than it is given
     vllm = plan.parts.sampler_weights + plan.parts.sampler_adapters + plan.parts.sampler_activations

@@ -50,7 +50,6 @@ metrics, all floats. A mean over nothing is left out. The table lists them; docs
 | layout/tree_refused | 1 when the model must not be trained on trees |
 | layout/probe_difference | largest logprob difference between tree and plain rows at start-up, nats; absent when nothing could be computed on a tree |
 | memory/learner_peak, learner_held, gpu_peak | on CUDA, GiB at the peak of the step: the learner's tensors; what torch held for them; all processes on the GPU |
-| memory/learner_over_plan, gpu_over_plan | where there is a memory plan, GiB: learner_peak and gpu_peak minus what was planned |
 | seconds/{plan, old_logprobs, base_logprobs, update, evaluate, save, total} | wall time per phase; save ends before the last rename |
 """
 

@@ -82,7 +82,7 @@ def finish(connection: Connection, batch: Sequence[Finish]) -> list[dict[str, in
 def _checked(connection: Connection, records: Finish) -> dict[CallRef, str]:
     claims = _claims_of(records)
     ids = {record.id for record in records}
-    owners = _owners(connection, sorted({ref.call_id for ref in claims}))
+    owners = _owners(connection, sorted({ref.call_id for ref in claims}), outputs.c.call_id)
     unknown = [ref for ref in claims if ref not in owners]
     if unknown:
         shown = ", ".join(f"{ref.call_id}[{ref.index}]" for ref in unknown[:_SHOWN])
@@ -99,7 +99,8 @@ def _checked(connection: Connection, records: Finish) -> dict[CallRef, str]:
         owner = owners[ref].recorded_under if owners[ref].recorded_under in whole else owners[ref].claimed_by
         if owner is not None and owner != claimant and (owner in whole or owner not in ids):
             raise _claimed_twice(ref, owner, claimant)
-    for ref, elsewhere in _claimed_elsewhere(connection, sorted(whole)):
+    taken = outputs.c.claimed_by != calls.c.trajectory_id
+    for ref, elsewhere in _owners(connection, sorted(whole), calls.c.trajectory_id, taken).items():
         if elsewhere.claimed_by not in ids:
             raise _claimed_twice(ref, elsewhere.claimed_by or "", elsewhere.recorded_under)
     _check_named(connection, records)
@@ -167,29 +168,19 @@ def _claimed_twice(ref: CallRef, owner: str, claimant: str) -> ApiError:
     )
 
 
-def _owners(connection: Connection, call_ids: Sequence[str]) -> dict[CallRef, _Owner]:
+def _owners(
+    connection: Connection, ids: Sequence[str], under: ColumnElement[str], *conditions: ColumnElement[bool]
+) -> dict[CallRef, _Owner]:
+    """The recorded choices where the column `under` is one of the ids, and the conditions hold."""
     owners: dict[CallRef, _Owner] = {}
-    for chunk in chunks(call_ids):
-        rows = connection.execute(
-            select(outputs.c.call_id, outputs.c.choice, outputs.c.claimed_by, calls.c.trajectory_id)
-            .join(calls, calls.c.id == outputs.c.call_id)
-            .where(outputs.c.call_id.in_(chunk))
-        )
-        for call_id, index, claimed_by, under in rows:
-            owners[CallRef(call_id=call_id, index=index)] = _Owner(under, claimed_by)
-    return owners
-
-
-def _claimed_elsewhere(connection: Connection, ids: Sequence[str]) -> Iterator[tuple[CallRef, _Owner]]:
-    """Choices recorded under one of the ids that another trajectory claims."""
     for chunk in chunks(ids):
         rows = connection.execute(
             select(outputs.c.call_id, outputs.c.choice, outputs.c.claimed_by, calls.c.trajectory_id)
             .join(calls, calls.c.id == outputs.c.call_id)
-            .where(calls.c.trajectory_id.in_(chunk), outputs.c.claimed_by != calls.c.trajectory_id)
+            .where(under.in_(chunk), *conditions)
         )
-        for call_id, index, claimed_by, under in rows:
-            yield CallRef(call_id=call_id, index=index), _Owner(under, claimed_by)
+        owners |= {CallRef(call_id=row[0], index=row[1]): _Owner(row[3], row[2]) for row in rows}
+    return owners
 
 
 def _claim(connection: Connection, records: Finish, claims: dict[CallRef, str]) -> None:

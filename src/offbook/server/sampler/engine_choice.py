@@ -29,8 +29,6 @@ from .transport import SERVED_NAME, Quirks
 logger = logging.getLogger(__name__)
 
 _VLLM_QUIRKS = Quirks(grammar_for_strict_tools=True, flat_logprobs=True, stream_blocks=True, thinking_budgets=True)
-MAX_STALENESS = 62
-"""The upper bound of `TrainConfig.max_staleness`. The embedded engine has no lower limit."""
 
 
 @dataclass(frozen=True)
@@ -60,14 +58,6 @@ class EngineChoice:
     def max_rank(self) -> int:
         """Largest rank of an adapter that the engine accepts. A running vLLM server checks ranks itself."""
         return self.options.max_lora_rank if self.name == "vllm" and not self.options.vllm_url else MAX_RANK
-
-    @property
-    def max_staleness(self) -> int:
-        """Largest `TrainConfig.max_staleness` at which calls never wait for an adapter to be loaded.
-
-        vLLM holds `max_loras` adapters, and two of them are needed for a swap.
-        """
-        return self.options.max_loras - 2 if self.name == "vllm" else MAX_STALENESS
 
     def described(self) -> str:
         """The engine, its GPUs and the memory layout, for people."""

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from contextlib import suppress
 
-from offbook.base.config import TrainConfig
 from offbook.base.errors import OffbookError, ServerError, TrainError
 from offbook.base.redaction import error_text
 from offbook.base.wire import TrainRequest, TrainStatus
@@ -31,17 +30,11 @@ class TrainQueue:
         history: TrainHistory,
         jobs: JobFolders,
         runner: TrainRunner | None,
-        *,
-        max_staleness: int | None = None,
     ) -> None:
-        """`runner`: None rejects every request (--inference-only).
-
-        `max_staleness`: the largest value of a request with overlap; None allows all.
-        """
+        """`runner`: None rejects every request (--inference-only)."""
         self._history = history
         self._jobs = jobs
         self._runner = runner
-        self._max_staleness = max_staleness
         self._feeds: dict[str, TrainFeed] = {}
         self._queue: asyncio.Queue[TrainFeed] = asyncio.Queue()
         self._accepting = asyncio.Lock()
@@ -102,7 +95,6 @@ class TrainQueue:
             raise ApiError(
                 409, "This server was started with --inference-only and does not train", code="inference_only"
             )
-        self._check_staleness(request.config)
         async with self._accepting:
             feed = self._feeds.get(request.id)
             if feed is not None:
@@ -115,17 +107,6 @@ class TrainQueue:
             if self._draining:
                 raise ApiError(503, "The server is shutting down and accepts no train requests", code="ending")
             return await self._accept(request)
-
-    def _check_staleness(self, config: TrainConfig) -> None:
-        limit = self._max_staleness
-        if config.overlap and limit is not None and config.max_staleness > limit:
-            raise ApiError(
-                400,
-                f"max_staleness {config.max_staleness} needs {config.max_staleness + 2} adapters in vLLM at once, but this "
-                f"server has --max-loras {limit + 2}: start it with a larger one, or lower max_staleness",
-                "config.max_staleness",
-                "invalid_value",
-            )
 
     async def _accept(self, request: TrainRequest) -> TrainFeed:
         if (outdated := self._unstored.pop(request.id, None)) is not None:

@@ -1,10 +1,8 @@
-"""Applies one train request: the learner computes the step, then the sampler loads it. Its events go to any number of listeners.
-Compares the step's memory with the plan."""
+"""Applies one train request: the learner computes the step, then the sampler loads it. Its events go to any number of listeners."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
@@ -17,8 +15,6 @@ from offbook.base.wire import TrainEvent, TrainRequest
 from offbook.server.models.checkpoint_swaps import ModelServices
 
 from ...engine.protocol import CompletionScored, Event, Failed, Merged, Progressed, Ready, TrainCommand, Trained, Warned
-from ...memory_plan.parts import GIB
-from ...memory_plan.plan import MemoryPlan
 from ..wing import ServerWing, tell_of_new_step
 from .history import TrainHistory
 from .jobs import JobFolders
@@ -69,51 +65,6 @@ class TrainFeed:
             await new_event.wait()
 
 
-logger = logging.getLogger(__name__)
-
-
-class MemoryCheck:
-    """Compares the peaks of each step with a plan, and logs the first comparison."""
-
-    def __init__(self, plan: MemoryPlan | None) -> None:
-        """Without a plan, nothing is compared."""
-        self._plan = plan
-        self._logged = False
-
-    def over_plan(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """The metrics `memory/learner_over_plan` and `memory/gpu_over_plan`: measured minus planned peak, in GiB.
-
-        Empty without a plan, or if the learner did not measure its memory.
-        """
-        if self._plan is None or "memory/learner_peak" not in metrics:
-            return {}
-        planned = {"learner": self._plan.learner_peak / GIB, "gpu": _planned_gpu(self._plan) / GIB}
-        over = {side: metrics[f"memory/{side}_peak"] - expected for side, expected in planned.items()}
-        if not self._logged:
-            self._logged = True
-            logger.log(
-                logging.WARNING if max(over.values()) > 0 else logging.INFO,
-                "Peak memory of the first step, in GiB: the learner's tensors %.2f, planned %.2f (%+.2f); the GPU %.2f, "
-                "planned %.2f (%+.2f). %s",
-                metrics["memory/learner_peak"],
-                planned["learner"],
-                over["learner"],
-                metrics["memory/gpu_peak"],
-                planned["gpu"],
-                over["gpu"],
-                "If a step runs out of memory, plan for less with a smaller --card" if max(over.values()) > 0 else "",
-            )
-        return {f"memory/{side}_over_plan": value for side, value in over.items()}
-
-
-def _planned_gpu(plan: MemoryPlan) -> int:
-    """Planned bytes on the GPU at the peak of a step, including other programs.
-
-    Side by side, vLLM's KV cache takes all that is left.
-    """
-    return plan.card.memory if plan.layout == "side_by_side" else plan.step + plan.card.taken
-
-
 WRONG_METRIC = "sampler/wrong_answers"
 """Answers of the sampler since the last step that contradicted their requests."""
 SWAP_METRIC = "sampler/swap_seconds"
@@ -124,8 +75,8 @@ class TrainRunner:
     """Applies train requests, one at a time.
 
     `free_gpu()`: a context manager inside which the sampler leaves the learner the memory of a shared GPU.
-    `wrong_answers()`: number of wrong answers of the sampler so far. `keep_tokens`: see TrainCommand. `memory`:
-    compares each step's memory with the plan. `wings`: see ServerWing.
+    `wrong_answers()`: number of wrong answers of the sampler so far. `keep_tokens`: see TrainCommand.
+    `wings`: see ServerWing.
     """
 
     def __init__(
@@ -138,7 +89,6 @@ class TrainRunner:
         free_gpu: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
         wrong_answers: Callable[[], int] = lambda: 0,
         keep_tokens: int = 0,
-        memory: MemoryCheck | None = None,
         wings: Mapping[str, ServerWing] = {},  # filled later by the caller, else empty
     ) -> None:
         self._learner = learner
@@ -149,7 +99,6 @@ class TrainRunner:
         self._wrong_answers = wrong_answers
         self._wrong_before = 0
         self._keep_tokens = keep_tokens
-        self._memory = memory or MemoryCheck(None)
         self._wings = wings
 
     async def run(self, feed: TrainFeed) -> TrainResult | Failed:
@@ -181,7 +130,6 @@ class TrainRunner:
         """Add the server's metrics to the result, load its checkpoint in the sampler, and delete the job."""
         wrong = self._wrong_answers()
         metrics: dict[str, float] = {WRONG_METRIC: wrong - self._wrong_before}
-        metrics |= self._memory.over_plan(result.metrics)
         self._wrong_before = wrong
         result = _finite(result.model_copy(update={"metrics": result.metrics | metrics}))
         if result.applied and result.step > self._models.registry.model(request.model).step:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from fastapi import APIRouter, FastAPI, Request
 from sqlalchemy import MetaData
@@ -20,16 +20,76 @@ from offbook import plugins
 from offbook.base.server_options import ServerOptions
 
 if TYPE_CHECKING:
+    from .base_model import BaseModelPath
+    from .calls.recorder import Recorder
     from .http.auth import Guard
+    from .models.checkpoint_swaps import ModelServices
     from .models.registry import ServedModel
-    from .services import Services
+    from .records.store import Store
+    from .sampler.engine_choice import EngineChoice
+    from .sampler.pool import Sampler
+    from .training.learner_client import LearnerClient
 
 
 logger = logging.getLogger(__name__)
 
 
-ServerDoor: TypeAlias = "Services"
-"""What a wing may use of the server that it is part of. All of it is open while the wing is."""
+class TrainRequests(Protocol):
+    """What a wing sees of the train requests."""
+
+    @property
+    def running(self) -> str | None:
+        """The id of the request that is being applied, or None."""
+        ...
+
+
+class ServerDoor(Protocol):
+    """What a wing may use of the server that it is part of. All of it is open while the wing is."""
+
+    @property
+    def options(self) -> ServerOptions:
+        """The options of `offbook serve`."""
+        ...
+
+    @property
+    def store(self) -> Store:
+        """The records: `read` and `write` with the wing's own functions of a connection, `finished`, `finish`."""
+        ...
+
+    @property
+    def base(self) -> BaseModelPath:
+        """The base model."""
+        ...
+
+    @property
+    def models(self) -> ModelServices:
+        """The models: `registry` finds one by its name, and a call's step."""
+        ...
+
+    @property
+    def recorder(self) -> Recorder:
+        """Where calls are recorded; `sampled` are those that this server sampled."""
+        ...
+
+    @property
+    def sampler(self) -> Sampler:
+        """The inference engine: its state."""
+        ...
+
+    @property
+    def engine(self) -> EngineChoice:
+        """The options of the inference engine and the loader."""
+        ...
+
+    @property
+    def learner(self) -> LearnerClient | None:
+        """The learner; None with --inference-only."""
+        ...
+
+    @property
+    def training(self) -> TrainRequests:
+        """The train requests."""
+        ...
 
 
 class ServerWing:

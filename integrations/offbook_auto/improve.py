@@ -133,7 +133,8 @@ class Improver:
                     report.ended = f"the training had no signal left ({trained.stopped})"
                 self._keep(report)
             point = await self._evaluated(report, f"round {number}", report.rounds[number - 1])
-            if not report.ended and not _above(point, best_of(report.curve[:-1])):
+            best = best_of(report.curve[:-1])
+            if not report.ended and (point.result.value is None or (best is not None and point.mean <= best.mean)):
                 report.ended = f"held-out {report.measure} no longer rose in round {number}"
                 self._keep(report)
             if report.ended and number == len(report.rounds):
@@ -210,7 +211,3 @@ class Improver:
     def _keep(self, report: ImproveReport) -> None:
         kept = {name: getattr(report, name) for name in ("sft", "rounds", "ended", "good")}
         write_whole(self.folder / STATE, json.dumps({"model": self.name, **kept}, indent=1) + "\n")
-
-
-def _above(point: CurvePoint, best: CurvePoint | None) -> bool:
-    return point.result.value is not None and (best is None or point.mean > best.mean)

@@ -9,7 +9,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from offbook.base.errors import ConfigError, LlmError
@@ -42,19 +42,11 @@ MAX_COMBINATIONS = 2_000
 
 @dataclass(frozen=True)
 class TaskInput:
-    """An input with its split, and the line of the brief that it was written for."""
+    """An input with its split."""
 
     id: str
     input: str
     split: Split
-    difficulty: int | None = None
-    dimensions: Mapping[str, str] = field(default_factory=dict[str, str])
-
-    def as_row(self) -> dict[str, Json]:
-        """The line of scenarios.jsonl."""
-        row: dict[str, Json] = {"id": self.id, "input": self.input, "split": self.split}
-        row |= {} if self.difficulty is None else {"difficulty": self.difficulty}
-        return row | ({"dimensions": dict(self.dimensions)} if self.dimensions else {})
 
 
 def brief(task: Task, wanted: Mapping[Split, int], seed: int) -> dict[Split, list[BriefLine]]:
@@ -108,26 +100,26 @@ class InputSet:
 
     def __init__(self, wanted: Mapping[Split, int], examples: Sequence[str]) -> None:
         self.wanted = wanted
-        self.accepted: list[TaskInput] = []
+        self.accepted: list[dict[str, Json]] = []  # lines of scenarios.jsonl
         self.dropped: Counter[str] = Counter()
         self._examples = [shingles(text) for text in examples]
         self._known: list[tuple[Split, frozenset[str]]] = []
 
     def missing(self, split: Split) -> int:
         """How many inputs are still wanted."""
-        return self.wanted[split] - sum(one.split == split for one in self.accepted)
+        return self.wanted[split] - sum(row["split"] == split for row in self.accepted)
 
-    def add(self, text: str, split: Split, line: BriefLine) -> bool:
+    def add(self, text: str, split: Split, line: BriefLine) -> None:
         """Accept an input, or drop it: empty, too long, like an example or another input."""
         own = shingles(text)
         reason = self._fault(text, own, split)
         if reason:
             self.dropped[reason] += 1
-            return False
-        number = len(self.accepted) + 1
-        self.accepted.append(TaskInput(f"{split}-{number:04}", text, split, line.difficulty, line.values))
+            return
+        name = f"{split}-{len(self.accepted) + 1:04}"
+        row: dict[str, Json] = {"id": name, "input": text, "split": split, "difficulty": line.difficulty}
+        self.accepted.append(row | ({"dimensions": dict(line.values)} if line.values else {}))
         self._known.append((split, own))
-        return True
 
     def _fault(self, text: str, own: frozenset[str], split: Split) -> str:
         if not plain_words(text):
@@ -145,7 +137,7 @@ class InputSet:
         return ""
 
 
-async def write_inputs(llm: Llm, task: Task, wanted: Mapping[Split, int], seed: int, file: Path) -> list[TaskInput]:
+async def write_inputs(llm: Llm, task: Task, wanted: Mapping[Split, int], seed: int, file: Path) -> None:
     """Ask for inputs until there are enough, and write scenarios.jsonl.
 
     What is asked depends on `seed`, the task and earlier answers alone, so that a run that was cut off finds its answers in
@@ -164,7 +156,7 @@ async def write_inputs(llm: Llm, task: Task, wanted: Mapping[Split, int], seed: 
             for split in reversed(SPLITS)
             for start in range(0, len(lines[split]), PER_QUESTION)
         ]
-        known = [one.input for one in inputs.accepted]
+        known = [str(row["input"]) for row in inputs.accepted]
         failure = await _round(llm, task, batches, known, inputs, questions) or failure
         questions += len(batches)
         fruitless = 0 if len(inputs.accepted) > before else fruitless + 1
@@ -172,7 +164,6 @@ async def write_inputs(llm: Llm, task: Task, wanted: Mapping[Split, int], seed: 
     if any(inputs.missing(split) for split in SPLITS):
         raise _too_few(llm, inputs, questions, failure, file)
     write_rows(inputs.accepted, file)
-    return inputs.accepted
 
 
 async def _round(
@@ -228,9 +219,9 @@ def _too_few(llm: Llm, inputs: InputSet, questions: int, failure: LlmError | Non
     )
 
 
-def write_rows(inputs: Sequence[TaskInput], file: Path) -> None:
+def write_rows(rows: Sequence[Mapping[str, Json]], file: Path) -> None:
     """Write scenarios.jsonl."""
-    write_whole(file, "".join(json.dumps(one.as_row(), ensure_ascii=False) + "\n" for one in inputs))
+    write_whole(file, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
 def read_inputs(file: Path) -> list[TaskInput]:
@@ -241,15 +232,8 @@ def read_inputs(file: Path) -> list[TaskInput]:
         split = fields.get("split", "train")
         if split not in SPLITS:
             raise ConfigError(f"{file}: scenario {number}: split: train or held-out is needed, got {split!r:.100}")
-        difficulty = fields.get("difficulty")
-        inputs.append(
-            TaskInput(
-                scenario_id(scenario),
-                scenario_text(scenario),
-                "held-out" if split == "held-out" else "train",
-                difficulty if isinstance(difficulty, int) else None,
-            )
-        )
+        own: Split = "held-out" if split == "held-out" else "train"
+        inputs.append(TaskInput(scenario_id(scenario), scenario_text(scenario), own))
     if not any(one.split == "train" for one in inputs):
         raise ConfigError(f"{file}: no scenario has `split: train`, so there is nothing to train on")
     return inputs

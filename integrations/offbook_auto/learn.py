@@ -158,7 +158,8 @@ class Learning:
         """Train and compare one round, and promote its step if it did better; None if there is too little new traffic. A round
         that a kill left goes on where it was. Raises the errors of training and comparison."""
         state, api = self._known(), await self.model.api()
-        if state.open is not None and not await self._still_recorded(api, state.open):
+        imitated = () if state.open is None else state.open.imitated
+        if state.open is not None and len(await self._recorded(api, imitated)) < len(imitated):
             echo(f"{state.open.candidate}: threads of its round were deleted, so it is given up")
             self._end(state, "given up: threads were deleted")
         if state.open is None:
@@ -214,9 +215,6 @@ class Learning:
         seen = {one.id for one in audits if one.seen_since.get(self.model.name, served + 1) <= served}
         return [thread for thread in threads if thread.id not in seen]
 
-    async def _still_recorded(self, api: Api, current: Round) -> bool:
-        return len(await self._recorded(api, current.imitated)) == len(current.imitated)
-
     async def _recorded(self, api: Api, ids: Collection[str]) -> dict[str, Thread]:
         """Those of these threads that are still recorded, by id."""
         known = set(ids)
@@ -226,7 +224,10 @@ class Learning:
     async def _trained(self, api: Api, current: Round) -> int:
         """Train the candidate. Requests have the same ids after a kill, so none is applied twice. Returns its step."""
         prefix = f"learn-{current.candidate}"
-        examples = TrainingExamples(tuple(_example(name, current.candidate) for name in current.imitated))
+        records = [  # each stands for a recorded thread, whose text the server has
+            TrajectoryRecord(id=name, model=current.candidate, started_at=0, ended_at=0) for name in current.imitated
+        ]
+        examples = TrainingExamples(tuple(TrainingExample(record, True, record.id) for record in records))
         config = SFTConfig.parse(**current.sft)
         training = SupervisedTraining(api, current.candidate, config, prefix, finished=set(current.imitated))
         with Bar("learn") as bar:
@@ -301,11 +302,6 @@ class Learning:
 def _round(kept: dict[str, Json]) -> Round:
     difference = kept.pop("difference")
     return Round(**kept, difference=difference and Interval(**difference))
-
-
-def _example(name: str, model: str) -> TrainingExample:
-    """An example that stands for a recorded thread: the server has its text."""
-    return TrainingExample(TrajectoryRecord(id=name, model=model, started_at=0, ended_at=0), True, name)
 
 
 async def fork_of(model: TrainableModel, name: str, step: int) -> TrainableModel:

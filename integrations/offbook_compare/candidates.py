@@ -106,14 +106,10 @@ def of_llm(name: str, llm: Llm) -> Candidate:
     settings = {
         "model": options.model,
         "api_base": options.api_base,
-        "parameters": _public(options.litellm_parameters),
+        "parameters": {name: value for name, value in options.litellm_parameters.items() if name != "extra_headers"},
         "prices": prices,
     }
     return Candidate(name, llm, settings=settings)
-
-
-def _public(parameters: Mapping[str, Json]) -> dict[str, Json]:
-    return {name: value for name, value in parameters.items() if name != "extra_headers"}
 
 
 def _of_model(model: Model[Any]) -> Candidate:

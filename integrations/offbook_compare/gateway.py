@@ -25,18 +25,16 @@ from offbook.base.errors import (
 from offbook.base.server_sent_events import EVENT_STREAM
 from offbook.base.types import (
     CUT_OFF,
-    Call,
-    CallOutput,
     CallStatus,
     CallTrace,
     Json,
-    Message,
+    OutputTrace,
     new_id,
 )
 from offbook.base.wire import CALL_HEADER, OPEN, TRAJECTORY_HEADER
 from offbook.client.connection.http import Api
 from offbook.client.endpoint_model import EndpointModel
-from offbook.client.rollouts.capture import leave_captures, trace_of
+from offbook.client.rollouts.capture import leave_captures
 from offbook.http_listener.access_checks import AccessChecks, Application, Receive, Scope, Send, respond, single_key
 from offbook.llms.llm import Llm
 from offbook.llms.provider import ChatAnswer, Tokens
@@ -141,7 +139,7 @@ class Gateway:
         if self.fault is not None:
             return 402, _error(str(self.fault), type(self.fault).__name__)
         try:
-            call = _begun(request, trajectory)
+            call = _begun(request, trajectory, llm.options.model)
         except ValidationError as error:  # before anything is paid for it
             first = error.errors(include_url=False)[0]
             where = ".".join(str(part) for part in first["loc"])
@@ -155,29 +153,30 @@ class Gateway:
         except LASTING as error:
             self.fault = error
             return 402, _error(str(error), type(error).__name__)
-        return 200, self._record(call, answer, llm.options.model)
+        return 200, self._record(call, answer, str(request["model"]))
 
-    def _record(self, begun: Call, answer: ChatAnswer, llm_name: str) -> Json:
-        """Store the call, and return the completion, whose choices name the call."""
-        ended, outputs = clock.end_of(begun.started_at), tuple(_output(choice) for choice in answer.choices)
-        timed = {"started_at": ended - answer.seconds, "ended_at": ended}
-        call = begun.model_copy(update={"status": outputs[0].status, "outputs": outputs, **timed})
+    def _record(self, begun: CallTrace, answer: ChatAnswer, name: str) -> Json:
+        """Store the call, and return the completion under the candidate's name, whose choices name the call."""
+        ended = clock.end_of(begun.started_at)
         tokens = answer.tokens or Tokens(0, 0)  # a provider that reports none
+        outputs = tuple(_output(choice, 0 if number else tokens[1]) for number, choice in enumerate(answer.choices))
+        measured = {"prompt_tokens": tokens[0], "outputs": outputs, "status": outputs[0].status, "cost": answer.cost}
+        timed = {"started_at": ended - answer.seconds, "ended_at": ended}
         with self._lock:
-            self._calls.setdefault(call.trajectory_id, []).append(trace_of(call, llm_name, *tokens, answer.cost))
-        mark = {"trajectory_id": call.trajectory_id, "call_id": call.id, "step": 0}
+            self._calls.setdefault(begun.trajectory_id, []).append(begun.model_copy(update=measured | timed))
+        mark = {"trajectory_id": begun.trajectory_id, "call_id": begun.id, "step": 0}
         choices = [{**choice, "offbook": mark | {"index": choice["index"]}} for choice in answer.choices]
-        completion = head(WHOLE, call.id, int(begun.started_at), call.model) | {"choices": choices}
+        completion = head(WHOLE, begun.id, int(begun.started_at), name) | {"choices": choices}
         return completion if answer.tokens is None else completion | {"usage": usage(*answer.tokens)}
 
 
-def _begun(request: dict[str, Json], trajectory: str) -> Call:
+def _begun(request: dict[str, Json], trajectory: str, model: str) -> CallTrace:
     """The record of a call that is not answered yet. Raises ValidationError for what no record can hold."""
-    return Call.model_validate(
+    return CallTrace.model_validate(
         {
             "id": new_id("call"),
             "trajectory_id": trajectory,
-            "model": str(request["model"]),
+            "model": model,
             "step": 0,
             "status": CallStatus.COMPLETE,
             "sampling": {
@@ -185,7 +184,7 @@ def _begun(request: dict[str, Json], trajectory: str) -> Call:
             },
             "messages": request["messages"],
             "tools": request.get("tools") or None,
-            "prompt_ids": (),
+            "prompt_tokens": 0,
             "outputs": (),
             "started_at": clock.now(),
             "ended_at": clock.now(),
@@ -193,16 +192,17 @@ def _begun(request: dict[str, Json], trajectory: str) -> Call:
     )
 
 
-def _output(choice: Json) -> CallOutput:
+def _output(choice: Json, tokens: int) -> OutputTrace:
+    """A choice as recorded. Providers report the sum of all choices' tokens: it counts with the first."""
     status = CallStatus.TRUNCATED if choice["finish_reason"] == CUT_OFF else CallStatus.COMPLETE
-    message: Message = {name: value for name, value in choice["message"].items() if name != "role"}
-    return CallOutput(
+    return OutputTrace(
         index=choice["index"],
-        token_ids=(),
-        logprobs=(),
-        message=message,
+        message={"role": "assistant", **choice["message"]},
         finish_reason=choice["finish_reason"],
         status=status,
+        tokens=tokens,
+        logprob_mean=None,
+        logprob_min=None,
     )
 
 

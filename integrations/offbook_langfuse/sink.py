@@ -8,7 +8,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, cast
 
@@ -52,43 +52,32 @@ BULK: Final = 200
 EXPLANATION: Final = "RULER explanation: "
 
 
-@dataclass(frozen=True)
-class LangfuseScore:
-    """A number on a trace or a session. Langfuse overwrites the score that has the same id and day, so `at` (Unix seconds)
-    must be the same when the score is sent again."""
-
-    id: str
-    name: str
-    value: float
-    at: float
-    comment: str | None = None
-    trace: str | None = None
-    session: str | None = None
-    environment: str = "default"
-    metadata: Mapping[str, Json] = field(default_factory=dict[str, Json])
-
-    @property
-    def timestamp(self) -> str:
-        """`at` in ISO 8601."""
-        return datetime.fromtimestamp(self.at, UTC).isoformat().replace("+00:00", "Z")
-
-    def body(self) -> dict[str, Json]:
-        """As the API takes it."""
-        target = {"traceId": self.trace} if self.trace is not None else {"sessionId": self.session}
-        body: dict[str, Json] = {
-            "id": self.id,
-            **target,
-            "name": self.name,
-            "value": self.value,
-            "timestamp": self.timestamp,
-            "dataType": "NUMERIC",
-            "environment": self.environment,
-            "metadata": dict(self.metadata),
-        }
-        return body | ({"comment": self.comment} if self.comment else {})
+def score_body(
+    id: str,
+    name: str,
+    value: float,
+    scored_at: float,
+    environment: str = "default",
+    comment: str | None = None,
+    metadata: Mapping[str, Json] | None = None,
+    **target: str,
+) -> dict[str, Json]:
+    """A number on a trace (`traceId`) or a session (`sessionId`), as the API takes it. Langfuse overwrites the score that has
+    the same id and day, so `scored_at` (Unix seconds) must be the same when the score is sent again."""
+    moment = datetime.fromtimestamp(scored_at, UTC).isoformat().replace("+00:00", "Z")
+    body: dict[str, Json] = {
+        "id": id,
+        "name": name,
+        "value": value,
+        "timestamp": moment,
+        "dataType": "NUMERIC",
+        **target,
+    }
+    body |= {"environment": environment, "metadata": dict(metadata or {})}
+    return body | ({"comment": comment} if comment else {})
 
 
-def rollout_scores(rollout: RolloutTrace, environment: str, mask: Callable[[Json], Json]) -> list[LangfuseScore]:
+def rollout_scores(rollout: RolloutTrace, environment: str, mask: Callable[[Json], Json]) -> list[dict[str, Json]]:
     """The scores of one rollout. The judge's explanation is the comment of the reward and of its own score."""
     record, trace = rollout.record, f"{trace_id(rollout):032x}"
     told = [line.removeprefix(EXPLANATION) for line in record.logs if line.startswith(EXPLANATION)]
@@ -96,19 +85,24 @@ def rollout_scores(rollout: RolloutTrace, environment: str, mask: Callable[[Json
     values = ({"reward": record.reward} if record.reward is not None else {}) | record.metrics
     explained = {"reward", "ruler_score"}
     return [
-        LangfuseScore(
-            digest(record.id, name), name, float(value), record.ended_at, comment if name in explained else None, trace,
-            environment=environment,
+        score_body(
+            digest(record.id, name),
+            name,
+            float(value),
+            record.ended_at,
+            environment,
+            comment if name in explained else None,
+            traceId=trace,
         )
         for name, value in values.items()
-    ]  # fmt: skip
+    ]
 
 
-def send_scores(connection: LangfuseConnection, scores: Sequence[LangfuseScore], timeout: float) -> None:
+def send_scores(connection: LangfuseConnection, scores: Sequence[Mapping[str, Json]], timeout: float) -> None:
     """Send scores in bulk. Values that are no finite number are left out: the API refuses them.
 
     Raises RejectedError naming the first that was refused, DeliveryError if the server accepts nothing."""
-    finite = [score for score in scores if math.isfinite(score.value)]
+    finite = [score for score in scores if math.isfinite(score["value"])]
     refused: list[str] = []
     with connection.client(timeout) as http:
         for start in range(0, len(finite), BULK):
@@ -117,14 +111,14 @@ def send_scores(connection: LangfuseConnection, scores: Sequence[LangfuseScore],
         raise RejectedError(f"{len(refused)} of {len(finite)} scores were refused, such as {refused[0]}")
 
 
-def _refused(http: httpx.Client, scores: Sequence[LangfuseScore]) -> list[str]:
+def _refused(http: httpx.Client, scores: Sequence[Mapping[str, Json]]) -> list[str]:
     """Send scores by the bulk route, to a newer server without it as a list; returns the refusals."""
     batch: Json = [
-        {"id": score.id, "timestamp": score.timestamp, "type": "score-create", "body": score.body()} for score in scores
+        {"id": score["id"], "timestamp": score["timestamp"], "type": "score-create", "body": score} for score in scores
     ]
     answer = _posted(http, "/api/public/ingestion", {"batch": batch})
     if answer.status_code == 404:
-        answer = _posted(http, "/api/public/scores", [score.body() for score in scores])
+        answer = _posted(http, "/api/public/scores", list(scores))
     if answer.status_code == 400:
         return [_line(answer)] * len(scores)
     if not answer.is_success:
@@ -405,11 +399,18 @@ class LangfuseSink(TraceSink):
 
     def alert(self, event: Alert) -> None:
         session = session_id(event.run, event.step)
-        score = LangfuseScore(digest(event.id), f"alert/{event.kind}", event.value, event.at, event.message, session=session,
-                      environment=self._environment_of("train"))  # fmt: skip
+        score = score_body(
+            digest(event.id),
+            f"alert/{event.kind}",
+            event.value,
+            event.at,
+            self._environment_of("train"),
+            event.message,
+            sessionId=session,
+        )
         self._send_scores([score])
 
-    def _send_scores(self, scores: Sequence[LangfuseScore]) -> None:
+    def _send_scores(self, scores: Sequence[Mapping[str, Json]]) -> None:
         send_scores(self._connection, scores, self._timeout)
 
     def _session_scores(
@@ -420,13 +421,13 @@ class LangfuseSink(TraceSink):
         numbers: Json = {name: float(value) for name, value in event.metrics.items() if math.isfinite(value)}
         session, environment = session_id(event.run, step), self._environment_of(split)
         scores = [
-            LangfuseScore(
+            score_body(
                 digest(event.id, scored[metric]),
                 scored[metric],
                 numbers[metric],
                 event.at,
-                session=session,
-                environment=environment,
+                environment,
+                sessionId=session,
                 metadata={"model": event.model, **({} if index else {"metrics": numbers})},
             )
             for index, metric in enumerate(name for name in scored if name in numbers)

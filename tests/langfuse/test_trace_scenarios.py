@@ -24,7 +24,7 @@ from offbook_langfuse import (
     save_dataset,
     scenarios_from_traces,
 )
-from offbook_langfuse.sink import LangfuseScore, LangfuseSink, send_scores
+from offbook_langfuse.sink import LangfuseSink, score_body, send_scores
 from tests.fakes.scripted_api import Asked, Reply, scripted_api
 from tests.fakes.trace_server import PUBLIC, SECRET, TraceServer, trace_server
 
@@ -254,7 +254,7 @@ def test_nothing_is_sent_where_langfuse_redirects_to(status: int) -> None:
             with pytest.raises(ConfigError, match=f"redirects .*{other.url}/taken"):
                 read()
         with pytest.raises(DeliveryError, match=f"answered {status}"):
-            send_scores(there, [LangfuseScore("a", "reward", 1.0, 0.0, trace="t")], 5.0)
+            send_scores(there, [score_body("a", "reward", 1.0, 0.0, traceId="t")], 5.0)
     assert other.asked == []
 
 

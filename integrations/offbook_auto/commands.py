@@ -23,6 +23,7 @@ from offbook.scenarios.identity import scenario_fields
 from offbook.scenarios.loading import load_scenarios
 from offbook.trainer.options import TrainerOptions
 from offbook.trainer.trainable_target import load_target
+from offbook_compare.command import Target as ComparedTarget
 from offbook_compare.targets import load_app, load_server
 
 from .described import AutoTrainer
@@ -39,13 +40,6 @@ Examples = Annotated[Path | None, typer.Option(help="JSONL or CSV file of exampl
 Schema = Annotated[Path | None, more_option(help="file with a JSON schema; an answer that does not match it scores 0")]
 Tools = Annotated[Path | None, more_option(help="file with function tools in OpenAI's format, as a JSON list")]
 Base = Annotated[str, typer.Option(help="base of the model: tiny, tiny-mcp, a folder, or a Hugging Face name")]
-ImproveTarget = Annotated[
-    str,
-    typer.Argument(
-        help="the object that `trainable` returned, as MODULE:NAME, such as my_app:agent; or an MCP server: mcp:COMMAND, "
-        "mcp:URL or mcp:FILE.json"
-    ),
-]
 Scenarios = Annotated[
     Path | None,
     typer.Option(help="JSONL, JSON or CSV file  [default: a server's own, generated at first use]"),
@@ -118,7 +112,7 @@ def json_file(file: Path, where: str, kind: type) -> Json:
     unlisted=("group_size", "scenarios_per_step", "learning_rate"),
 )
 def improve(
-    target: ImproveTarget,
+    target: ComparedTarget,
     scenarios: Scenarios = None,
     held_out: HeldOut = None,
     max_cost: MaxCost = None,

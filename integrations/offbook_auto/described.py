@@ -177,7 +177,7 @@ class DescribedTask:
 
     async def compared(self, split: Split, candidates: Sequence[CandidateLike], **options: Any) -> ComparisonReport:
         """Compare on the inputs of a split, by the judge."""
-        shared = {name: getattr(self.options, name) for name in ("concurrency", "max_completion_tokens", "seed")}
+        shared = {name: getattr(self.options, name) for name in ("concurrency", "max_completion_tokens")}
         return await acompare(
             AnswerOnce(self.task),
             self.scenarios(split),

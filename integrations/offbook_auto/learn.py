@@ -5,18 +5,18 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import shutil
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
+
+from pydantic import TypeAdapter
 
 from offbook.base import clock
 from offbook.base.config import SFTConfig
 from offbook.base.errors import ConfigError, ServerError
-from offbook.base.json_files import read_json
 from offbook.base.locked_folders import held_folder
 from offbook.base.options import Headline, RunOptions, option
 from offbook.base.terminal import echo
@@ -93,11 +93,6 @@ class LearnOptions(RunOptions):
     held_out: float = option(0.2, "share of the questions to hold out from training", least=0, most=1)
     compared: int = option(100, "compare on at most this many held-out threads, the newest ones", least=MIN_HELD_OUT)
     gain: float = option(0.0, "promote a step if the whole interval of its gain is above this; below 0 allows a loss")
-    success_at: float | None = option(
-        None,
-        "lowest reward that counts as a success",
-        shown_default="the metric `success`; without it, rewards are compared",
-    )
     sft: SFTConfig = option(IMITATION, "options of the imitation of good threads")
     output: Path | None = option(None, "folder for the state of the rounds", shown_default="learn-MODEL-ROUTE")
 
@@ -134,6 +129,9 @@ class LearningState:
     model: str
     rounds: list[Round] = field(default_factory=list[Round])
     open: Round | None = None
+
+
+_STATE = TypeAdapter(LearningState)
 
 
 class Learning:
@@ -250,7 +248,6 @@ class Learning:
             [f"step:{current.served}", learned],
             model=candidate,
             output=comparison,
-            success_at=self.options.success_at,
             run=f"learn-{current.candidate}",
         )
         current.difference = report.of(learned).difference
@@ -284,11 +281,8 @@ class Learning:
         if not file.exists():
             return LearningState(self.model.name)
         try:
-            kept: dict[str, Json] = read_json(file)
-            state = LearningState(
-                kept["model"], [_round(one) for one in kept["rounds"]], kept["open"] and _round(kept["open"])
-            )
-        except (OSError, ValueError, TypeError, KeyError) as error:
+            state = _STATE.validate_json(file.read_bytes())
+        except (OSError, ValueError) as error:
             raise ConfigError(f"{file} cannot be read ({error!r}): move it away, or choose another --output") from error
         if state.model != self.model.name:
             raise ConfigError(f"{file} belongs to the model {state.model!r}: choose another --output")
@@ -296,12 +290,7 @@ class Learning:
 
     def _keep(self, state: LearningState) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_whole(self.folder / STATE, json.dumps(asdict(state), indent=1) + "\n")
-
-
-def _round(kept: dict[str, Json]) -> Round:
-    difference = kept.pop("difference")
-    return Round(**kept, difference=difference and Interval(**difference))
+        write_whole(self.folder / STATE, _STATE.dump_json(state, indent=1).decode() + "\n")
 
 
 async def fork_of(model: TrainableModel, name: str, step: int) -> TrainableModel:

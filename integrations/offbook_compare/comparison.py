@@ -131,7 +131,7 @@ async def _compared(options: CompareArguments) -> ComparisonReport:
         groups = list[tuple[str, JudgedGroup]]()
         if judge is not None:
             rows = {item.candidate.name: item.rows for item in scored}
-            groups, dropped = await judge_side_by_side(rows, judge, options.seed)
+            groups, dropped = await judge_side_by_side(rows, judge)
             warnings += [f"the judge scored no rollout in {counted(dropped, 'group')}"] if dropped else []
     comparison = _comparison(stage, scored, baseline, groups, warnings, spending.lines())
     write_report(comparison, options.output)
@@ -261,11 +261,10 @@ def _comparison(
             None if item.candidate.name == baseline else by_name[baseline],
             success_at=options.success_at,
             gpu_price=options.gpu_price,
-            seed=options.seed,
         )
         for item in scored
     )
-    rates = [win_rate(groups, name, baseline, seed=options.seed) for name in by_name if name != baseline]
+    rates = [win_rate(groups, name, baseline) for name in by_name if name != baseline]
     texts = {scenario_id(item): text_of(item) for item in stage.scenarios}
     return ComparisonReport(
         run=stage.run,
@@ -293,7 +292,6 @@ def _settings(stage: RolloutStage, scored: Sequence[Scored]) -> dict[str, Json]:
         "success_at": options.success_at,
         "judge": None if not stage.judged else repr(options.judge or stage.target.own_judge()),
         "gpu_price": options.gpu_price,
-        "seed": options.seed,
         "candidates": {item.candidate.name: item.candidate.fingerprint for item in scored},
         "models": [f"{model.name} on {model.base_model}" for model in stage.own],
         "offbook": __version__,

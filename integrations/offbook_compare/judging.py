@@ -76,7 +76,7 @@ def _share(own: float, other: float) -> float:
 
 
 async def judge_side_by_side(
-    rollouts: Mapping[str, Sequence[ComparedRollout]], judge: Judge, seed: int
+    rollouts: Mapping[str, Sequence[ComparedRollout]], judge: Judge, seed: int = 0
 ) -> tuple[list[tuple[str, JudgedGroup]], int]:
     """Judge one group per scenario and rollout index of the candidates' `rollouts`. Failed ones are left out.
 

@@ -38,7 +38,6 @@ class CompareOptions(RolloutOptions):
     trained_on: Iterable[object] | None = option(
         None, "scenarios that the model was trained on; the report warns if one of them is compared"
     )
-    seed: int = option(0, "random seed for shuffling and resampling")
     run: str | None = option(
         None, "name of the run in the server's lists", shown_default="derived from scenarios and models"
     )

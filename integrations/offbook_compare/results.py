@@ -106,7 +106,6 @@ def candidate_result(
     *,
     success_at: float | None,
     gpu_price: float | None,
-    seed: int,
 ) -> CandidateResult:
     """Compute the numbers of one candidate.
 
@@ -128,8 +127,8 @@ def candidate_result(
         scenarios=evaluation.scenarios,
         rollouts=len(rows),
         failed=scored.failed,
-        value=mean_reward(list(values.values()), seed=seed) if values else None,
-        difference=paired_difference(dict(values), dict(baseline or {}), seed=seed) if shared else None,
+        value=mean_reward(list(values.values())) if values else None,
+        difference=paired_difference(dict(values), dict(baseline or {})) if shared else None,
         passes=_passes(evaluation, success_at),
         reward=evaluation.reward,
         calls=per_rollout["calls"],

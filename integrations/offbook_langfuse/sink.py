@@ -15,6 +15,7 @@ from typing import Final, cast
 import httpx
 
 from offbook import TraceSink
+from offbook.base.errors import ConfigError
 from offbook.base.redaction import error_text
 from offbook.base.types import CallTrace, Json
 from offbook.base.wire import RolloutTrace
@@ -31,22 +32,20 @@ from offbook.contracts import (
 from offbook_sinks.otlp_sink import OtlpSender, OtlpSpan
 from offbook_sinks.spans import (
     Attribute,
-    Mask,
     SpanKind,
     TraceSpan,
     as_text,
-    checked_rate,
-    is_sampled,
     json_text,
     rollout_spans,
     span_id,
     trace_id,
-    unmasked,
 )
 
 from .connection import OWN_TAG, REQUEST_SECONDS, LangfuseConnection
 from .stored import dataset_items
 
+Mask = Callable[[Json], Json]
+"""Input, output or explanation -> the value that may leave the process."""
 BULK: Final = 200
 """Scores of one request."""
 EXPLANATION: Final = "RULER explanation: "
@@ -77,7 +76,7 @@ def score_body(
     return body | ({"comment": comment} if comment else {})
 
 
-def rollout_scores(rollout: RolloutTrace, environment: str, mask: Callable[[Json], Json]) -> list[dict[str, Json]]:
+def rollout_scores(rollout: RolloutTrace, environment: str, mask: Mask) -> list[dict[str, Json]]:
     """The scores of one rollout. The judge's explanation is the comment of the reward and of its own score."""
     record, trace = rollout.record, f"{trace_id(rollout):032x}"
     told = [line.removeprefix(EXPLANATION) for line in record.logs if line.startswith(EXPLANATION)]
@@ -351,7 +350,7 @@ class LangfuseSink(TraceSink):
         timeout: float = REQUEST_SECONDS,
     ) -> None:
         self._connection = connection or LangfuseConnection.from_environment()
-        self._mask = mask or unmasked
+        self._mask: Mask = mask or (lambda value: value)
         self._rate = _sample_rate(sample_rate)
         self._environment = environment or os.environ.get(ENVIRONMENT)
         self._dataset = dataset
@@ -378,7 +377,7 @@ class LangfuseSink(TraceSink):
         self._sender.send([[self._sender.span(trace, trace % 2**64 or 1, None, "run", (start, start), attributes)]])
 
     def groups_finished(self, event: GroupsFinished) -> None:
-        shown = [rollout for rollout in event.rollouts if is_sampled(rollout, self._rate)]
+        shown = [rollout for rollout in event.rollouts if trace_id(rollout) / 2**128 < self._rate]
         experiments = self._items() if event.split.startswith(EVALUATED) else {}
         environment = self._environment_of(event.split)
         scores = [score for rollout in shown for score in rollout_scores(rollout, environment, self._mask)]
@@ -471,10 +470,12 @@ class LangfuseSink(TraceSink):
 
 
 def _sample_rate(given: float | None) -> float:
-    text = os.environ.get(SAMPLE_RATE)
-    if given is not None or not text:
-        return checked_rate(1.0 if given is None else given, "LangfuseSink: sample_rate")
+    """The share of rollouts to show. Raises ConfigError unless it is a number from 0 to 1."""
+    rate = os.environ.get(SAMPLE_RATE) or 1.0 if given is None else given
     try:
-        return checked_rate(float(text), SAMPLE_RATE)
-    except ValueError:
-        return checked_rate(text, SAMPLE_RATE)
+        value = float(rate)
+    except (TypeError, ValueError):
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise ConfigError(f"LangfuseSink: sample_rate: a number from 0 to 1 is needed, got {rate!r} ({SAMPLE_RATE})")
+    return value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, cast
 from urllib.parse import quote
@@ -101,7 +101,12 @@ def _item_body(dataset: str, scenario: object, expected: str | None) -> dict[str
 
 
 def _scenario(item: DatasetItem) -> Scenario:
-    fields = dict(_fields(item.input))
+    own = item.input
+    fields: dict[str, Json] = (
+        dict(cast(Mapping[str, Json], own))
+        if isinstance(own, Mapping)
+        else {"prompt": own if isinstance(own, str) or own is None else str(own)}
+    )
     if item.expected is not None:
         fields[str(item.metadata.get("expected_field") or EXPECTED[0])] = item.expected
     fields.pop("id", None)
@@ -109,13 +114,6 @@ def _scenario(item: DatasetItem) -> Scenario:
         return Scenario.model_validate({"id": item.id, **json_value(fields, "its input")})
     except (ValidationError, ConfigError, RecursionError) as error:
         raise ConfigError(f"the dataset's item {item.id!r:.100} is not a scenario: {error!s:.300}") from error
-
-
-def _fields(value: Json) -> Iterator[tuple[str, Json]]:
-    if isinstance(value, Mapping):
-        yield from cast(Mapping[str, Json], value).items()
-    else:
-        yield "prompt", value if isinstance(value, str) or value is None else str(value)
 
 
 _VARIABLE = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_]*)\s*\}\}")

@@ -167,17 +167,13 @@ def _roots(rest: LangfuseRest, wanted: TraceFilter, scores: Mapping[str, float] 
             *_conditions(wanted),
             *([condition("traceId", "stringOptions", "any of", chunk)] if chunk else []),
         ]
-        for root in merge(*(_read(rest, each) for each in _named(wanted, conditions)), key=_start, reverse=True):
+        queries = [{"fields": FIELDS, "limit": PAGE, "filter": json.dumps(each)} for each in _named(wanted, conditions)]
+        read = [rest.by_cursor("/api/public/v2/observations", query) for query in queries]
+        for root in merge(*read, key=lambda root: str(root.get("startTime")), reverse=True):
             trace = str(root.get("traceId"))
             if trace not in known:
                 known.add(trace)
                 yield root
-
-
-def _read(rest: LangfuseRest, conditions: Sequence[Json]) -> Iterator[Mapping[str, Json]]:
-    return rest.by_cursor(
-        "/api/public/v2/observations", {"fields": FIELDS, "limit": PAGE, "filter": json.dumps(conditions)}
-    )
 
 
 def _named(wanted: TraceFilter, conditions: list[Json]) -> list[list[Json]]:
@@ -208,10 +204,6 @@ def _conditions(wanted: TraceFilter) -> list[Json]:
 def condition(column: str, kind: str, operator: str, value: Json) -> Json:
     """One condition of the API's parameter `filter`."""
     return {"type": kind, "column": column, "operator": operator, "value": value}
-
-
-def _start(root: Mapping[str, Json]) -> str:
-    return str(root.get("startTime"))
 
 
 def _time(moment: datetime | None) -> str | None:

@@ -8,14 +8,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, TypeAlias, cast
 
 from pydantic_core import PydanticSerializationError, to_json
 
-from offbook.base.errors import ConfigError
 from offbook.base.json_files import parse_json
 from offbook.base.types import (
     CallStatus,
@@ -40,8 +39,6 @@ _TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 
 Attribute: TypeAlias = str | bool | int | float | Sequence[str]
 """A value of an OpenTelemetry attribute."""
-Mask = Callable[[Json], Json]
-"""Input, output or arguments -> the value that may leave the process."""
 
 
 class SpanKind(StrEnum):
@@ -281,18 +278,6 @@ def _bits(size: int, *parts: str) -> int:
     return int.from_bytes(hashlib.sha256("\0".join(("offbook", *parts)).encode()).digest()[:size], "big") or 1
 
 
-def is_sampled(rollout: RolloutTrace, rate: float) -> bool:
-    """Whether a rollout belongs to this share. The same rollout always gives the same answer."""
-    return trace_id(rollout) / 2**128 < rate
-
-
-def checked_rate(rate: object, where: str) -> float:
-    """Return the rate as a float. Raises ConfigError unless it is a number from 0 to 1."""
-    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1:
-        raise ConfigError(f"{where}: a number from 0 to 1 is needed, got {rate!r}")
-    return float(rate)
-
-
 def as_text(value: Json) -> str:
     """Texts as they are, anything else as JSON."""
     return value if isinstance(value, str) else json_text(value)
@@ -304,11 +289,6 @@ def json_text(value: Json) -> str:
         return to_json(value, fallback=repr).decode()
     except PydanticSerializationError:  # half of a surrogate pair
         return json.dumps(value, default=repr)
-
-
-def unmasked(value: Json) -> Json:
-    """The mask that changes nothing."""
-    return value
 
 
 def remote_parent(metadata: Mapping[str, Json]) -> tuple[int, int] | None:

@@ -148,8 +148,8 @@ async def test_a_tool_that_ends_its_server_is_left_out_and_told() -> None:
     assert {tool for each in scenarios.scenarios for tool in each.tools} == {"echo"}
 
 
-@pytest.mark.parametrize("wrong", [{"count": 0}, {"max_difficulty": 6}, {"held_out": 1.0}])
-async def test_wrong_options_are_errors(wrong: dict[str, float]) -> None:
+@pytest.mark.parametrize("wrong", [{"count": 0}, {"max_difficulty": 6}])
+async def test_wrong_options_are_errors(wrong: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match="count >= 1, 1 <= max_difficulty <= 5"):
         await generate_scenarios(Target.parse(library_server.make), **wrong)  # type: ignore[arg-type]
 

@@ -24,6 +24,7 @@ from offbook_mcp.training.rewards import result_digest
 from .harvest import Leaf, is_dated, is_empty, leaves_of, words_of
 from .sampler import ArgumentSampler
 from .scenario import (
+    HELD_OUT,
     CheckKind,
     McpScenario,
     ReferenceCall,
@@ -421,11 +422,11 @@ class ScenarioGeneration:
             f"{counted(len(self.valid), 'valid scenario')}, {counted(sum(self.dropped.values()), 'candidate')} dropped"
         )
 
-    def result(self, held_out: float) -> ScenarioSet:
+    def result(self) -> ScenarioSet:
         """Split the valid scenarios, select `count` of them, and number them."""
-        split = split_scenarios(self.valid, held_out=held_out, seed=self.seed)
+        split = split_scenarios(self.valid, seed=self.seed)
         evaluation = [scenario for scenario in split if scenario.split == "eval"]
-        chosen = select(evaluation, number_held_out(self.count, held_out), self.rng)
+        chosen = select(evaluation, number_held_out(self.count, HELD_OUT), self.rng)
         chosen += select([s for s in split if s.split == "train"], self.count - len(chosen), self.rng)
         self.rng.shuffle(chosen)
         if both := len(self.valid) - len(split):

@@ -20,7 +20,7 @@ from offbook_mcp.connection.target import Target, TargetLike
 from offbook_mcp.tools.tool import ToolKind
 from offbook_mcp.tools.toolset import ModelTool
 
-from .execution import SERVER_FAILED, Answered, Exploration, Progress, ReferenceRun, ScenarioGeneration, with_results
+from .execution import SERVER_FAILED, Answered, Progress, ReferenceRun, ScenarioGeneration, with_results
 from .explore import explore, withheld_lines
 from .from_llm import from_llm
 from .harvest import Leaf, comma_list, is_dated, strings_of
@@ -36,20 +36,18 @@ async def generate_scenarios(
     seed: int = 0,
     llm: str | Llm | None = None,
     max_difficulty: int = 5,
-    held_out: float = 0.25,
     progress: Progress = lambda line: None,
 ) -> ScenarioSet:
-    """Generate up to `count` scenarios, every one run twice on the server. A share `held_out` of them is for evaluation.
+    """Generate up to `count` scenarios, every one run twice on the server. Up to a quarter of them is for evaluation.
 
     llm: the model that writes them ("openai/gpt-4.1", or an `Llm`); None: drawn from the schemas and the server's results.
     max_difficulty: 1 (one value) to 5 (three calls).
     progress: called with a line of text per event.
     Raises ConfigError for an invalid option, if there are far fewer scenarios than wanted or none can be held out, McpServerError, LlmError, BudgetExceeded.
     """
-    if count < 1 or not 1 <= max_difficulty <= 5 or not 0 <= held_out < 1:
+    if count < 1 or not 1 <= max_difficulty <= 5:
         raise ConfigError(
-            "scenarios: count >= 1, 1 <= max_difficulty <= 5 and 0 <= held_out < 1 are needed, got "
-            f"{count}, {max_difficulty} and {held_out}"
+            f"scenarios: count >= 1, 1 <= max_difficulty <= 5 are needed, got {count} and {max_difficulty}"
         )
     async with _opened(pool_or_target) as pool:
         for line in withheld_lines(pool.toolset.left_out):
@@ -59,8 +57,8 @@ async def generate_scenarios(
             await from_schemas(work)
         else:
             await from_llm(work, llm if isinstance(llm, Llm) else Llm(llm))
-    scenarios = work.result(held_out)
-    check_enough(work, scenarios, held_out)
+    scenarios = work.result()
+    check_enough(work, scenarios)
     for line in without_scenarios(work, scenarios):
         progress(line)
     return scenarios
@@ -109,10 +107,10 @@ def few_held_out(scenarios: ScenarioSet, wanted: int, file: object) -> str | Non
     return f'{held_out} held out say little about success: write more with "split": "eval" in {file}'
 
 
-def check_enough(work: ScenarioGeneration, scenarios: ScenarioSet, held_out: float) -> None:
+def check_enough(work: ScenarioGeneration, scenarios: ScenarioSet) -> None:
     """Raise ConfigError, with reasons and remedies, for far fewer scenarios than wanted, or if none could be held out."""
     made, wanted = len(scenarios.scenarios), work.count
-    unmeasured = bool(made) and held_out * wanted >= 1 and not scenarios.eval
+    unmeasured = bool(made) and HELD_OUT * wanted >= 1 and not scenarios.eval
     if made >= _MIN_SHARE * wanted and made and not unmeasured:
         return
     found = f"only {made} of {wanted}" if made else "none"
@@ -244,15 +242,14 @@ async def from_schemas(work: ScenarioGeneration) -> None:
 
     Up to _WAVES_FOR_THE_REST waves more are of the tools that worked and have no scenario yet.
     """
-    planner = Planner(work.exploration, work.pool.toolset.tools, work.rng)
-    drawing = _Drawing(work, planner)
+    drawing = _Drawing(work)
     fruitless = 0
-    for _ in range(_WAVES if planner.tools else 0):
+    for _ in range(_WAVES if drawing.tools else 0):
         missing = round(work.count * _SPARE) - len(work.valid)
         if missing <= 0 or fruitless > 2:
             break
         before = len(work.valid)
-        await drawing.wave(planner.tools, missing)
+        await drawing.wave(drawing.tools, missing)
         fruitless = fruitless + 1 if len(work.valid) == before else 0
         work.report_progress()
     for _ in range(_WAVES_FOR_THE_REST):
@@ -264,17 +261,19 @@ async def from_schemas(work: ScenarioGeneration) -> None:
 @dataclass
 class _Drawing:
     work: ScenarioGeneration
-    planner: Planner
     answers: Counter[str] = field(default_factory=Counter[str])
 
     def __post_init__(self) -> None:
-        self.phrases = phrases_of(self.work.pool.toolset.tools)
+        offered = self.work.pool.toolset.tools
+        self.phrases = phrases_of(offered)
+        self.tools = [tool for tool in offered if tool.name not in self.work.exploration.left_out]
+        self.readers = [tool for tool in self.tools if tool.tool.kind is ToolKind.READ]
 
     def without_scenario(self) -> list[ModelTool]:
         """The tools of which a call worked, and which no valid scenario uses."""
         taken = {tool for scenario in self.work.valid for tool in scenario.tools}
         worked = {observation.tool for observation in self.work.exploration.observations if observation.worked}
-        return [tool for tool in self.planner.tools if tool.name in worked - taken]
+        return [tool for tool in self.tools if tool.name in worked - taken]
 
     async def wave(self, tools: Sequence[ModelTool], missing: int) -> None:
         """Draw plans for these tools, run them twice, and keep the valid ones."""
@@ -289,7 +288,7 @@ class _Drawing:
         plans: list[Plan] = []
         writes = 0
         for number in range(3 * wanted):
-            plan = self.planner.plan(tools[number % len(tools)], self.work.max_difficulty)
+            plan = self.plan(tools[number % len(tools)], self.work.max_difficulty)
             if plan is None or (plan.writes and writes >= _WAVE_WRITES) or not self.work.is_new(plan.calls):
                 continue
             writes += plan.writes
@@ -341,35 +340,27 @@ class _Drawing:
         news = {n: answer for n, answer in answers.items() if any(value not in task_texts for value in answer.values)}
         return {n: answer for n, answer in news.items() if answer.ask} or news
 
-
-class Planner:
-    """Draws plans from an exploration."""
-
-    def __init__(self, exploration: Exploration, tools: Sequence[ModelTool], rng: random.Random) -> None:
-        self.exploration = exploration
-        self.tools = [tool for tool in tools if tool.name not in exploration.left_out]
-        self.readers = [tool for tool in self.tools if tool.tool.kind is ToolKind.READ]
-        self._rng = rng
-
     def plan(self, tool: ModelTool, most_difficult: int) -> Plan | None:
         """Draw a plan that uses this tool; None if the drawn plan is too difficult."""
         kinds = [self._single, partial(self._sequence, 2), partial(self._sequence, 3), self._flow]
         weights = [11, 3 * (most_difficult > 2), most_difficult > 4, 5 * (most_difficult > 3)]
-        plan = self._rng.choices(kinds, [float(weight) for weight in weights])[0](tool)
+        plan = self.work.rng.choices(kinds, [float(weight) for weight in weights])[0](tool)
         plan = plan or self._single(tool)
         return plan if plan is not None and plan.difficulty <= most_difficult else None
 
     def _single(self, tool: ModelTool) -> Plan | None:
-        draft = self._draw(tool)
+        draft = self.work.exploration.sampler.draw(tool)
         return None if draft is None else Plan((draft,))
 
     def _sequence(self, length: int, tool: ModelTool) -> Plan | None:
         """Distinct calls with arguments, of this tool and other reading tools; None if the draw has none."""
         if tool.tool.kind is not ToolKind.READ:
             return None
-        tools = [tool, *(self._rng.choice(self.readers) for _ in range(length - 1))]
-        self._rng.shuffle(tools)
-        drafts = [draft for drawn_tool in tools if (draft := self._draw(drawn_tool)) is not None]
+        tools = [tool, *(self.work.rng.choice(self.readers) for _ in range(length - 1))]
+        self.work.rng.shuffle(tools)
+        drafts = [
+            draft for drawn_tool in tools if (draft := self.work.exploration.sampler.draw(drawn_tool)) is not None
+        ]
         distinct = {repr((draft.tool.name, draft.arguments)) for draft in drafts}
         if len(distinct) < length or sum(not draft.arguments for draft in drafts) > 0:
             return None
@@ -378,12 +369,12 @@ class Planner:
     def _flow(self, tool: ModelTool) -> Plan | None:
         """A call with an argument from another tool's result, after the call that returns this result."""
         for _ in range(_TRIES):
-            draft = self._draw(tool)
+            draft = self.work.exploration.sampler.draw(tool)
             if draft is None:
                 return None
             for pick in draft.picks:
                 leaf = pick.leaf
-                if leaf is None or not self.exploration.sampler.worked(pick.slot, pick.source):
+                if leaf is None or not self.work.exploration.sampler.worked(pick.slot, pick.source):
                     continue
                 if sum(other.slot.argument == pick.slot.argument for other in draft.picks) > 1:
                     continue
@@ -405,11 +396,8 @@ class Planner:
         ):
             return None
         choices: list[tuple[Answered, bool]] = []
-        for observation in self.exploration.of(tool):
+        for observation in self.work.exploration.of(tool):
             values = [other.value for other in observation.leaves if other.place == leaf.place]
             if observation.worked and values and values[0] == leaf.value:
                 choices.append((observation, len(set(values)) > 1))
-        return self._rng.choice(choices) if choices else None
-
-    def _draw(self, tool: ModelTool) -> DraftCall | None:
-        return self.exploration.sampler.draw(tool)
+        return self.work.rng.choice(choices) if choices else None

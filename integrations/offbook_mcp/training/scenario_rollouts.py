@@ -35,7 +35,7 @@ from .rewards import score
 class McpRollout:
     """The rollout function for a Trainer: `await rollout(model, scenario)`.
 
-    max_tools: the number of tools that the model sees, the expected ones and others drawn with `seed`; None: all.
+    max_tools: the number of tools that the model sees, the expected ones and others drawn by its id; None: all.
     result_chars: limit for a tool's result, if it is below the target's.
     step_tokens: the limit of one message of a step in a comparison, which other LLMs do not share; None: theirs.
     """
@@ -44,7 +44,6 @@ class McpRollout:
     loop: LoopOptions = field(default_factory=LoopOptions)
     max_tools: int | None = None
     result_chars: int | None = None
-    seed: int = 0
     step_tokens: int | None = None
 
     async def __call__(self, model: TrainableModel, scenario: McpScenario) -> Trajectory:
@@ -63,7 +62,7 @@ class McpRollout:
 
     def shown(self, scenario: McpScenario) -> Toolset:
         """The tools that the model sees in every rollout of this scenario. Raises ConfigError."""
-        seed = zlib.crc32(f"{self.seed} {scenario.id}".encode())
+        seed = zlib.crc32(f"0 {scenario.id}".encode())
         return self.pool.toolset.shown(scenario.tools, self.max_tools, seed)
 
     async def _run(self, model: TrainableModel, scenario: McpScenario, trajectory: Trajectory) -> None:

@@ -48,6 +48,7 @@ WINGS = {
         ("base",),
         r"offbook.bases\.\w|offbook base (add|list|remove)|(?i:smollm2|gguf_file)",
         ("bases",),
+        ("bases.md",),
     ),
     "cloud": Wing(("offbook_cloud",), ("push", "pull"), r"\bmirror", ("cloud",)),
     "dashboard": Wing(

@@ -22,9 +22,11 @@ import httpx
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 import offbook
+from offbook import plugins
 from offbook.base.child_processes import last_line
 from offbook.base.devices import driver_fault
 from offbook.base.errors import install_command
+from offbook.base.local_bases import OFFERS, bases_folder, local_bases
 from offbook.base.locked_folders import TemporaryFolder
 from offbook.base.server_options import EngineOptions
 from offbook.base.text import counted
@@ -331,7 +333,18 @@ def machine_checks(folder: Path) -> list[Check]:
         checks.append(Check("machine", "memory", "ok" if memory.available > MIN_MEMORY else "warn", text))
     for name, place in (("disk", folder), ("model cache", model_cache())):
         checks.append(disk_check(name, place))
-    return checks
+    return [*checks, *base_checks()]
+
+
+def base_checks() -> list[Check]:
+    """The converted bases on this machine, and those that a command can add."""
+    names = [base.name for base in local_bases()]
+    here = [Check("machine", "bases", "ok", f"{', '.join(names)} at {bases_folder()}")] if names else []
+    offers = [name for name in plugins.names(OFFERS) if name not in names]
+    return here + [
+        Check("machine", f"base {name}", "missing", "not on this machine yet", str(plugins.load(OFFERS, name)))
+        for name in offers
+    ]
 
 
 def disk_check(name: str, place: Path, usage: Callable[[Path], int] | None = None) -> Check:

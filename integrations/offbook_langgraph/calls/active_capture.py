@@ -119,7 +119,7 @@ class ActiveCapture:
             inner = origin if called is original else self.origin_of(called, labels)
             return capture.answerer(route, called, inner)
 
-        return OwnRun(original, answerer, own_run())
+        return OwnRun(original, answerer)
 
     def choose(
         self, origin: CallOrigin, original: BaseChatModel
@@ -143,8 +143,6 @@ class ActiveCapture:
         self.counts.add(route.target.model_name, origin)
         if route.select is None and self.trajectory is not None:
             self.calls.append(CapturedCall(origin, self.site().line))
-        if (run := own_run()) is not None:
-            run.note_answer()
         return self.target_for_call(route.target, original, origin)
 
     def origin_of(self, original: BaseChatModel, labels: CallLabels) -> CallOrigin:

@@ -156,15 +156,24 @@ class capture(Block):  # used like a function: `async with capture(model) as tra
         check_choice("shared_state", shared_state)
         check_length(max_completion_tokens)
         self._models = by_answerer(model, select)
-        self._exclude = as_predicate(exclude, "exclude")
         self._temperature = temperature
         self._longest = max_completion_tokens
-        self._on_leak: OnLeak = on_leak
-        self._shared_state: SharedState = shared_state
         self._train_on = train_on
-        self.counts = OriginCounts()
         self._recorded = RecordedCalls()
         self._faults = self._recorded.faults
+        self._capture = ActiveCapture(
+            trajectory=self._trajectory,
+            runs=self._recorded,
+            faults=self._faults,
+            exclude=as_predicate(exclude, "exclude"),
+            on_leak=on_leak,
+            shared_state=shared_state,
+        )
+
+    @property
+    def counts(self) -> OriginCounts:
+        """The origins of its calls."""
+        return self._capture.counts
 
     def _limit(self) -> int:
         """Most tokens of a call, unless the app sets fewer."""
@@ -185,24 +194,14 @@ class capture(Block):  # used like a function: `async with capture(model) as tra
 
     def _enter(self, routes: tuple[CallRoute, ...]) -> Trajectory:
         self._begin()
-        self._active = ActiveCapture(
-            routes=routes,
-            trajectory=self._trajectory,
-            runs=self._recorded,
-            faults=self._faults,
-            counts=self.counts,
-            exclude=self._exclude,
-            on_leak=self._on_leak,
-            shared_state=self._shared_state,
-            outer=active(),
-        )
+        capture = replace(self._capture, routes=routes, outer=active())
         self._stack.enter_context(capturing(self._trajectory, process=self._scope == "process"))
-        self._stack.enter_context(activated(self._active, self._scope))
+        self._stack.enter_context(activated(capture, self._scope))
         return self._trajectory
 
     def _end(self, error: BaseException | None) -> None:
         add_tool_note(error)
-        warn_unlike(self._active.calls)
+        warn_unlike(self._capture.calls)
         self._recorded.add_length_note(error, self._limit())
         self._trajectory.metrics[CAPTURED] = self._trajectory.metrics.get(CAPTURED, 0) + self._recorded.count
         self._recorded.close(self._trajectory, self._train_on)

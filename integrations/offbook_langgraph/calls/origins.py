@@ -29,6 +29,8 @@ JUDGED = "the app's own model, as a judge"
 """Target of a call that an evaluation package makes."""
 SHOWN = 20
 """The most distinct origins that a message lists."""
+_counting = threading.Lock()
+"""Of all counts, since those of a rollout are pickled."""
 
 
 class OriginCounts:
@@ -36,39 +38,31 @@ class OriginCounts:
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[str, str]] = Counter()
-        self._lock = threading.Lock()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the counts without their lock."""
-        with self._lock:
-            return restored_counts, (dict(self._counts),)
 
     def add(self, target: str, origin: CallOrigin) -> None:
         """Count a call that goes to `target`: a model's name, OWN_MODEL or EXCLUDED."""
-        with self._lock:
+        with _counting:
             self._counts[target, described(origin)] += 1
 
     def merge(self, other: OriginCounts) -> None:
         """Add the counts of `other`."""
-        with other._lock:
-            counts = Counter(other._counts)
-        with self._lock:
-            self._counts += counts
+        with _counting:
+            self._counts += other._counts
 
     def to(self, target: str) -> int:
         """Number of calls that went to `target`."""
-        with self._lock:
+        with _counting:
             return sum(count for (name, _), count in self._counts.items() if name == target)
 
     @property
     def total(self) -> int:
         """Number of all calls."""
-        with self._lock:
+        with _counting:
             return self._counts.total()
 
     def lines(self, target: str | None = None) -> str:
         """Distinct origins with their counts, one per line, the most frequent first. `target` limits them to its calls."""
-        with self._lock:
+        with _counting:
             counts = self._counts.most_common()
         lines = [
             f"  {count} x {origin}" + (f" -> {name}" if target is None else "")
@@ -77,13 +71,6 @@ class OriginCounts:
         ]
         more = [f"  and {len(lines) - SHOWN} more origins"] if len(lines) > SHOWN else []
         return "\n".join([*lines[:SHOWN], *more])
-
-
-def restored_counts(counts: Mapping[tuple[str, str], int]) -> OriginCounts:
-    """The counts that were pickled."""
-    restored = OriginCounts()
-    restored._counts.update(counts)  # pyright: ignore[reportPrivateUsage]  # the same module
-    return restored
 
 
 def described(origin: CallOrigin) -> str:

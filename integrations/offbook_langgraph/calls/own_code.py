@@ -231,16 +231,6 @@ def _warn(kind: type[BaseChatModel], names: str) -> None:
     )
 
 
-@remembered
-def warn_unanswered(kind: type[BaseChatModel]) -> None:
-    """Warn, once a class, that its own code answered a call without a call of another chat model."""
-    logger.warning(
-        "%s: its own code answered a call without calling another chat model. That answer is not the trained model's, and "
-        "trains nothing",
-        kind.__name__,
-    )
-
-
 class OverriddenMethods:
     """The methods of OpenAI's chat model that the app's class overrides, run on the app's own model."""
 
@@ -298,18 +288,10 @@ class OwnRun:
 
     model: BaseChatModel | None
     answerer: Callable[[BaseChatModel], ChatOffbook] | None
-    outer: OwnRun | None = None
-    answered: bool = False
 
     def answer_for(self, original: BaseChatModel) -> ChatOffbook | None:
         """The trained model in place of `original`; None when `original` answers."""
         return None if self.answerer is None else self.answerer(original)
-
-    def note_answer(self) -> None:
-        """Note that the trained model answers a call of this run."""
-        run: OwnRun | None = self
-        while run is not None:
-            run.answered, run = True, run.outer
 
 
 _run: ContextVar[OwnRun | None] = ContextVar("offbook_langgraph_own_run", default=None)
@@ -342,9 +324,7 @@ def run_inside(run: OwnRun, name: str, method: Callable[..., Any], *args: Any, *
     if name in EVENTS:
         return _with_events(run, name, method, args, kwargs)
     with _active(run):
-        result = method(*args, **kwargs)
-    _check_answered(run)
-    return result
+        return method(*args, **kwargs)
 
 
 @contextmanager
@@ -357,16 +337,9 @@ def _active(run: OwnRun) -> Generator[None]:
         _run.set(previous)
 
 
-def _check_answered(run: OwnRun) -> None:
-    if run.answerer is not None and not run.answered:
-        warn_unanswered(type(run.model))
-
-
 async def _awaited(run: OwnRun, result: Any) -> Any:
     with _active(run):
-        value = await result
-    _check_answered(run)
-    return value
+        return await result
 
 
 def _items(run: OwnRun, items: Iterator[Any]) -> Iterator[Any]:
@@ -379,7 +352,6 @@ def _items(run: OwnRun, items: Iterator[Any]) -> Iterator[Any]:
             if item is end:
                 break
             yield item
-        _check_answered(run)
     finally:
         cast(Generator[Any], items).close()
 
@@ -393,7 +365,6 @@ async def _async_items(run: OwnRun, items: AsyncIterator[Any]) -> AsyncIterator[
             if item is end:
                 break
             yield item
-        _check_answered(run)
     finally:
         await cast(Any, items).aclose()
 

@@ -103,14 +103,7 @@ LONGEST_ERROR = 1_000
 
 def _ended(started: ToolRun, error: str | None = None, result: str | None = None) -> ToolRun:
     """The run that began as `started` and ends now."""
-    return ToolRun(
-        tool_call_id=started.tool_call_id,
-        name=started.name,
-        started_at=started.started_at,
-        ended_at=clock.end_of(started.started_at),
-        error=error,
-        result=result,
-    )
+    return started.model_copy(update={"ended_at": clock.end_of(started.started_at), "error": error, "result": result})
 
 
 class ToolWatch:

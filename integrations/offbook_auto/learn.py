@@ -38,8 +38,7 @@ from offbook.trainer.evaluate import Interval
 from offbook_compare.comparison import acompare
 from offbook_compare.report import shown_interval
 from offbook_compare.targets import ComparableTarget
-from offbook_production.client import audit_trajectories
-from offbook_production.wire import MAX_AUDITED, AuditRequest
+from offbook_production.wire import MAX_AUDITED, AuditRequest, TrajectoryAudit
 
 from .options import IMITATION
 from .task import write_whole
@@ -209,7 +208,8 @@ class Learning:
         """Those that the served step has not seen, as the server's records have it."""
         if not threads:
             return []
-        audits = await audit_trajectories(api, AuditRequest(trajectory_ids=tuple(thread.id for thread in threads)))
+        request = AuditRequest(trajectory_ids=tuple(thread.id for thread in threads))
+        audits = await api.ask(list[TrajectoryAudit], "POST", "/api/audit", request)
         seen = {one.id for one in audits if one.seen_since.get(self.model.name, served + 1) <= served}
         return [thread for thread in threads if thread.id not in seen]
 

@@ -19,8 +19,7 @@ from offbook.commands.directory import server_needed
 from offbook.commands.generated_options import with_options
 from offbook.commands.options import Dir, Server
 
-from .client import audit_trajectories, remove_trajectories
-from .wire import AuditRequest, Numbers, TakeoverRule, TakeoverState, TrajectoryAudit
+from .wire import AuditRequest, Numbers, Removal, TakeoverRule, TakeoverState, TrajectoryAudit
 
 app = typer.Typer(
     help=__doc__,
@@ -29,6 +28,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+FORGET_SECONDS = 3600.0
+"""How long a removal may take, with large records."""
 Threads = Annotated[list[str] | None, typer.Option("--thread", help="the app's own name of a thread; repeatable")]
 Trajectories = Annotated[
     list[str] | None, typer.Option("--trajectory", help="id of a trajectory, such as thread-...; repeatable")
@@ -107,7 +108,9 @@ def audit(
     Example:
       offbook audit --thread t-1
     """
-    for one in asyncio.run(audit_trajectories(server_needed(url, dir), _request(thread, trajectory, route))):
+    request = _request(thread, trajectory, route)
+    answer = server_needed(url, dir).ask(list[TrajectoryAudit], "POST", "/api/audit", request)
+    for one in asyncio.run(answer):
         echo(one.model_dump_json(ensure_ascii=True) if json else "\n".join(trajectory_lines(one)))
 
 
@@ -128,7 +131,9 @@ def forget(
     Example:
       offbook forget --thread t-1
     """
-    removal = asyncio.run(remove_trajectories(server_needed(url, dir), _request(thread, trajectory, route)))
+    request = _request(thread, trajectory, route)
+    answer = server_needed(url, dir).ask(Removal, "POST", "/api/audit/removal", request, timeout=FORGET_SECONDS)
+    removal = asyncio.run(answer)
     if json:
         echo(removal.model_dump_json(indent=1, ensure_ascii=True))
         return

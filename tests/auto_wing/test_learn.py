@@ -18,8 +18,7 @@ from offbook.base.wire import TrajectoryRecord
 from offbook_auto import learn
 from offbook_auto.learn import STATE, Learning, LearnOptions, Thread
 from offbook_compare.targets import RolloutTarget
-from offbook_production.client import audit_trajectories, remove_trajectories
-from offbook_production.wire import AuditRequest
+from offbook_production.wire import AuditRequest, Removal, TrajectoryAudit
 
 ANSWER = "blue"
 FAST = offbook.SFTConfig(learning_rate=5e-3, batch_size=16, epochs=8, schedule="constant", warmup=0, skip_bad=True)
@@ -100,11 +99,11 @@ async def test_a_round_promotes_what_does_better_on_questions_that_never_train(
     assert [one["candidate"] for one in json.loads(kept)["rounds"]] == ["goes-on-learn-1", "goes-on-learn-2"]
     assert "box" not in kept
 
-    [imitated, never] = await audit_trajectories(
-        api, AuditRequest(trajectory_ids=(promoted.imitated[0], promoted.held_out[0]))
-    )
+    request = AuditRequest(trajectory_ids=(promoted.imitated[0], promoted.held_out[0]))
+    [imitated, never] = await api.ask(list[TrajectoryAudit], "POST", "/api/audit", request)
     assert imitated.seen_since["goes-on"] == 1 and never.trained == () and never.seen_since == {}
-    removal = await remove_trajectories(api, AuditRequest(trajectory_ids=(promoted.imitated[0],)))
+    request = AuditRequest(trajectory_ids=(promoted.imitated[0],))
+    removal = await api.ask(Removal, "POST", "/api/audit/removal", request)
     assert removal.erased and removal.trajectories[0].seen_since["goes-on"] == 1
 
 

@@ -16,8 +16,7 @@ from offbook.base.wire import GroupRecord, TrainRequest, TrajectoryQuery
 from offbook.client.connection.train_stream import train
 from offbook.trainer.imitation import ScoredRollout, draw
 from offbook.trainer.report import Stopped
-from offbook_production.client import audit_trajectories
-from offbook_production.wire import AuditRequest
+from offbook_production.wire import AuditRequest, TrajectoryAudit
 from tests.trainer.test_trainer import SCENARIOS, quiet, rollout
 
 GOOD = TrainConfig(learning_rate=1e-3, loss="cross_entropy", min_reward=1.0, minibatches=2)
@@ -150,7 +149,7 @@ async def test_what_was_removed_is_not_replayed_and_the_audit_names_what_was(mod
         api, TrainRequest(model=model.name, groups=(group,), config=GOOD, replayed=(second, "removed"))
     )
     assert (result.step, result.metrics["trajectories/replayed"]) == (2, 1)
-    [found] = await audit_trajectories(api, AuditRequest(trajectory_ids=(second,)))
+    [found] = await api.ask(list[TrajectoryAudit], "POST", "/api/audit", AuditRequest(trajectory_ids=(second,)))
     assert sorted(found.trained) == [f"{model.name}@1", f"{model.name}@2"]
 
 

@@ -27,7 +27,7 @@ from .rendering import Crumb, SourceDep, UnknownPage, page
 from .rollout_page import explanations, stop_reason
 from .source import DashboardSource
 from .step_groups import GroupLine, RewardChip, group_lines
-from .token_view import advantage_words, why_none
+from .token_view import advantage_words, token_heads, why_none
 
 router = APIRouter()
 
@@ -136,7 +136,7 @@ def _heads(source: DashboardSource, rows: Sequence[RolloutRow], update: TrainUpd
     ids = {row.id for row in rows}
     for model in dict.fromkeys([*((update.model,) if update is not None else ()), *(row.model for row in rows)]):
         folder = source.model_folder(model)
-        heads = source.token_files.heads(folder[0]) if folder is not None else ()
+        heads = token_heads(folder[0]) if folder is not None else ()
         head = next((head for _, head in heads if any(call.trajectory in ids for call in head.calls)), None)
         newest += [head] if head is not None else []
     return newest

@@ -26,7 +26,7 @@ from .rendering import Crumb, SourceDep, UnknownPage, page
 from .source import DashboardSource
 from .step_groups import GroupLine, group_lines
 from .token_pieces import TokenPieces, folder_of_base, pieces_of
-from .token_view import COLOURS, Colour, TokenView, advantage_words, token_view, why_none
+from .token_view import COLOURS, Colour, TokenView, advantage_words, token_file_of, token_heads, token_view, why_none
 
 router = APIRouter()
 
@@ -163,10 +163,10 @@ def _view(
     for model, folder in folders.items():
         if folder is None:
             continue
-        if (file := source.token_files.of(folder[0], trajectory_id)) is not None:
+        if (file := token_file_of(folder[0], trajectory_id)) is not None:
             files[model] = file
         if update is not None and update.model == model:
-            head = source.token_files.of_request(folder[0], update.id)
+            head = next((head for _, head in token_heads(folder[0]) if head.request_id == update.id), None)
     pieces = {
         model: pieces_of(folder_of_base(folder[1].base_model if folder is not None else model))
         for model, folder in folders.items()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 from sqlalchemy import Connection
@@ -16,8 +15,6 @@ from offbook.server.records.database import Readable
 from offbook.server.records.overview import RolloutRow
 from offbook.server.views.run_index import TrainUpdate
 from offbook.server.views.run_source import RunSource
-
-from .token_view import TokenFiles
 
 
 @dataclass(frozen=True)
@@ -39,11 +36,6 @@ class DashboardSource(RunSource):
         """`folder` is the server's directory. `engine` is None if no engine runs, as in `offbook ui`."""
         super().__init__(records, folder)
         self._engine = engine
-
-    @cached_property
-    def token_files(self) -> TokenFiles:
-        """What steps keep of their tokens."""
-        return TokenFiles()
 
     @property
     def engine(self) -> EngineState | None:

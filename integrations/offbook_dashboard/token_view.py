@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from threading import Lock
 from typing import Literal, cast, get_args
 
 import numpy as np
@@ -251,75 +251,38 @@ def advantage_words(advantages: Sequence[float]) -> str:
     return f"{signed(min(advantages))} to {signed(max(advantages))}"
 
 
-_HEADS, _FILES = 64, 2
-"""Number of headers and of whole files in the cache."""
+def token_heads(folder: Path) -> Iterator[tuple[Path, TokenHead]]:
+    """The readable token files in a model's folder with their headers, newest first."""
+    for path in token_file.files(folder / "tokens"):
+        with suppress(FileNotFoundError):  # deleted in the meantime
+            if (head := _head(path, path.stat().st_mtime_ns)) is not None:
+                yield path, head
 
 
-@dataclass(frozen=True)
-class FileVersion:
-    """A file and its time of modification, in nanoseconds: the key of the cache."""
-
-    path: Path
-    changed: int
-
-
-class TokenFiles:
-    """A cache of the token files in model folders. Can be used from several threads."""
-
-    def __init__(self) -> None:
-        self._heads: OrderedDict[FileVersion, TokenHead | None] = OrderedDict()
-        self._files: OrderedDict[FileVersion, TokenFile] = OrderedDict()
-        self._lock = Lock()
-
-    def heads(self, folder: Path) -> Iterable[tuple[FileVersion, TokenHead]]:
-        """The readable files in a model's folder with their headers, newest first."""
-        for path in token_file.files(folder / "tokens"):
-            known = self._known(path)
-            head = self._head(known) if known is not None else None
-            if known is not None and head is not None:
-                yield known, head
-
-    def of(self, folder: Path, trajectory: str, request: str | None = None) -> TokenFile | None:
-        """The newest file of a model that contains a trajectory; with `request`, only that train request's file."""
-        for known, head in self.heads(folder):
-            if (request is None or head.request_id == request) and head.calls_of(trajectory):
-                return self._file(known)
-        return None
-
-    def of_request(self, folder: Path, request: str) -> TokenHead | None:
-        """The header of a train request's file; None if there is none."""
-        return next((head for _, head in self.heads(folder) if head.request_id == request), None)
-
-    def _known(self, path: Path) -> FileVersion | None:
-        try:
-            return FileVersion(path, path.stat().st_mtime_ns)
-        except FileNotFoundError:
-            return None  # deleted in the meantime
-
-    def _head(self, known: FileVersion) -> TokenHead | None:
-        with self._lock:
-            if known not in self._heads:
-                self._heads[known] = _read_head(known.path)
-                while len(self._heads) > _HEADS:
-                    self._heads.popitem(last=False)
-            return self._heads[known]
-
-    def _file(self, known: FileVersion) -> TokenFile | None:
-        with self._lock:
-            if known not in self._files:
-                try:
-                    self._files[known] = token_file.read(known.path)
-                except (OSError, EngineError) as error:
-                    logger.warning("%s", error)
-                    return None
-                while len(self._files) > _FILES:
-                    self._files.popitem(last=False)
-            return self._files[known]
+def token_file_of(folder: Path, trajectory: str) -> TokenFile | None:
+    """The newest token file of a model that contains a trajectory."""
+    for path, head in token_heads(folder):
+        if head.calls_of(trajectory):
+            with suppress(FileNotFoundError):
+                return _file(path, path.stat().st_mtime_ns)
+    return None
 
 
-def _read_head(path: Path) -> TokenHead | None:
+@lru_cache(maxsize=64)
+def _head(path: Path, changed: int) -> TokenHead | None:
+    del changed  # only a key of the cache
     try:
         return token_file.read_head(path)
+    except (OSError, EngineError) as error:
+        logger.warning("%s", error)
+        return None
+
+
+@lru_cache(maxsize=2)
+def _file(path: Path, changed: int) -> TokenFile | None:
+    del changed  # as in `_head`
+    try:
+        return token_file.read(path)
     except (OSError, EngineError) as error:
         logger.warning("%s", error)
         return None

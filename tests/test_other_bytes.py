@@ -20,7 +20,7 @@ from offbook.memory_plan.parts import shape_in
 from offbook.rewards.rubric import write_rubric
 from offbook.scenarios.loading import load_scenarios
 from offbook.server.base_model import BaseModelPath
-from offbook.server.http.auth import SignedOut, key_for
+from offbook.server.http.auth import key_for
 from offbook.server.models.checkpoints import scan_models
 from offbook.tracing.jsonl import JsonlSink
 from offbook.trainer.evaluate import read_report
@@ -67,7 +67,6 @@ READERS = {
     "permissions": Reader("file.json", '{"a": {"tool": "b", "allowed": true}}', _permitted),
     "--api-key @": Reader("file", "key\n#\n#\n", lambda f: key_option(f"@{f / 'file'}")),
     "key": Reader("key", "# a\nkey\n#\n", lambda f: key_for("0.0.0.0", None, f)),
-    "signed out": Reader("signed_out", "a\nb\nc\n", lambda f: SignedOut(f / "signed_out")),
     "server.json": Reader("server.json", '{"url": "http://127.0.0.1:1", "pid": 1}', running_server),
     "report": Reader("f.json", '{"scores": [1.0]}', lambda f: read_report(f / "f.json")),
     "--rubric": Reader(

@@ -106,7 +106,6 @@ def page(
         "title": title,
         "crumbs": crumbs,
         "theme": theme if theme in ("light", "dark") else "",
-        "access": getattr(request.state, "access", None),
     }
     text = environment().get_template(template).render(shown)
     return HTMLResponse(text, status, HEADERS)

@@ -8,11 +8,8 @@ from fastapi import FastAPI, Request, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
-from offbook.server.http.auth import Guard
-
 from . import group_page, rollout_page, run_page, step_page
 from .rendering import SAFE, STATIC, Crumb, UnknownPage, page
-from .sign_in import sign_in_routes
 from .source import DashboardSource
 
 ROUTERS = (run_page.router, step_page.router, group_page.router, rollout_page.router)
@@ -30,15 +27,13 @@ class StaticFilesOfPages(StaticFiles):
         return response
 
 
-def add_pages(app: FastAPI, source: DashboardSource, guard: Guard) -> None:
-    """Add the dashboard's routes to an application. Without a key, there are none for signing in and out."""
+def add_pages(app: FastAPI, source: DashboardSource) -> None:
+    """Add the dashboard's routes to an application."""
     app.state.dashboard = source
     for router in ROUTERS:
         app.router.routes.extend(router.routes)  # as the API's, which are not made anew either
     app.mount("/pages/static", StaticFilesOfPages(directory=STATIC))
     app.add_exception_handler(UnknownPage, _unknown)
-    if guard.sessions is not None:
-        app.include_router(sign_in_routes(guard.sessions))
 
 
 async def _unknown(request: Request, error: Exception) -> Response:

@@ -20,7 +20,7 @@ def ui(
     api_key: Annotated[
         str | None,
         typer.Option(
-            help=f"key to sign in with, or @FILE; needed if --host is not loopback  [default: {KEY_VARIABLE}]"
+            help=f"key, which browsers ask for as the password, or @FILE; needed if --host is not loopback  [default: {KEY_VARIABLE}]"
         ),
     ] = None,
 ) -> None:

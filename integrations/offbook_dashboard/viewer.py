@@ -15,7 +15,6 @@ from offbook.server.http.app import UnexpectedErrors, add_access_checks, add_err
 from offbook.server.http.auth import Guard
 from offbook.server.records.database import open_records
 
-from .sign_in import to_sign_in
 from .site import add_pages
 from .source import DashboardSource
 
@@ -29,8 +28,7 @@ def view(folder: Path, host: str, port: int, key: str | None) -> None:
         guard = Guard(key)
         app = build_viewer(DashboardSource(records, folder), guard)
         with listen(host, port) as listener:
-            link = guard.sessions.one_time_link() if guard.sessions is not None else ""
-            echo(f"The dashboard of {folder} is at {url_of(host, listener)}{link} (Ctrl-C ends it)")
+            echo(f"The dashboard of {folder} is at {url_of(host, listener)} (Ctrl-C ends it)")
             uvicorn.Server(listener_config(app)).run(sockets=[listener])
     except KeyboardInterrupt:
         return
@@ -41,8 +39,8 @@ def view(folder: Path, host: str, port: int, key: str | None) -> None:
 def build_viewer(source: DashboardSource, guard: Guard) -> FastAPI:
     """Build the application on open records. The caller closes them."""
     app = FastAPI(title="Offbook", version=offbook.__version__, docs_url=None, redoc_url=None, openapi_url=None)
-    add_pages(app, source, guard)
+    add_pages(app, source)
     add_error_answers(app)
-    add_access_checks(app, guard, MAX_BODY, to_sign_in)
+    add_access_checks(app, guard, MAX_BODY)
     app.add_middleware(UnexpectedErrors)
     return app

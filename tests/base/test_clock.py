@@ -11,7 +11,6 @@ import pytest
 
 from offbook.base import clock
 from offbook.base.types import Trajectory
-from offbook.server.http.auth import COOKIE, WRONG_KEYS, WRONG_SECONDS, Sessions
 from offbook.server.views.numbers import ago, moment
 from offbook.testing import Action, scripted_server
 from offbook_langgraph.calls.recorded_calls import StartedCall
@@ -135,20 +134,6 @@ def test_records_keep_their_order_when_the_clock_was_set_while_the_server_was_do
     assert [call.messages[0]["content"] for call in calls] == ["0", "1", "2", "3"]
     assert all(0 <= call.ended_at - call.started_at < QUICK for call in calls)
     assert "behind the newest record" in caplog.text
-
-
-@pytest.mark.parametrize("seconds", [-DAY, DAY])
-def test_sessions_and_the_throttle_survive_a_jump(jump: Jump, seconds: float, tmp_path: Path) -> None:
-    sessions = Sessions("key", signed_out=tmp_path / "signed_out")
-    cookie, link = sessions.open_by_key("key"), sessions.one_time_link()
-    for _ in range(WRONG_KEYS):
-        sessions.wrong_keys.add("peer")
-    jump(seconds)
-    assert sessions.access(f"{COOKIE}={cookie}") is not None
-    assert 0 < sessions.wrong_keys.wait("peer") <= WRONG_SECONDS
-    assert sessions.open_by_link(link.partition("=")[2]) is not None
-    restarted = Sessions("key", signed_out=tmp_path / "signed_out")
-    assert restarted.access(f"{COOKIE}={cookie}") is not None
 
 
 @pytest.mark.parametrize("seconds", [-DAY, DAY])

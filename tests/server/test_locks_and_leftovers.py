@@ -19,7 +19,7 @@ from offbook.engine.protocol import Failed, TrainCommand
 from offbook.http_listener.listening import listen, local_url, url_of
 from offbook.server.base_model import BaseModelPath
 from offbook.server.directory_lock import DirectoryLock, sweep
-from offbook.server.http.auth import SignedOut, key_for
+from offbook.server.http.auth import key_for
 from offbook.server.training import learner_client, queue
 from offbook.server.training.learner_client import LearnerClient
 from offbook.server.training.queue import TrainQueue
@@ -67,13 +67,10 @@ def test_a_full_disk_ends_the_start_with_a_sentence_and_locks_nothing(tmp_path: 
     assert key_for("0.0.0.0", None, tmp_path) is not None
 
 
-def test_a_key_and_sessions_of_other_bytes_are_named(tmp_path: Path) -> None:
+def test_a_key_of_other_bytes_is_named(tmp_path: Path) -> None:
     (tmp_path / "key").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match=r"key: the key cannot be read .*delete the file"):
         key_for("0.0.0.0", None, tmp_path)
-    (tmp_path / "signed_out").write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match=r"signed_out: the sessions .* cannot be read"):
-        SignedOut(tmp_path / "signed_out")
     (tmp_path / "server.lock").write_bytes(b"\xff\xfe")
     DirectoryLock(tmp_path).release()
 

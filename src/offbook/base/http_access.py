@@ -79,11 +79,6 @@ def key_for_host(host: str, key: str | None) -> str | None:
     return None
 
 
-def same(sent: str, known: str) -> bool:
-    """Whether two secrets are equal, compared in constant time."""
-    return secrets.compare_digest(sent.encode(), known.encode())
-
-
 TRAJECTORY_KEY = "ob-t-"
 """How a key for one trajectory begins."""
 
@@ -137,13 +132,10 @@ def host_refusal(host: str) -> Refusal | None:
     )
 
 
-def cross_site_refusal(
-    method: str, headers: Mapping[str, str], allowed: Collection[str] | None, *, form: bool = False
-) -> Refusal | None:
+def cross_site_refusal(method: str, headers: Mapping[str, str], allowed: Collection[str] | None) -> Refusal | None:
     """The rejection of a request that another site's page sends through a visitor's browser; None if it may pass.
 
-    `allowed` has the origins (`https://name:port`) whose pages may do everything; None: the server has no option for them. `form` means
-    that the route accepts a form of our own pages, which is not JSON.
+    `allowed` has the origins (`https://name:port`) whose pages may do everything; None: the server has no option for them.
 
     Browsers name the source of a request in `Origin` and `Sec-Fetch-Site`. Other clients send neither, and pass. Bodies must
     have the JSON content type, which another site's form cannot send without a CORS preflight.
@@ -163,8 +155,6 @@ def cross_site_refusal(
                 else "start the server with --allow-origin and the page's origin to allow it"
             ),
         )
-    if form:
-        return None
     has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if has_body and kind != "application/json":

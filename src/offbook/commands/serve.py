@@ -23,7 +23,6 @@ from .lazy_import import imported
 
 NEEDED = (
     "fastapi",
-    "itsdangerous",
     "jinja2",
     "orjson",
     "peft",

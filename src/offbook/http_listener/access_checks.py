@@ -33,6 +33,8 @@ CLOSE = "offbook.close"
 """Key of the ASGI scope. Its value is a function that closes the connection in the middle of a response."""
 OPEN_BODY = 10_000
 """Most bytes of a body that a stranger may send to an open path."""
+CHALLENGE = {"www-authenticate": 'Basic realm="Offbook: the key is the password", charset="UTF-8"'}
+"""Headers of a 401 (RFC 7617): a browser asks for the key, and sends it with each request to this server."""
 DISCARD_SECONDS = 10.0
 """How long the rest of a body that is too large is read and discarded."""
 
@@ -72,23 +74,16 @@ class AccessChecks:
         *,
         size_option: str = "",
         origins: frozenset[str] | None = None,
-        forms: frozenset[str] = frozenset(),
-        sign_in: Callable[[Scope, Mapping[str, str]], Application | None] | None = None,
         written: Written = openai_error,
     ) -> None:
         """`max_body` is in bytes; `size_option` is the command line's option for it. Origins of `origins` may do everything;
-        None: the server has no option for them.
-
-        `forms` has the paths that accept a form. `sign_in` returns what answers a 401 instead of an error, if anything.
-        `written`: the form of errors.
+        None: the server has no option for them. `written`: the form of errors.
         """
         self._app = app
         self._decide = decide
         self._max_body = max_body
         self._hint = f"; raise the server's {size_option}" if size_option else ""
         self._origins = origins
-        self._forms = forms
-        self._sign_in = sign_in
         self._written = written
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -102,13 +97,10 @@ class AccessChecks:
             headers |= {"x-goog-api-key": query["key"]} if "key" in query else {}
         decided = self._decide(path, headers, method)
         refusal = cast(Refusal, decided) if isinstance(decided, tuple) else None
-        refusal = refusal or cross_site_refusal(method, headers, self._origins, form=path in self._forms)
+        refusal = refusal or cross_site_refusal(method, headers, self._origins)
         if refusal is not None:
-            status = refusal[0]
-            page = self._sign_in(scope, headers) if status == 401 and self._sign_in is not None else None
-            if page is not None:
-                return await page(scope, receive, send)
-            return await respond(send, status, self._written(path, refusal))
+            asks = CHALLENGE if refusal[0] == 401 else {}
+            return await respond(send, refusal[0], self._written(path, refusal), asks)
         scope.setdefault("state", {})["access"] = decided
         if decided is not None and (admit := scope.get(ADMIT)) is not None:
             admit()

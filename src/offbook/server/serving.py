@@ -226,7 +226,7 @@ async def _serve(
     """Open the services, serve, and close them. Raises EngineError if the sampler cannot be started."""
     url = url_of(options.host, listener)
     services = await open_services(options, engine, base)
-    guard = Guard(key.text if key is not None else None, options.viewer_keys, options.dir / "signed_out")
+    guard = Guard(key.text if key is not None else None, options.viewer_keys)
     config = listener_config(app.build(services, guard))
     server = Server(config)
     shutdown = Shutdown(services, server, lock)

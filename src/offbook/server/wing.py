@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from fastapi import APIRouter, FastAPI, Request
 from sqlalchemy import MetaData
-from starlette.types import ASGIApp, Scope
+from starlette.types import ASGIApp
 
 from offbook import plugins
 from offbook.base.server_options import ServerOptions
@@ -22,7 +22,6 @@ from offbook.base.server_options import ServerOptions
 if TYPE_CHECKING:
     from .base_model import BaseModelPath
     from .calls.recorder import Recorder
-    from .http.auth import Guard
     from .models.checkpoint_swaps import ModelServices
     from .models.registry import ServedModel
     from .records.store import Store
@@ -136,14 +135,9 @@ class ServerWing:
         """The application with what this wing does before its routing; by default `app` itself."""
         return app
 
-    def add_to(self, app: FastAPI, guard: Guard) -> None:
+    def add_to(self, app: FastAPI) -> None:
         """Called when the application is built, for what is no route: handlers of errors, mounted files."""
-        del app, guard
-
-    def sign_in(self, scope: Scope, headers: Mapping[str, str]) -> ASGIApp | None:
-        """What answers a request that needs a key and has none, if not the error 401."""
-        del scope, headers
-        return None
+        del app
 
     def ready_rows(self, url: str) -> Sequence[tuple[str, str]]:
         """Lines for the message of a ready server: a word and its value."""

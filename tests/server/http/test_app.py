@@ -185,7 +185,8 @@ def test_beyond_loopback_a_key_is_made_shown_once_and_asked_for(tmp_path: Path) 
         wrong = running.http.get("/v1/models", headers={"authorization": "Bearer nope"})
         assert refused(wrong, 401)["code"] == "invalid_api_key"
         assert running.http.get("/v1/models", headers={"authorization": f"Bearer {key}"}).status_code == 200
-        assert running.http.get("/").headers["location"] == "/sign-in"
+        assert running.http.get("/").headers["www-authenticate"].startswith("Basic ")
+        assert running.http.get("/", auth=("anyone", key)).status_code == 200
         until(lambda: "ready at" in running.output(), "the banner", 180)
         assert running.output().count(key) == 2  # the key's line and the client's line to paste
         assert f'api_key="{key}"' in running.output()

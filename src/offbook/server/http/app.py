@@ -6,7 +6,7 @@ import errno
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -26,7 +26,7 @@ from ..dialects import installed_dialects
 from ..errors import ApiError, internal_error, refusal_of, shortened
 from ..services import Services, ServicesDep
 from . import openai_api, training_api
-from .auth import SIGN_IN, SIGN_OUT, Guard
+from .auth import Guard
 from .model_paths import refusal_body
 from .openapi import add_openapi
 
@@ -45,7 +45,7 @@ def build(services: Services, guard: Guard) -> FastAPI:
     for part in (*installed_dialects(), *services.wings.values()):
         app.router.routes.extend(part.router.routes if part.router is not None else ())
     for wing in services.wings.values():
-        wing.add_to(app, guard)
+        wing.add_to(app)
     app.add_api_route("/health", health, methods=["GET"])
     add_openapi(app)
     add_error_answers(app)
@@ -54,10 +54,7 @@ def build(services: Services, guard: Guard) -> FastAPI:
         app.add_middleware(wing.middleware)
     origins = services.options.allow_origin
 
-    def sign_in(scope: Scope, headers: Mapping[str, str]) -> ASGIApp | None:
-        return next(filter(None, (wing.sign_in(scope, headers) for wing in services.wings.values())), None)
-
-    add_access_checks(app, guard, services.options.max_body, sign_in, frozenset(origins))
+    add_access_checks(app, guard, services.options.max_body, frozenset(origins))
     if origins:
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
     app.add_middleware(UnexpectedErrors)
@@ -68,18 +65,15 @@ def add_access_checks(
     app: FastAPI,
     guard: Guard,
     max_body: int,
-    sign_in: Callable[[Scope, Mapping[str, str]], ASGIApp | None],
     origins: frozenset[str] = frozenset(),
 ) -> None:
-    """Check every request before the routes that are added so far. `sign_in`: see `ServerWing.sign_in`."""
+    """Check every request before the routes that are added so far."""
     app.add_middleware(
         AccessChecks,
         decide=guard.decide,
         max_body=max_body,
         size_option="--max-body",
         origins=origins,
-        forms=frozenset({SIGN_IN, SIGN_OUT}),
-        sign_in=sign_in,
         written=_written,
     )
 

@@ -75,18 +75,8 @@ class GraphAgent:
 
     async def _invoke(self, graph_input: Any, thread_id: str, context: object) -> object:
         config: RunnableConfig = {"configurable": {"thread_id": thread_id}}
-        if context is not None:
-            return await self.graph.ainvoke(graph_input, config, context=context)
-        try:
-            return await self.graph.ainvoke(graph_input, config)
-        except (AttributeError, TypeError) as error:
-            schema = getattr(unbound(self.graph), "context_schema", None)
-            if schema is not None and "NoneType" in str(error):
-                error.add_note(
-                    f"The graph has the context_schema {schema.__name__}, but there is no context. If the None is the context, "
-                    "pass context=, a value or (scenario) -> value"
-                )
-            raise
+        passed = {} if context is None else {"context": context}
+        return await self.graph.ainvoke(graph_input, config, **passed)
 
     async def _answers(self, waiting: Sequence[Interrupt]) -> dict[str, object]:
         if self.on_interrupt is None:

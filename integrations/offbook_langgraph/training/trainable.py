@@ -7,7 +7,7 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any, Generic, ParamSpec, TypeVar, cast, get_type_hints, overload
+from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
 
 from langchain_core.runnables import Runnable
 from langgraph.graph import StateGraph  # pyright: ignore[reportMissingTypeStubs]
@@ -40,7 +40,6 @@ from .rollout import (
     Agent,
     FunctionAgent,
     GraphAgent,
-    Reward,
     TrainableOptions,
 )
 from .serving import (
@@ -366,7 +365,6 @@ def check_trainable(options: TrainableOptions) -> None:
         raise ConfigError(
             f'reward: a function (scenario, output) -> number, or "logged", is needed, got {options.reward!r}'
         )
-    check_reward_parameters(options.reward)
     if isinstance(options.context, type):
         raise ConfigError(
             f"context: pass an instance of {options.context.__name__}, or a function from the scenario to one; got the class"
@@ -374,23 +372,6 @@ def check_trainable(options: TrainableOptions) -> None:
     for name in ("to_input", "on_interrupt", "train_on"):
         if getattr(options, name) is not None and not callable(getattr(options, name)):
             raise ConfigError(f"{name}: a function is needed, got {getattr(options, name)!r}")
-
-
-def check_reward_parameters(reward: Reward | None) -> None:
-    """Raise ConfigError for a reward function that cannot be called with (scenario, output)."""
-    if not callable(reward):
-        return
-    try:
-        signature = inspect.signature(reward)
-    except (TypeError, ValueError):  # a builtin without a signature
-        return
-    try:
-        signature.bind(None, None)
-    except TypeError as error:
-        name = getattr(reward, "__name__", type(reward).__name__)
-        raise ConfigError(
-            f"reward: it is called with (scenario, output), but got {name}{signature}: {error}"
-        ) from error
 
 
 def wrap(target: Any, options: TrainableOptions) -> Any:
@@ -426,16 +407,3 @@ def check_scored(options: TrainableOptions, agent: Agent, judged: bool) -> None:
             "reward: a graph returns its state, not a reward: pass trainable(graph, reward=(scenario, output) -> number), "
             'reward="logged" if it calls offbook.log_reward, or judge='
         )
-    if isinstance(agent, FunctionAgent) and _returns_nothing(agent.function):
-        raise ConfigError(
-            f"reward: {getattr(agent.function, '__name__', 'the function')} is annotated to return None: pass judge=, "
-            'reward=(scenario, output) -> number, or reward="logged" if it calls offbook.log_reward'
-        )
-
-
-def _returns_nothing(function: Callable[..., Any]) -> bool:
-    try:
-        hints = get_type_hints(inspect.unwrap(function))
-    except (NameError, TypeError, AttributeError):  # annotations with names that exist for type checkers only
-        return False
-    return "return" in hints and hints["return"] is type(None)

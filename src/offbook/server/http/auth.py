@@ -8,7 +8,6 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from offbook.base.errors import ConfigError
 from offbook.base.http_access import (
@@ -25,15 +24,11 @@ from offbook.base.http_access import (
 
 from .model_paths import trajectory_of
 
-Role = Literal["owner", "viewer", "program"]
-"""A viewer may read pages and GET routes, a program may make the model calls of one trajectory; the owner may do everything."""
-
 
 @dataclass(frozen=True)
 class Access:
     """The access that a request has. `trajectory` is the only one whose calls a program may make and read."""
 
-    role: Role
     trajectory: str | None = None
 
 
@@ -97,7 +92,7 @@ class Guard:
     def decide(self, path: str, headers: Mapping[str, str], method: str) -> Refusal | Access | None:
         """The access that a request has; None for a path that is open to everybody; or its rejection."""
         if self.key is None:
-            return host_refusal(headers.get("host", "")) or Access("owner")
+            return host_refusal(headers.get("host", "")) or Access()
         if path in OPEN_PATHS:
             return None
         sent = sent_key(headers)
@@ -105,18 +100,18 @@ class Guard:
             return 401, "missing_api_key", "This server needs a key: send the header `Authorization: Bearer <key>`"
         views = [hmac.compare_digest(sent, key) for key in self._viewer_keys]  # all, so that the time reveals nothing
         if hmac.compare_digest(sent, self.key.encode()):
-            return Access("owner")
+            return Access()
         if not any(views):
             return self._of_trajectory(self.key, sent, path, method)
         if method not in READING:
             return 403, "read_only_key", f"This key may only read: {method} {path} needs the server's own key"
-        return Access("viewer")
+        return Access()
 
     def _of_trajectory(self, key: str, sent: bytes, path: str, method: str) -> Refusal | Access:
         """The access of a key that is derived from the server's, for one trajectory."""
         trajectory = trajectory_of(path)
         if trajectory is not None and hmac.compare_digest(sent, trajectory_key(key, trajectory).encode()):
-            return Access("program", trajectory)
+            return Access(trajectory)
         if sent.startswith(TRAJECTORY_KEY.encode()):
             return (
                 403,

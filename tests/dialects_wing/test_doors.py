@@ -95,7 +95,7 @@ async def test_a_temperature_in_the_url_that_is_none_is_refused(gateway: Gateway
 
 
 async def test_the_models_can_be_listed_below_a_temperature(gateway: Gateway) -> None:
-    for path in ("/v1/models", "/v1/models/default", "/v1beta/models"):
+    for path in ("/v1/models", "/v1/models/default"):
         assert (await gateway.http.get(f"/t/a/at/0.0{path}")).status_code == 200
     missing = await gateway.http.post("/t/a/at/0.0/v1beta/models/default:embedContent", json=CONTENTS)
     assert missing.status_code == 404 and missing.json()["error"]["status"] == "NOT_FOUND"

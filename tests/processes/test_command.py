@@ -77,7 +77,6 @@ post("GOOGLE_GEMINI_BASE_URL", "/v1beta/models/gemini-2.5-flash:generateContent"
 post("GEMINI_API_BASE", "/models/gemini-2.5-pro:generateContent", {"contents": parts})
 post("OPENAI_BASE_URL", "/completions", {"model": "davinci-002", "prompt": "hi"})
 print(post("OPENAI_BASE_URL", "/models/gpt-4o-mini", None, "GET")["id"])
-print(post("GOOGLE_GEMINI_BASE_URL", "/v1beta/models/gemini-2.5-flash", None, "GET")["name"])
 reward(1)
 """
 
@@ -88,7 +87,7 @@ def test_a_program_that_names_models_of_its_own_is_answered_in_every_api(
     with at_temperature(0.0):
         trajectory = rolled(server, OWN_MODELS)
     assert (trajectory.exception, trajectory.reward) == (None, 1.0)
-    assert trajectory.logs == ["stdout of the program:\ngpt-4o-mini\nmodels/gemini-2.5-flash\n"]
+    assert trajectory.logs == ["stdout of the program:\ngpt-4o-mini\n"]
     calls = server.calls(trajectory.id)
     assert [(call.model, call.sampling.temperature) for call in calls] == [("agent", 0.0)] * 6
     names = ["gpt-4o-mini", "openai/o4-mini", "claude-sonnet-4-5", "gemini-2.5-flash", "gemini-2.5-pro", "davinci-002"]

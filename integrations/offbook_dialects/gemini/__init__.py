@@ -5,21 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, cast
 
-from fastapi import APIRouter, Request
 from pydantic import ValidationError
 
 from offbook.base.types import Json
 from offbook.openai_dialect.chat_answer import Answer
 from offbook.server.dialects import Dialect, DialectRequest, Translation
 from offbook.server.errors import ApiError, bad_request
-from offbook.server.http.model_paths import model_of
-from offbook.server.services import ServicesDep
 
 from .answer import GeminiAnswer, GeminiCount, error_body
-from .fields import CountTokens, GeminiModel, GeminiModels, GenerateContent
+from .fields import CountTokens, GenerateContent
 from .request import chat_body
-
-router = APIRouter(include_in_schema=False)
 
 
 class Gemini(Dialect):
@@ -29,7 +24,6 @@ class Gemini(Dialect):
         "/v1(?:alpha|beta)?/models/(?P<named>.+):(?:(?P<count>countTokens)|(?P<action>(?:streamG|g)enerateContent))",
     )
     error_paths: ClassVar[tuple[str, ...]] = ("/v1(?:alpha|beta)/.*", "/v1/models/.+:[a-zA-Z]+")
-    router: ClassVar[APIRouter | None] = router
 
     async def translate(self, request: DialectRequest) -> Translation:
         """The chat completion of a request. Raises ApiError."""
@@ -79,20 +73,3 @@ def _counted(body: dict[str, Json]) -> GenerateContent:
     if not count.contents:
         raise ApiError(400, "countTokens needs contents or generateContentRequest", "contents", "invalid_value")
     return GenerateContent(contents=count.contents)
-
-
-@router.get("/v1beta/models")
-@router.get("/t/{trajectory_id}/v1beta/models")
-@router.get("/m/{model:path}/v1beta/models")
-async def list_models(services: ServicesDep) -> GeminiModels:
-    """All model names that calls may use."""
-    return GeminiModels(models=[GeminiModel.named(name) for name in services.models.registry.names()])
-
-
-@router.get("/v1beta/models/{name:path}")
-@router.get("/t/{trajectory_id}/v1beta/models/{name:path}")
-@router.get("/m/{model:path}/v1beta/models/{name:path}")
-async def one_model(name: str, request: Request, services: ServicesDep) -> GeminiModel:
-    """One model name. 404 if calls cannot use it; below a model calls can use any name."""
-    services.models.registry.resolve(model_of(request.scope["path"]) or name)
-    return GeminiModel.named(name)

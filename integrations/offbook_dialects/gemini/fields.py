@@ -166,27 +166,3 @@ class CountTokens(_Google):
     contents: Listed[GeminiContent] | None = None
     generate_content_request: GenerateContent | None = None
     model: str | None = None
-
-
-class GeminiModel(BaseModel):
-    """A model name that calls may use, in Google's form."""
-
-    name: str
-    displayName: str
-    version: str = "1"
-    supportedGenerationMethods: tuple[str, ...] = (
-        "generateContent",
-        "streamGenerateContent",
-        "countTokens",
-    )
-
-    @classmethod
-    def named(cls, name: str) -> GeminiModel:
-        """The model of this name."""
-        return cls(name=f"models/{name}", displayName=name)
-
-
-class GeminiModels(BaseModel):
-    """The list of model names, in Google's form."""
-
-    models: list[GeminiModel]

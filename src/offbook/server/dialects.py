@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar
 
-from fastapi import APIRouter
-
 from offbook import plugins
 from offbook.base.types import Json
 from offbook.openai_dialect.chat_answer import Answer
@@ -58,8 +56,6 @@ class Dialect:
     call, but counts the tokens of its prompt."""
     error_paths: ClassVar[tuple[str, ...]] = ()
     """Patterns of other paths where errors have its form."""
-    router: ClassVar[APIRouter | None] = None
-    """Routes that are no calls, such as its list of models."""
 
     async def translate(self, request: DialectRequest) -> Translation:
         """The chat completion of a request. Raises ApiError, naming the request's field."""

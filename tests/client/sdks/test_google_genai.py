@@ -99,11 +99,6 @@ def test_an_error_of_the_engine_reaches_the_client(served: ScriptedServer, clien
             list(send(model="default", contents="x"))
 
 
-def test_the_models_are_listed(client: genai.Client) -> None:
-    assert "models/default" in [model.name for model in client.models.list()]
-    assert client.models.get(model="default").name == "models/default"
-
-
 def test_tokens_are_counted_as_the_call_has_them(served: ScriptedServer, client: genai.Client, rollout: str) -> None:
     counted = client.models.count_tokens(model="default", contents="how many?").total_tokens
     client.models.generate_content(model="default", contents="how many?")

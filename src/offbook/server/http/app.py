@@ -22,7 +22,6 @@ from offbook.base.http_access import Refusal
 from offbook.base.wire import Health
 from offbook.http_listener.access_checks import AccessChecks
 
-from ..dialects import installed_dialects
 from ..errors import ApiError, internal_error, refusal_of, shortened
 from ..services import Services, ServicesDep
 from . import openai_api, training_api
@@ -42,9 +41,8 @@ def build(services: Services, guard: Guard) -> FastAPI:
     app.state.services = services
     for router in (openai_api.router, training_api.router):
         app.router.routes.extend(router.routes)  # include_router would make each route anew, 0.1 s for all
-    for part in (*installed_dialects(), *services.wings.values()):
-        app.router.routes.extend(part.router.routes if part.router is not None else ())
     for wing in services.wings.values():
+        app.router.routes.extend(wing.router.routes if wing.router is not None else ())
         wing.add_to(app)
     app.add_api_route("/health", health, methods=["GET"])
     add_openapi(app)

@@ -19,11 +19,10 @@ from offbook.server.records.call_rows import WHOLE, read_calls
 from offbook.server.records.overview import RolloutRow
 from offbook.server.records.store import finished
 from offbook.server.views.run_index import TrainUpdate
-from offbook.server.views.run_summary import run_name
 
 from .conversation import ShownMessage, shown, turns
-from .page_urls import name_of, run_url, step_url
-from .rendering import Crumb, SourceDep, UnknownPage, page
+from .page_urls import name_of
+from .rendering import Crumb, SourceDep, UnknownPage, page, run_crumbs, step_crumb
 from .rollout_page import explanations, stop_reason
 from .source import DashboardSource
 from .step_groups import GroupLine, RewardChip, group_lines
@@ -84,13 +83,7 @@ async def group_page(request: Request, run: str, step: str, group: str, source: 
     records, calls = await source.read(read)
     update = await source.update_of(run_id, ids[0])
     view = await asyncio.to_thread(_view, source, rows, records, calls, update)
-    sampled_at = rows[0].step
-    crumbs = (
-        Crumb("Runs", "/"),
-        Crumb(run_name(run_id), run_url(run_id)),
-        Crumb("No step" if sampled_at is None else f"Step {sampled_at}", step_url(run_id, sampled_at)),
-        Crumb(view.title),
-    )
+    crumbs = run_crumbs(run_id, step_crumb(run_id, rows[0].step), Crumb(view.title))
     best_first = sorted(view.sides, key=lambda side: -_reward(side.chip.rollout))
     return page(request, "group.html", view.title, crumbs, {"view": view, "beside": best_first[:SIDES]})
 

@@ -14,6 +14,7 @@ from fastapi.responses import HTMLResponse
 
 from offbook.base.types import Json
 from offbook.server.views import numbers
+from offbook.server.views.run_summary import run_name
 
 from . import page_urls
 from .source import DashboardSource
@@ -48,6 +49,19 @@ class Crumb:
 
     text: str
     url: str | None = None
+
+
+RUNS = Crumb("Runs", "/")
+
+
+def run_crumbs(run: str | None, *below: Crumb) -> tuple[Crumb, ...]:
+    """The breadcrumbs of a page below a run."""
+    return RUNS, Crumb(run_name(run), page_urls.run_url(run)), *below
+
+
+def step_crumb(run: str | None, step: int | None) -> Crumb:
+    """The breadcrumb of a step."""
+    return Crumb("No step" if step is None else f"Step {step}", page_urls.step_url(run, step))
 
 
 class UnknownPage(Exception):

@@ -18,11 +18,10 @@ from offbook.engine.token_file import TokenFile
 from offbook.engine.token_tree import common_prefix
 from offbook.server.views.numbers import DASH
 from offbook.server.views.run_index import TrainUpdate
-from offbook.server.views.run_summary import run_name
 
 from .conversation import CallTurn, turns
-from .page_urls import group_url, name_of, run_url, step_url
-from .rendering import Crumb, SourceDep, UnknownPage, page
+from .page_urls import group_url, name_of
+from .rendering import RUNS, Crumb, SourceDep, UnknownPage, page, run_crumbs, step_crumb
 from .source import DashboardSource
 from .step_groups import GroupLine, group_lines
 from .token_pieces import TokenPieces, folder_of_base, pieces_of
@@ -135,16 +134,11 @@ async def rollout_page(
 def _crumbs(view: RolloutView) -> tuple[Crumb, ...]:
     place = view.record.place if view.record is not None else None
     if place is None or place.run is None:
-        return Crumb("Runs", "/"), Crumb(view.name)
-    step = "No step" if place.step is None else f"Step {place.step}"
-    crumbs = [
-        Crumb("Runs", "/"),
-        Crumb(run_name(place.run), run_url(place.run)),
-        Crumb(step, step_url(place.run, place.step)),
-    ]
+        return RUNS, Crumb(view.name)
+    below = [step_crumb(place.run, place.step), Crumb(view.name)]
     if place.group is not None:
-        crumbs.append(Crumb(place.scenario or "Group", group_url(place.run, place.step, place.group)))
-    return *crumbs, Crumb(view.name)
+        below.insert(1, Crumb(place.scenario or "Group", group_url(place.run, place.step, place.group)))
+    return run_crumbs(place.run, *below)
 
 
 def _view(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from difflib import get_close_matches
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
@@ -23,7 +22,7 @@ from offbook.server.views.run_summary import (
 )
 
 from .page_urls import name_of, run_url, step_url
-from .rendering import SAFE, Crumb, SourceDep, UnknownPage, page
+from .rendering import RUNS, SAFE, Crumb, SourceDep, UnknownPage, page
 from .run_charts import chart_json
 from .source import DashboardSource
 
@@ -55,14 +54,10 @@ async def runs_page(
 
 
 async def known_run(source: DashboardSource, part: str) -> RunOverview:
-    """The run that a path segment names. Raises UnknownPage, with a similar name as a hint."""
+    """The run that a path segment names. Raises UnknownPage."""
     run = name_of(part)
-    overview = await source.run(run)
-    if overview is None:
-        names = [row.run for row in await source.runs() if row.run is not None]
-        nearest = get_close_matches(run or "", names, n=1)
-        hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
-        raise UnknownPage("Unknown run", f"There is no run {run!r} here.{hint}")
+    if (overview := await source.run(run)) is None:
+        raise UnknownPage("Unknown run", f"There is no run {run!r} here.")
     return overview
 
 
@@ -88,9 +83,7 @@ async def run_page(
         "data": [data_of(overview, source)],
         "config": overview.updates[-1].config if overview.updates else {},
     }
-    return page(
-        request, "run.html", run_name(overview.run), (Crumb("Runs", "/"), Crumb(run_name(overview.run))), context
-    )
+    return page(request, "run.html", run_name(overview.run), (RUNS, Crumb(run_name(overview.run))), context)
 
 
 @router.get("/compare")
@@ -112,7 +105,7 @@ async def compare_page(
         "left_out": max(0, len(set(run)) - MAX_COMPARED),
         "data": [data_of(overview, source) for overview in overviews],
     }
-    return page(request, "compare.html", "Compare runs", (Crumb("Runs", "/"), Crumb("Compare")), context)
+    return page(request, "compare.html", "Compare runs", (RUNS, Crumb("Compare")), context)
 
 
 @router.get("/pages/data/runs/{run}")

@@ -9,7 +9,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from . import group_page, rollout_page, run_page, step_page
-from .rendering import SAFE, STATIC, Crumb, UnknownPage, page
+from .rendering import RUNS, SAFE, STATIC, Crumb, UnknownPage, page
 from .source import DashboardSource
 
 ROUTERS = (run_page.router, step_page.router, group_page.router, rollout_page.router)
@@ -38,5 +38,5 @@ def add_pages(app: FastAPI, source: DashboardSource) -> None:
 
 async def _unknown(request: Request, error: Exception) -> Response:
     assert isinstance(error, UnknownPage)
-    crumbs = (Crumb("Runs", "/"), Crumb(error.title))
+    crumbs = (RUNS, Crumb(error.title))
     return page(request, "error.html", error.title, crumbs, {"message": error.message}, status=404)

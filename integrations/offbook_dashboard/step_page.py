@@ -13,13 +13,13 @@ from sqlalchemy import Connection
 
 from offbook.server.records import overview
 from offbook.server.records.overview import CallTimes, RolloutRow
-from offbook.server.views.numbers import DASH, fixed, number, percent, seconds
+from offbook.server.views.numbers import DASH, fixed, number, seconds
 from offbook.server.views.run_index import TrainUpdate
 from offbook.server.views.run_source import RunOverview
 from offbook.server.views.run_summary import Fact, run_name
 
-from .page_urls import number_of, run_url
-from .rendering import Crumb, SourceDep, UnknownPage, page
+from .page_urls import number_of
+from .rendering import Crumb, SourceDep, UnknownPage, page, run_crumbs
 from .run_charts import evaluations_by_split, held_out_losses, score
 from .run_page import known_run
 from .step_groups import MIN_GROUP_SIZE, UNTRAINED, GroupLine, group_lines
@@ -80,7 +80,7 @@ async def step_page(
         "pages": max(1, -(-len(lines) // GROUPS_SHOWN)),
     }
     title = step_name(step_number)
-    crumbs = (Crumb("Runs", "/"), Crumb(run_name(run_overview.run), run_url(run_overview.run)), Crumb(title))
+    crumbs = run_crumbs(run_overview.run, Crumb(title))
     return page(request, "step.html", title, crumbs, context)
 
 
@@ -111,11 +111,7 @@ async def _rollouts(run_overview: RunOverview, part: str, source: SourceDep) -> 
         raise UnknownPage("Unknown step", f"{part!r} is not a step: a step is a number.") from None
     rollouts = await source.rollouts(run_overview.run, step) if step is None or 0 <= step < 2**31 else []
     if not rollouts:
-        known = sorted({row.step for row in await source.steps(run_overview.run) if row.step is not None})
-        span = f" It has steps {known[0]} to {known[-1]}." if known else ""
-        raise UnknownPage(
-            "Unknown step", f"The run {run_name(run_overview.run)!r} has no rollouts of step {part}.{span}"
-        )
+        raise UnknownPage("Unknown step", f"The run {run_name(run_overview.run)!r} has no rollouts of step {part}.")
     return step, rollouts
 
 
@@ -139,17 +135,10 @@ def facts_of_step(
     ]
     if supervised:
         facts[1:] = _learned_by_imitation(updates)
-    facts += [
-        Fact("Sampled", number(tokens), "tokens"),
-    ]
+    facts.append(Fact("Sampled", number(tokens), "tokens"))
     if shown is not None:
         rate = tokens / shown.rollouts_end if shown.rollouts_end else None
-        facts += [
-            Fact("Rollouts took", seconds(shown.rollouts_end), f"{number(rate)} tokens per second"),
-            Fact("Sampling", percent(shown.share("sampling")), "of the rollouts' time"),
-        ]
-        if tools := shown.share("tool"):
-            facts.append(Fact("Tools", percent(tools), "of the rollouts' time"))
+        facts.append(Fact("Rollouts took", seconds(shown.rollouts_end), f"{number(rate)} tokens per second"))
     if updates:
         last = updates[-1]
         next_step = number(last.result_step) if last.applied else DASH

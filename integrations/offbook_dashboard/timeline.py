@@ -89,11 +89,6 @@ class Timeline:
         """The end of the last rollout, in seconds since the step began."""
         return max((lane.end for lane in self.lanes), default=0.0)
 
-    def share(self, kind: Kind) -> float | None:
-        """The share of one kind in the rollouts' total time, which counts from the step's begin to each rollout's end."""
-        total = sum(lane.end for lane in self.lanes)
-        return sum(lane.seconds(kind) for lane in self.lanes) / total if total else None
-
     def drawing(self) -> tuple[Markup, float]:
         """Its bars as SVG, and their height. Not a template, which would take longer than the rest of the page.
 

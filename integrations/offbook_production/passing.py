@@ -31,7 +31,6 @@ from .relayed import (
     NO_PAGE,
     RelayedAnswer,
     ended_with_its_connection,
-    failure_kind,
     relayed_headers,
     relayed_path,
     relayed_query,
@@ -150,7 +149,8 @@ class UpstreamGateway:
                     refusal = self._refusal(call, f"answered {answer.unfit}", "upstream_answer")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             call.status = 502
-            refusal = self._refusal(call, f"failed: {failure_kind(error)}", "upstream_unreachable")
+            # Not the error's text, which holds parts of the answer, and in its repr the request's headers.
+            refusal = self._refusal(call, f"failed: {type(error).__name__}", "upstream_unreachable")
         finally:
             call.ended_at = clock.end_of(call.started_at)
             if call.counted:

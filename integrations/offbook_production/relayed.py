@@ -48,16 +48,6 @@ _HEADERS = re.compile(
 _VALUE = re.compile(rb"[ -~]{0,500}")
 _DECODED = frozenset({"gzip", "deflate", "br", "zstd"})
 """Encodings that aiohttp undoes. They are not asked for, and a key could hide in them."""
-_KINDS: tuple[tuple[type[BaseException], str], ...] = (
-    (aiohttp.ClientConnectorDNSError, "its name has no address"),
-    (aiohttp.ClientSSLError, "TLS failed"),
-    (aiohttp.ClientConnectorError, "it accepts no connection"),
-    (aiohttp.ServerDisconnectedError, "it closed the connection without an answer"),
-    (aiohttp.ClientResponseError, "its answer is not valid HTTP"),
-    (aiohttp.ClientPayloadError, "its answer broke off, or is not valid HTTP"),
-    (TimeoutError, "it did not accept a connection in time"),
-    (OSError, "the connection broke"),
-)
 
 
 def relayed_path(method: str, path: str, raw: str) -> str | None:
@@ -108,13 +98,6 @@ def relayed_headers(raw: Iterable[tuple[bytes, bytes]], upstream: UpstreamModel)
         hidden.update((AUTHORIZATION, *KEY_HEADERS))
         own.append((upstream.key_header, upstream.key))
     return [(name, value) for name, value in headers if name not in hidden and not name.startswith("x-offbook-")] + own
-
-
-def failure_kind(error: BaseException) -> str:
-    """What failed, in words of our own: the texts of aiohttp's errors hold parts of the answer, and their repr the request's
-    headers."""
-    words = next((words for kind, words in _KINDS if isinstance(error, kind)), "the request failed")
-    return f"{words} ({type(error).__name__})"
 
 
 class KeyMask:

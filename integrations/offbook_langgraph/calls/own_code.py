@@ -22,7 +22,6 @@ from langchain_core.messages import BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult, LLMResult
 from langchain_core.runnables import Runnable
 from langchain_openai.chat_models.base import BaseChatOpenAI
-from pydantic import SecretStr
 
 from offbook.client.rollouts.failures import is_app_file
 from offbook_langgraph.chat_model import ChatOffbook
@@ -39,9 +38,6 @@ HARMLESS = frozenset({"_llm_type", "_identifying_params", "_get_ls_params", "_se
 """Overridden attributes that change nothing in a call."""
 MAX_DEPTH = 4
 """How deep a chat model is looked for in another one's fields."""
-
-PLAIN = (str, int, float, type(None), FunctionType, SecretStr)
-"""Types of values that hold no chat model."""
 
 Method = Callable[..., Any]
 remembered = functools.lru_cache(maxsize=1_000)
@@ -154,7 +150,7 @@ def _held(model: BaseChatModel) -> frozenset[str]:
 
 
 def _holds_model(value: object, depth: int) -> bool:
-    if isinstance(value, PLAIN) or depth == MAX_DEPTH:
+    if depth == MAX_DEPTH:
         return False
     if isinstance(value, BaseChatModel):
         return True

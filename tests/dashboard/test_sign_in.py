@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -13,6 +16,8 @@ from offbook.server.records.database import open_records
 from offbook.server.records.store import Store
 from offbook_dashboard.source import DashboardSource
 from offbook_dashboard.viewer import build_viewer
+
+from .viewing import viewing
 
 KEY, LOOKER = "the-servers-own-key", "only-looking"
 
@@ -65,3 +70,23 @@ def test_a_read_only_key_reads_pages_and_records_and_nothing_else(guard: Guard) 
     for path in ("/v1/chat/completions", "/api/train", "/api/trajectories", "/pages/again"):
         refused = guard.decide(path, bearer, "POST")
         assert isinstance(refused, tuple) and refused[:2] == (403, "read_only_key")
+
+
+@pytest.mark.slow("a browser")
+def test_a_browser_with_the_password_loads_the_page_its_styles_and_its_scripts(chromium: Any, tmp_path: Path) -> None:
+    async def records() -> None:
+        await (await Store.open(tmp_path / "records.db")).close()
+
+    with ThreadPoolExecutor(1) as apart:  # Playwright's loop runs in this thread
+        apart.submit(lambda: asyncio.run(records())).result()
+    with viewing(tmp_path, KEY) as url:
+        with pytest.raises(Exception, match="ERR_INVALID_AUTH_CREDENTIALS"):  # nobody answers its dialog
+            chromium.new_context().new_page().goto(url)
+        context = chromium.new_context(http_credentials={"username": "anyone", "password": KEY})
+        page = context.new_page()
+        statuses: list[int] = []
+        page.on("response", lambda response: statuses.append(response.status))
+        assert page.goto(url, wait_until="networkidle").status == 200
+        assert page.title().startswith("Runs") and len(statuses) >= 4 and set(statuses[1:]) <= {200, 401}
+        assert page.evaluate("getComputedStyle(document.body).margin") == "0px"
+        assert context.cookies() == []

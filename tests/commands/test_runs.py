@@ -96,12 +96,14 @@ _OTHER_WAYS = {
 
 def other_ways(code: str) -> set[str]:
     """Where `code` prints without escaping, as `name:line`."""
+    if not any(way.rstrip("(").rpartition(".")[2] in code for way in _OTHER_WAYS):
+        return set()
     tree = ast.walk(ast.parse(code))
     found = {(n.func if isinstance(n, ast.Call) else n, "(" * isinstance(n, ast.Call)) for n in tree}
     return {
         f"{text}:{n.lineno}"
         for n, call in found
-        if isinstance(n, ast.expr) and (text := ast.unparse(n) + call) in _OTHER_WAYS
+        if isinstance(n, (ast.Name, ast.Attribute)) and (text := ast.unparse(n) + call) in _OTHER_WAYS
     }
 
 

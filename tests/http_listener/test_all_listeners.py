@@ -48,8 +48,14 @@ BEHIND = {"src/offbook/engine/inference/embedded.py"}
 
 
 def calls_of(path: Path) -> set[str]:
-    """The names that a file calls or derives classes from."""
-    tree = ast.parse(path.read_text("utf-8"))
+    """The names that a file calls or derives classes from; none where no word of it can start a listener."""
+    code = path.read_text("utf-8")
+    if not any(
+        word in code
+        for word in ("uvicorn", "start_server", "start_unix_server", "run_app", "Server", "listener_config")
+    ):
+        return set()
+    tree = ast.parse(code)
     used = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
     used += [base for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for base in node.bases]
     return {ast.unparse(name) for name in used}

@@ -8,12 +8,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.server.servers import RunningServer, until
+from tests.server.servers import RunningServer, until, without_engine
 
 
 @pytest.mark.slow("a real server")
 def test_a_server_ends_in_order_once_it_has_nothing_to_do_and_open_pages_keep_it_not(tmp_path: Path) -> None:
-    with RunningServer(tmp_path / "dir", "--inference-only", "--idle-exit", "0.1") as server:
+    with without_engine() as flags, RunningServer(tmp_path / "dir", *flags, "--idle-exit", "0.1") as server:
         server.http.post("/v1/chat/completions", json={})
 
         def ended() -> bool:

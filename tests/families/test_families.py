@@ -46,8 +46,6 @@ FORCED: dict[str, Any] = {
     "options": {"enable_thinking": False},  # vLLM lets a model think first, and random weights do not end
 }
 ENGINES = "pip install -r requirements/engines.txt, then --no-deps -r requirements/engines-nodeps.txt"
-QUICK = (GEMMA3,)
-"""Run in the quick tier: sliding windows, and a template that shows no tools."""
 VLLM = (GEMMA3,)
 """Run on vLLM; full attention is run there by `real_engines`. `test_prompts` compares the prompts of all, `test_tool_calls` their
 calls."""
@@ -141,8 +139,9 @@ def lives() -> Iterator[Any]:
     for family in ATTENTION:
         if family is QWEN2_5:
             continue  # the bundled policy has its architecture
-        marks = [] if family in QUICK else [pytest.mark.slow("more model families")]
-        yield pytest.param((family, "embedded"), marks=marks, id=f"{family.name}-embedded")
+        yield pytest.param(
+            (family, "embedded"), marks=pytest.mark.slow("more model families"), id=f"{family.name}-embedded"
+        )
     for family in VLLM:
         yield pytest.param((family, "vllm"), marks=pytest.mark.slow("real vLLM"), id=f"{family.name}-vllm")
 

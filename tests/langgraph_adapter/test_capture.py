@@ -147,6 +147,7 @@ def test_without_a_capture_the_app_runs_on_its_own_model() -> None:
     assert own.requests[0].body["model"] == "gpt-4.1-mini"
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 def test_importing_the_adapter_patches_nothing() -> None:
     code = (
         "import offbook_langgraph, threading\n"

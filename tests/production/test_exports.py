@@ -95,6 +95,7 @@ async def test_the_merged_model_in_plain_transformers_gives_the_servers_greedy_a
     assert without_end(generated(merged, tokenizer), end) == without_end(await served(desk, 1), end)
 
 
+@pytest.mark.slow("merged models")
 async def test_the_merged_model_gives_the_logprobs_of_what_the_trained_step_sampled_and_not_the_bases(
     desk: Trained,
 ) -> None:
@@ -119,6 +120,7 @@ def base_of(lora: Path) -> str:
     return str(tiny.path(json.loads((lora / "adapter_config.json").read_text())["base_model_name_or_path"]))
 
 
+@pytest.mark.slow("merged models")
 def test_the_export_for_llama_cpp_is_the_merged_model_in_float16_with_the_next_command(
     desk: Trained, local_backend: LocalBackend, tmp_path: Path
 ) -> None:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from queue import Queue
 from types import TracebackType
 from typing import Any
 
 import httpx
 import psutil
+
+from offbook.testing import scripted_sampler
 
 READY_SECONDS = 400.0
 """Generous: two engine processes import torch on a machine that tests share."""
@@ -28,6 +34,27 @@ def until(met: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
             return value
         time.sleep(0.02)
     raise AssertionError(f"not within {seconds:.0f} s: {what}")
+
+
+@contextmanager
+def without_engine() -> Iterator[tuple[str, ...]]:
+    """Flags of a server whose sampler is scripted and in this process, and which has no learner: for tests of what is in front
+    of an engine, whose two processes would take ten times as long to start as the server."""
+    loop, urls, end = asyncio.new_event_loop(), Queue[str](), asyncio.Event()
+
+    async def serve() -> None:
+        async with scripted_sampler() as sampler:
+            urls.put(sampler.url)
+            await end.wait()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()), name="scripted sampler")
+    thread.start()
+    try:
+        yield ("--inference-only", "--vllm-url", urls.get(timeout=30))
+    finally:
+        loop.call_soon_threadsafe(end.set)
+        thread.join()
+        loop.close()
 
 
 def command(folder: Path, *flags: str, module: str = "offbook.server") -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,17 @@ import pytest
 
 from offbook.server.wing import ServerWing, close_wings, tell_of_new_step
 from tests.paths import ROOT
-from tests.server.servers import RunningServer
+from tests.server.servers import RunningServer, without_engine
 
 PAGE = (ROOT / "docs/architecture.md").read_text("utf-8")
 [CODE] = re.findall(r"```python\n(# offbook_hits/__init__\.py\n.*?)```", PAGE, re.DOTALL)
 [ENTRY_POINTS] = re.findall(r"```toml\n(\[project\.entry-points.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def flags() -> Iterator[tuple[str, ...]]:
+    with without_engine() as flags:
+        yield flags
 
 
 @pytest.fixture
@@ -34,24 +41,24 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_wing_of_the_page_has_its_command_option_table_route_and_middleware(
-    installed: None, tmp_path: Path
+    installed: None, tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
     offbook = [sys.executable, "-m", "offbook"]
     assert "Say where the hits are." in subprocess.run([*offbook, "--help"], capture_output=True, text=True).stdout
     shown = subprocess.run([*offbook, "hits"], capture_output=True, text=True)
     assert (shown.stdout, shown.returncode) == ("GET /api/hits on the server\n", 0)
-    with RunningServer(tmp_path / "served", "--hits") as server:
+    with RunningServer(tmp_path / "served", *flags, "--hits") as server:
         server.http.get("/api/models")
         counts = server.http.get("/api/hits").json()
         assert counts["/api/models"] == 1
         server.interrupt()
         server.process.wait(60)
-    with RunningServer(tmp_path / "served", "--hits") as server:
+    with RunningServer(tmp_path / "served", *flags, "--hits") as server:
         assert server.http.get("/api/hits").json()["/api/models"] == 1, "the counts were not in the records"
 
 
-def test_a_wing_that_no_option_asks_for_adds_nothing(installed: None, tmp_path: Path) -> None:
-    with RunningServer(tmp_path / "served") as server:
+def test_a_wing_that_no_option_asks_for_adds_nothing(installed: None, tmp_path: Path, flags: tuple[str, ...]) -> None:
+    with RunningServer(tmp_path / "served", *flags) as server:
         assert server.http.get("/api/hits").status_code == 404
 
 

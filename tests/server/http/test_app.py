@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from offbook.server.serving import OPEN_FILES
-from tests.server.servers import RunningServer, chat_body, command, until
+from tests.server.servers import RunningServer, chat_body, command, until, without_engine
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +102,7 @@ def test_a_folder_that_is_no_model_is_named_with_what_it_lacks(tmp_path: Path) -
     assert "config.json" in done.stderr and "empty" in done.stderr
 
 
+@pytest.mark.slow("more real servers")
 def test_a_base_that_the_engine_cannot_load_ends_the_server_with_one_line_that_says_why(tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     broken.mkdir()
@@ -174,7 +175,10 @@ def test_a_foreign_host_header_is_refused_on_loopback(server: RunningServer) -> 
 
 
 def test_beyond_loopback_a_key_is_made_shown_once_and_asked_for(tmp_path: Path) -> None:
-    with RunningServer(tmp_path / "dir", "--host", "0.0.0.0", "--inference-only", ready=False) as running:
+    with (
+        without_engine() as flags,
+        RunningServer(tmp_path / "dir", "--host", "0.0.0.0", *flags, ready=False) as running,
+    ):
         until(lambda: (running.folder / "server.json").exists(), "server.json")
         running.http.base_url = httpx.URL(running.url)
         assert running.url.startswith("http://127.0.0.1:")
@@ -331,6 +335,7 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
         assert isinstance(call.exception(10), httpx.HTTPError)
 
 
+@pytest.mark.slow("more real servers")
 def test_the_server_ends_with_its_parent(tmp_path: Path) -> None:
     with (
         subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as parent,

@@ -22,6 +22,8 @@ import offbook
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the models are tiny, and tests share the cores
 gc.disable()  # while tests are collected: their imports leave nothing to collect, and cost a fifth more with it
 AXE = Path(__file__).parent / "dashboard/node_modules/axe-core/axe.min.js"
+LONGEST = ("test_kills.py", "test_notebooks.py", "test_wings.py")
+"""Files of minutes: with --all they come first, so that no process ends with one of them alone."""
 SLOW = pytest.StashKey[Counter[str]]()
 """How many slow tests were left out, by their reason."""
 
@@ -40,9 +42,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is marked `slow`, unless `--all`. Then the longest file comes first, so that no process ends with it alone."""
+    """Leave out what is marked `slow`, unless `--all`. Then the longest files come first."""
     if config.getoption("all"):
-        items.sort(key=lambda item: item.path.name != "test_wings.py")
+        items.sort(key=lambda item: item.path.name not in LONGEST)
         return
     reasons = {item: mark.args[0] for item in items if (mark := item.get_closest_marker("slow"))}
     config.stash[SLOW].update(reasons.values())

@@ -19,6 +19,7 @@ quickstart:
 
 test:
 	@scripts/bootstrap test
+	@.venv/bin/python -m compileall -q src integrations # hundreds of processes import them, also where Python may not write bytecode
 	@.venv/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check:

@@ -45,8 +45,8 @@ def run(code: str, folder: Path, environment: Mapping[str, str] | None = None) -
 
 
 @pytest.mark.slow("whole trainings")
-def test_an_app_is_wrapped_as_the_pages_tell_and_every_call_is_captured(tmp_path: Path) -> None:
-    printed = run("\n".join(code_of("langgraph.md") + code_of("captured.md")), tmp_path)
+def test_an_app_is_wrapped_as_the_pages_tell_and_every_call_is_captured(tmp_path: Path, server: dict[str, str]) -> None:
+    printed = run("\n".join(code_of("langgraph.md") + code_of("captured.md")), tmp_path, server)
     told = re.search(r"^(\d\.\d\d) -> (\d\.\d\d) at step (\d); the LoRA is in .*/000\3$", printed, re.MULTILINE)
     assert told is not None, printed
     assert float(told[2]) >= float(told[1])

@@ -40,7 +40,8 @@ def until(met: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
 def without_engine() -> Iterator[tuple[str, ...]]:
     """Flags of a server whose sampler is scripted and in this process, and which has no learner: for tests of what is in front
     of an engine, whose two processes would take ten times as long to start as the server."""
-    loop, urls, end = asyncio.new_event_loop(), Queue[str](), asyncio.Event()
+    loop, end = asyncio.new_event_loop(), asyncio.Event()
+    urls: Queue[str] = Queue()
 
     async def serve() -> None:
         async with scripted_sampler() as sampler:

@@ -20,14 +20,13 @@ from tests.paths import ROOT
 @dataclass(frozen=True)
 class Wing:
     """What comes off together. `folders`: in integrations/, the wing first, then those that are built on it. `words`: what
-    src/offbook must not say, as a regular expression. `files`: those of other wings that only it loads."""
+    src/offbook must not say, as a regular expression."""
 
     folders: tuple[str, ...]
     commands: tuple[str, ...]
     words: str
     tests: tuple[str, ...] = ()
     docs: tuple[str, ...] = ()
-    files: tuple[str, ...] = ()
 
 
 WINGS = {
@@ -59,7 +58,6 @@ WINGS = {
         r"(?i)dashboard|offbook ui\b|offbook\.pages|sign_in_page",
         ("dashboard",),
         ("dashboard.md",),
-        ("offbook_production/pages.py",),
     ),
     "dialects": Wing(
         ("offbook_dialects",),
@@ -88,7 +86,7 @@ WINGS = {
 LEFT_OUT = shutil.ignore_patterns("node_modules", ".venv", ".hypothesis", ".pytest_cache")
 """Of a copy. Bytecode is copied: its files keep their times, so no process compiles them again."""
 HALVES = {
-    "service": ("compare", "auto", "cloud", "production"),
+    "service": ("compare", "auto", "bases", "cloud", "production"),
     "views": ("dashboard", "dialects", "ray", "art", "sinks"),
 }
 """Wings that come off together in the slow tier: each is off once, beside all wings of the other half."""
@@ -170,8 +168,6 @@ def copy_without(wings: Sequence[Wing], tree: Path) -> None:
     folders = {name for wing in wings for name in wing.folders}
     for name in folders:
         shutil.rmtree(tree / "integrations" / name)
-    for name in {name for wing in wings for name in wing.files}:
-        (tree / "integrations" / name).unlink(missing_ok=name.partition("/")[0] in folders)
     text = (ROOT / "pyproject.toml").read_text("utf-8")
     kept = [line for line in text.splitlines() if not re.match(rf"[\w-]+ = \"({'|'.join(folders)})\b", line)]
     (tree / "pyproject.toml").write_text("\n".join(kept))

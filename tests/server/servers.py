@@ -11,16 +11,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from queue import Queue
 from types import TracebackType
 from typing import Any
 
 import httpx
 import psutil
 
-from offbook.testing import scripted_sampler
+from tests.fakes.scripted_sampler import scripted_sampler
 
 READY_SECONDS = 400.0
 """Generous: two engine processes import torch on a machine that tests share."""
@@ -41,17 +41,17 @@ def without_engine() -> Iterator[tuple[str, ...]]:
     """Flags of a server whose sampler is scripted and in this process, and which has no learner: for tests of what is in front
     of an engine, whose two processes would take ten times as long to start as the server."""
     loop, end = asyncio.new_event_loop(), asyncio.Event()
-    urls: Queue[str] = Queue()
+    url = Future[str]()
 
     async def serve() -> None:
         async with scripted_sampler() as sampler:
-            urls.put(sampler.url)
+            url.set_result(sampler.url)
             await end.wait()
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(serve()), name="scripted sampler")
     thread.start()
     try:
-        yield ("--inference-only", "--vllm-url", urls.get(timeout=30))
+        yield ("--inference-only", "--vllm-url", url.result(timeout=30))
     finally:
         loop.call_soon_threadsafe(end.set)
         thread.join()

@@ -1,5 +1,5 @@
 """The games of examples/: a match is the seed's own, puzzles have one solution. In the slow tier a step is
-trained of each that has no notebook, on one server."""
+trained of each that has no notebook, on the tests' own server."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import offbook
 from tests.examples.trainings import EXAMPLES, MEASURED, train_a_step
 
 
@@ -61,7 +62,7 @@ async def test_players_without_a_model_score_as_the_games_allow() -> None:
 
 
 @pytest.mark.slow("whole trainings")
-def test_a_step_of_each_without_a_notebook_is_trained(tmp_path: Path) -> None:
+def test_a_step_of_each_without_a_notebook_is_trained(tmp_path: Path, local_backend: offbook.LocalBackend) -> None:
     modules = (
         "supervisor_agent.train",
         "customer_service.train",
@@ -69,6 +70,6 @@ def test_a_step_of_each_without_a_notebook_is_trained(tmp_path: Path) -> None:
         "tic_tac_toe.self_play",
         "any_game.train",
     )
-    trained = train_a_step(modules, tmp_path, *MEASURED)
+    trained = train_a_step(modules, tmp_path, *MEASURED, backend=local_backend)
     models = ("self-play", "planner", "warehouse", "office", "customer-service", "guide")
     assert trained == {f"{model}-0" for model in models}

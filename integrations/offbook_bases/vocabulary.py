@@ -10,6 +10,7 @@ import re
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
@@ -84,7 +85,8 @@ def read_vocabulary(file: GgufFile, rows: int) -> Vocabulary:
     ):
         added = [AddedToken(tokens[index], special=special, normalized=False) for index in sorted(chosen)]
         (tokenizer.add_special_tokens if special else tokenizer.add_tokens)(added)
-    if file.flag("tokenizer.ggml.add_bos_token", model != "gpt2") and "bos" in ids:
+    begins = model != "gpt2" or file.text("tokenizer.ggml.pre") == "llama-bpe"  # llama.cpp's default
+    if file.flag("tokenizer.ggml.add_bos_token", begins) and "bos" in ids:
         bos = tokens[ids["bos"]]
         tokenizer.post_processor = processors.TemplateProcessing(
             single=[bos, "$A"], pair=[bos, "$A", f"{bos}:1", "$B:1"], special_tokens=[(bos, ids["bos"])]
@@ -165,6 +167,14 @@ def _check_ids(file: GgufFile, vocabulary: Vocabulary, control: set[int]) -> Non
             )
         if index in control and vocabulary.tokenizer.encode(token, add_special_tokens=False).ids != [index]:
             raise file.fault(f"the control token {token[:64]!r} is not encoded as its id {index}")
+
+
+def read_tokenizer(path: Path) -> Tokenizer:
+    """Read a tokenizer.json. Raises ConfigError."""
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises Exception itself
+        raise ConfigError(f"{path} cannot be read: {error}") from error
 
 
 def sample_texts(count: int = TEXTS, seed: int = 0) -> Iterator[str]:

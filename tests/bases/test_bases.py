@@ -102,9 +102,14 @@ def test_a_gguf_file_and_a_models_folder_become_bases_under_any_name(file: Path,
     assert "licence  not named" in run("add", str(file), "--name", "mine")
     assert find("mine").reference == str(bases / "mine") == reference("mine")
     run("add", str(bases / "mine"), "--name", "copy")
+    (file.parent / "tokenizer.json").write_text("no tokenizer")  # read only if the folder is added
     weights = [(bases / name / "model.safetensors").read_bytes() for name in ("mine", "copy")]
     assert weights[0] == weights[1] and find("copy").path == bases / "copy"
     run("add", str(file))
+    with pytest.raises(ConfigError, match=r"tokenizer.json cannot be read"):
+        run("add", str(file.parent), "--name", "whole")
+    (file.parent / "tokenizer.json").write_bytes((bases / "mine" / "tokenizer.json").read_bytes())
+    run("add", str(file.parent), "--name", "whole")
     assert find("small.Q8").path == bases / "small.Q8"
     with pytest.raises(ConfigError, match="the base mine is here already: offbook base remove mine"):
         run("add", str(file), "--name", "mine")

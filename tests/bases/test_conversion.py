@@ -23,7 +23,7 @@ from offbook.base.errors import ConfigError
 from offbook.engine.chat_template import ChatTemplate
 from offbook_bases.conversion import convert
 
-from .gguf_models import CONFIGS, Source, make_source, sentence_piece
+from .gguf_models import CONFIGS, Source, byte_level, make_source, sentence_piece
 
 
 def converted(source: Source, folder: Path, kind: Kind = Kind.F32) -> Path:
@@ -161,3 +161,20 @@ def test_a_tokenizer_beside_the_file_must_agree_with_it(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     with pytest.raises(ConfigError, match=r"tokenizer.json disagree on"):
         convert(tmp_path / "model.gguf", tmp_path / "other", tmp_path / "other.json")
+
+
+@pytest.mark.parametrize(
+    ("pre", "words"),
+    [
+        ("smollm", ["ĠIt", "'s", "Ġ", "1", "2", "3", "4", "ĊĊ", "ĠX"]),
+        ("qwen2", ["ĠIt", "'s", "Ġ", "1", "2", "3", "4", "ĊĊ", "ĠX"]),
+        ("llama-bpe", ["ĠIt", "'s", "Ġ", "123", "4", "ĊĊ", "ĠX"]),
+    ],
+)
+def test_words_end_where_the_familys_tokenizer_ends_them(pre: str, words: list[str], tmp_path: Path) -> None:
+    source = make_source("llama", num_hidden_layers=1)
+    source.keys |= byte_level(pre)
+    tokenizer = Tokenizer.from_file(str(converted(source, tmp_path) / "tokenizer.json"))
+    parts = [part for part, _ in tokenizer.pre_tokenizer.pre_tokenize_str(" It's 1234\n\n X")]
+    assert parts == words
+    assert (tokenizer.encode("a").ids[0] == 1) is (pre == "llama-bpe")  # the only one that begins texts with bos

@@ -92,6 +92,7 @@ def test_an_upload_to_a_bucket_killed_before_its_note_is_not_taken(tmp_path: Pat
     assert filecmp.cmpfiles(folder / newest, tmp_path / "fresh" / newest, FILES, shallow=False)[0] == list(FILES)
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 def test_a_bucket_that_is_not_there_stops_a_server_at_its_start(tmp_path: Path, s3: str) -> None:
     words = ["serve", "--mirror", "s3://absent/one", "--dir", str(tmp_path / "dir"), "--port", "0"]
     ended = subprocess.run([sys.executable, "-m", "offbook", *words], capture_output=True, text=True, check=False)

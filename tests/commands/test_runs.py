@@ -159,6 +159,7 @@ async def test_a_list_is_printed_in_every_encoding(
             assert json.loads(shown)[0]["run"] == "run-ł"
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 async def test_the_command_prints_to_ascii_and_to_readers_that_go_away(foreign_letters: Path) -> None:
     def offbook(redirected: str, *words: str) -> tuple[int, str, str]:
         line = f"set -o pipefail; {sys.executable} -m offbook {' '.join(words)} {redirected}"

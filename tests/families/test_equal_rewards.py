@@ -13,7 +13,7 @@ from offbook.engine.learner.learner import Learner
 from offbook.engine.learner.model.policy import Policy
 from offbook.engine.protocol import JobTrajectory
 from tests.engine.learner.jobs import LORA, command, sample
-from tests.families.builders import ATTENTION, QWEN3_5, Family, build
+from tests.families.builders import ATTENTION, QWEN2_5, QWEN3_5, Family, build
 
 ROUNDED = (0.1, float(np.float32(0.1)), 0.1)
 
@@ -38,7 +38,17 @@ def train(folder: Path, root: Path, rewards: tuple[float, ...], *, per_call: boo
     return result.applied, result.no_signal or "", float(largest)
 
 
-@pytest.mark.parametrize("family", [*ATTENTION, QWEN3_5], ids=lambda family: family.name)
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(
+            family,
+            id=family.name,
+            marks=[] if family in (QWEN2_5, QWEN3_5) else [pytest.mark.slow("more model families")],
+        )
+        for family in (*ATTENTION, QWEN3_5)
+    ],
+)
 def test_rewards_equal_up_to_rounding_make_no_step(family: Family, tmp_path: Path) -> None:
     folder = build(family, tmp_path / "base")
     for per_call in (False, True):

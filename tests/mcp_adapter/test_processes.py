@@ -126,6 +126,7 @@ async def many(pool: ServerPool, count: int, one: Callable[[int], object]) -> in
     return process.memory_info().rss - before
 
 
+@pytest.mark.slow("seconds each: processes, trainings, deadlines")
 async def test_many_rollouts_leave_no_process_no_file_and_no_growth() -> None:
     most = 0
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from offbook.testing.asgi import serving
 from offbook_production.wire import TakeoverState
@@ -72,6 +73,7 @@ async def served(folder: Path, provider: str, *flags: str) -> AsyncIterator[tupl
         await asyncio.to_thread(server.__exit__, None, None, None)
 
 
+@pytest.mark.slow("kills of real servers")
 async def test_a_kill_in_the_middle_of_a_takeover_loses_no_call_no_score_and_no_decision(tmp_path: Path) -> None:
     async with serving(PaidApi()) as provider, scripted_sampler() as sampler:
         upstream = f"openai/gpt-4.1?api_base={provider}/v1"

@@ -302,6 +302,7 @@ def test_without_a_learner_a_train_request_is_refused(server: RunningServer) -> 
 # ---- ending
 
 
+@pytest.mark.slow("more real servers")
 def test_ctrl_c_lets_a_running_call_finish_and_ends_with_code_0(tmp_path: Path) -> None:
     with RunningServer(tmp_path / "dir", "--inference-only") as running:
         sampler = running.child("inference")

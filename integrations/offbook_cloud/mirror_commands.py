@@ -10,8 +10,8 @@ import typer
 from offbook.base.server_options import server_folder
 from offbook.base.terminal import echo
 from offbook.client.connection.http import checked_name
-from offbook.commands.lazy_import import imported
 from offbook.commands.options import Dir, Model
+from offbook.plugins import imported
 
 Mirror = Annotated[
     str,

@@ -33,7 +33,7 @@ from offbook.base.types import (
 )
 from offbook.base.wire import CALL_HEADER, OPEN, TRAJECTORY_HEADER
 from offbook.client.connection.http import Api
-from offbook.client.endpoint_model import EndpointModel
+from offbook.client.model import EndpointModel
 from offbook.client.rollouts.capture import leave_captures
 from offbook.http_listener.access_checks import AccessChecks, Application, Receive, Scope, Send, respond, single_key
 from offbook.llms.llm import Llm

@@ -27,8 +27,7 @@ from offbook.base.types import (
     as_rollout_exception,
 )
 from offbook.client.connection.progress import RolloutBar
-from offbook.client.endpoint_model import FixedStepModel
-from offbook.client.model import Model, TrainableModel
+from offbook.client.model import FixedStepModel, Model, TrainableModel
 from offbook.client.rollouts.capture import at_temperature, completions_limited, histories_of, recorded_calls
 from offbook.client.rollouts.gather import raise_common_fault
 from offbook.client.rollouts.records import make_recordable, rollout_records

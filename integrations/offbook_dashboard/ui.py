@@ -9,8 +9,8 @@ import typer
 
 from offbook.base.http_access import KEY_VARIABLE, key_for_host, key_option
 from offbook.base.server_options import server_folder
-from offbook.commands.lazy_import import imported
 from offbook.commands.options import Dir
+from offbook.plugins import imported
 
 
 def ui(

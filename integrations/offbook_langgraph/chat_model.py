@@ -27,7 +27,7 @@ from offbook.base.json_files import parse_json
 from offbook.base.types import CallOrigin, Message
 from offbook.base.wire import call_headers
 from offbook.client.connection.http import LoopTransport
-from offbook.client.endpoint_model import EndpointModel
+from offbook.client.model import EndpointModel
 from offbook.client.rollouts.capture import call_answered, check_answer, forced_temperature
 
 

@@ -1,14 +1,15 @@
-"""Plugins: objects that other packages offer as entry points. They are loaded only by name."""
+"""Plugins: objects that other packages offer as entry points. They are loaded only by name. And modules of our own that need an extra."""
 
 from __future__ import annotations
 
+import importlib
 import re
 import sys
 from functools import cache
 from importlib.metadata import EntryPoints, entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from .base.errors import ConfigError, MissingExtraError
 
@@ -83,3 +84,13 @@ def load_class(group: str, name: str, base: type[Base]) -> type[Base]:
     if not (isinstance(loaded, type) and issubclass(loaded, base)):
         raise ConfigError(f"plugin {name!r} in {group!r} is no subclass of {base.__name__}: fix its entry point")
     return loaded
+
+
+def imported(module: str, extra: str) -> Any:
+    """Import a module. Raises MissingExtraError for a package of `extra` that is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] == "offbook":
+            raise
+        raise MissingExtraError(error.name, extra) from error

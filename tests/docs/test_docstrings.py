@@ -19,7 +19,6 @@ FINISHED = [
     "base",
     "commands",
     "contracts.py",
-    "doctor.py",
     "engine/inference",
     "engine/learner",
     "engine/token_tree.py",

@@ -11,7 +11,7 @@ CONVERSIONS = [
     "offbook.base.choices",  # a choice -> a message
     "offbook.commands.generated_options",  # the fields of a class -> options
     "offbook.base.devices",  # compute capabilities -> a precision
-    "offbook.doctor",  # bytes -> GiB
+    "offbook.commands.doctor",  # bytes -> GiB
     "offbook.engine.inference.chat.thoughts",  # text -> thought and answer
     "offbook.engine.inference.chat.tool_calls",  # text -> tool calls
     "offbook.engine.inference.decoding.kv_cache",  # tokens -> common prefix

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,7 +16,8 @@ import pytest
 
 from offbook.base.errors import install_command
 from offbook.base.server_options import EngineOptions
-from offbook.doctor import (
+from offbook.commands.doctor import (
+    EXTRAS,
     Broken,
     Check,
     Device,
@@ -220,3 +222,8 @@ def test_a_full_disk_is_a_warning_and_a_folder_that_is_not_there_yet_counts_wher
     check = disk_check("disk", tmp_path / "not" / "yet", usage)
     assert (check.status, check.fix) == ("warn", "--dir")
     assert asked == [tmp_path]
+
+
+def test_every_extra_is_in_the_report_but_those_that_are_made_of_others() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert set(EXTRAS) == set(project["optional-dependencies"]) - {"ui", "gpu", "quickstart", "all", "dev"}

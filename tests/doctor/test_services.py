@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import offbook
-from offbook.doctor import server_checks
+from offbook.commands.doctor import server_checks
 
 Answers = dict[str, tuple[int, Any]]
 

@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import pytest
 
-from offbook.base.errors import install_command
 from offbook.client.rollouts.dataset import unpadded
 from tests.families.builders import ATTENTION, QWEN3_5, Family, make_tokenizer
 from tests.families.tool_calls import ASKED, SAID, TOOL
@@ -29,7 +28,7 @@ MESSAGES = [
 def test_a_prompt_of_a_dataset_row_has_no_arguments_of_other_tools(
     family: Family, require: Callable[[bool, str], None]
 ) -> None:
-    require(find_spec("datasets") is not None, install_command("hf"))
+    require(find_spec("datasets") is not None, "pip install datasets")
     import datasets
 
     row: dict[str, Any] = {"id": "a", "tools": [TOOL, WEATHER], "messages": MESSAGES if family.shows_tools else ASKED}

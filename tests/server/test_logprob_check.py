@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from offbook.base.server_options import EngineOptions
-from offbook.doctor import server_checks
+from offbook.commands.doctor import server_checks
 from offbook.engine.protocol import CompletionScored, ScoreCommand
 from offbook.server import logprob_check
 from offbook.server.base_model import find

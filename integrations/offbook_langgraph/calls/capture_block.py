@@ -22,7 +22,7 @@ from offbook import OffbookError, TrainableModel, Trajectory, current_trajectory
 from offbook.base.errors import CaptureError, ConfigError
 from offbook.base.redaction import error_text
 from offbook.base.types import Call, CallOrigin, CallOutput, CallStatus, CallTrace, as_rollout_exception
-from offbook.client.endpoint_model import EndpointModel
+from offbook.client.model import EndpointModel
 from offbook.client.rollouts.capture import MAX_COMPLETION_TOKENS, capturing, completion_limit, logged_reward, trace_of
 from offbook.supervised.masking import Masking, TextFilter
 from offbook_langgraph.chat_model import Answering, chat_model, in_own_loop

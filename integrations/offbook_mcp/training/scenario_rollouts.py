@@ -18,7 +18,7 @@ from offbook.base.server_options import default_dir
 from offbook.base.text import counted
 from offbook.base.types import as_rollout_exception
 from offbook.base.user_values import as_list
-from offbook.client.endpoint_model import FixedStepModel
+from offbook.client.model import FixedStepModel
 from offbook.client.rollouts.capture import capturing
 from offbook.contracts import Judge
 from offbook_mcp.connection.pool import ServerPool

@@ -1,4 +1,4 @@
-"""The commands `offbook checkpoints`, `offbook export` and `offbook import`."""
+"""The commands `offbook checkpoints`, `export`, `import`, `verify` and `backup`: what a directory keeps."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from offbook.base.wire import CheckpointState, ExportFormat, ExportRequest, Expo
 from offbook.client.connection.download import download_export
 from offbook.client.connection.http import Api, checked_name
 from offbook.client.local import server_at
+from offbook.plugins import imported
 
-from .lazy_import import imported
 from .options import Dir, Model, Server
 
 FORMATS: tuple[str, ...] = get_args(ExportFormat)
@@ -144,3 +144,35 @@ def _show(note: str) -> None:
 def convert_command(folder: str) -> str:
     """The shell command that converts a folder exported as `gguf-ready` to one GGUF file."""
     return shlex.join(["python", "llama.cpp/convert_hf_to_gguf.py", folder, "--outfile", f"{folder}.gguf"])
+
+
+def verify(
+    dir: Dir = None,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="set damaged parts aside, rebuild model.json and start new records")
+    ] = False,
+) -> None:
+    """Check the records, models and checkpoints of a directory.
+
+    Exits with code 1 if any is damaged or could not be checked. Stop the
+    directory's server first."""
+    raise typer.Exit(imported("offbook.server.maintenance", "ui").verify(_existing(dir), repair=repair))
+
+
+def backup(
+    output: Annotated[Path, typer.Option(help="new folder for the copy")],
+    dir: Dir = None,
+) -> None:
+    """Copy the records, models and checkpoints of a directory, and verify the copy.
+
+    Exits with code 1 if a part of the copy is damaged. The server may be running.
+    """
+    code = imported("offbook.server.maintenance", "ui").backup(_existing(dir), output.expanduser().absolute())
+    raise typer.Exit(code)
+
+
+def _existing(folder: Path | None) -> Path:
+    place = server_folder(folder)
+    if not place.is_dir():
+        raise ConfigError(f"{place}: no such directory; name the server's directory with --dir")
+    return place

@@ -8,9 +8,8 @@ from offbook.base.errors import ConfigError
 from offbook.base.server_options import server_folder
 from offbook.client.connection.http import Api
 from offbook.client.local import server_at
+from offbook.plugins import imported
 from offbook.tracing.rollout_reader import StoredRecords
-
-from .lazy_import import imported
 
 
 def server_needed(url: str | None, folder: Path | None, start: str = "offbook serve") -> Api:

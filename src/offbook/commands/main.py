@@ -17,9 +17,9 @@ from typer.core import TyperCommand
 from offbook import __version__, plugins
 from offbook.base.errors import ConfigError, OffbookError
 from offbook.base.terminal import echo, end_output
+from offbook.plugins import imported
 
 from .help_pages import GroupedCommands, HeadedCommand
-from .lazy_import import imported
 
 INTERRUPTED = 130
 PLUGGED: Final = "offbook.commands"
@@ -30,7 +30,7 @@ OWN: Final = {
     "serve": "serve:serve",
     "train": "training:train",
     "eval": "training:evaluate",
-    "sft": "sft:sft",
+    "sft": "training:sft",
     "wrap": "wrap:wrap",
     "runs": "runs:runs",
     "show": "runs:show_records",
@@ -39,8 +39,8 @@ OWN: Final = {
     "checkpoints": "checkpoints:checkpoints",
     "export": "checkpoints:export",
     "import": "checkpoints:import_command",
-    "verify": "maintenance:verify",
-    "backup": "maintenance:backup",
+    "verify": "checkpoints:verify",
+    "backup": "checkpoints:backup",
 }
 """Command -> its module in this room, and the function or `typer.Typer` there, in the order of the help."""
 HEADINGS: Final = {

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from offbook.base.server_options import EngineOptions
+from offbook.plugins import imported
 
 from .help_pages import more_option
-from .lazy_import import imported
 from .options import Results
 
 

@@ -17,9 +17,9 @@ from offbook.base.config import Options
 from offbook.base.errors import ConfigError, MissingExtraError
 from offbook.base.http_access import KEY_VARIABLE, key_option
 from offbook.base.server_options import EngineOptions, ServerOptions
+from offbook.plugins import imported
 
 from .generated_options import with_options
-from .lazy_import import imported
 
 NEEDED = (
     "fastapi",

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from offbook.base.devices import gpus
 from offbook.base.errors import ConfigError
-from offbook.base.server_options import MemoryLayout
+from offbook.base.server_options import EngineOptions, MemoryLayout
 from offbook.base.types import Json
 
 from .parts import (
@@ -21,6 +22,7 @@ from .parts import (
     Parts,
     Workload,
     cache_per_token,
+    find_shape,
     host_bytes,
     parse_card,
     parts,
@@ -280,3 +282,50 @@ def plan_json(plan: MemoryPlan) -> dict[str, Json]:
 
 def _gib(count: int | None) -> str:
     return f"{count / GIB:8.2f}" if count is not None else f"{'-':>8}"
+
+
+COMMON = ("16GB", "24GB", "48GB", "80GB")
+"""Cards that are planned for on a machine without a GPU."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The plan for a card. `plan` is None where the base does not fit; `refused` then names the setting to change."""
+
+    card: Card
+    plan: MemoryPlan | None
+    refused: str = ""
+
+    def lines(self) -> list[str]:
+        """The plan as text."""
+        return [self.refused] if self.plan is None else plan_lines(self.plan)
+
+    def as_json(self) -> dict[str, Json]:
+        """The plan as JSON."""
+        if self.plan is None:
+            return {"card": self.card.name, "refused": self.refused}
+        return plan_json(self.plan)
+
+
+def plans(
+    model: str | None,
+    card: str | None,
+    options: EngineOptions,
+    row_tokens: int | None,
+    layout: str = "auto",
+) -> list[Planned]:
+    """A plan per card. Raises ConfigError for a base that cannot be read or planned, and for an unknown layout."""
+    known: dict[str, MemoryLayout | Literal["auto"]] = {"auto": "auto", **{name: name for name in LAYOUTS}}
+    if layout not in known:
+        raise ConfigError(f"--memory-layout {layout!r} is unknown: use one of auto, {', '.join(LAYOUTS)}")
+    if model is None:
+        raise ConfigError("--card needs --model, the base to run, as in --model Qwen/Qwen2.5-7B-Instruct")
+    here = [parse_card(card)] if card is not None else [Card(gpu.name, gpu.total) for gpu in gpus()[:1]]
+    shape, work = find_shape(model), Workload.of(options, row_tokens)
+    planned: list[Planned] = []
+    for gpu in here or map(parse_card, COMMON):
+        try:
+            planned.append(Planned(gpu, make_plan(model, shape, gpu, work, known[layout])))
+        except ConfigError as error:
+            planned.append(Planned(gpu, None, str(error)))
+    return planned

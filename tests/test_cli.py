@@ -292,7 +292,6 @@ def test_a_missing_extra_is_answered_with_the_command_that_installs_it(code: str
         "backup",
         "push",
         "pull",
-        "usage",
         "traces export",
         "doctor",
     ],

@@ -10,7 +10,7 @@ import typer
 from offbook.base.json_files import read_json
 from offbook.base.local_bases import NOTE, bases_folder, local_base, local_bases
 from offbook.base.terminal import echo
-from offbook.commands.lazy_import import imported
+from offbook.plugins import imported
 
 from .catalog import CATALOG
 

@@ -128,7 +128,6 @@ LISTS = (
     ["show", "run-ł"],
     ["show", "rollout-✓"],
     ["show", "rollout-é"],
-    ["usage", "--json"],
 )
 
 
@@ -152,7 +151,7 @@ async def test_a_list_is_printed_in_every_encoding(
         monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding))
         assert await asyncio.to_thread(main, [*words, "--dir", str(foreign_letters)]) == 0, words
         shown = written.getvalue().decode(encoding)
-        assert "run-" in shown or "rollout" in shown or words[0] == "usage", words
+        assert "run-" in shown or "rollout" in shown, words
         if "--json" in words:
             json.loads(shown)
         if words == ["runs", "--json"]:
@@ -197,10 +196,11 @@ def test_a_run_goes_on_whatever_its_stdout_is(
     ]
 
 
-async def test_an_unknown_name_names_the_nearest(folder: Path) -> None:
-    for name, nearest in (("run-11", "'run-1'"), ("rollout", "'rollout-2', 'rollout-1'")):
-        with pytest.raises(ConfigError, match=nearest):
-            await asyncio.to_thread(partial(app, standalone_mode=False), ["show", name, "--dir", str(folder)])
+async def test_an_unknown_name_is_answered_with_the_command_that_lists_them(folder: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"there is no run and no trajectory 'run-11' in .*; `offbook runs` lists the runs"
+    ):
+        await asyncio.to_thread(partial(app, standalone_mode=False), ["show", "run-11", "--dir", str(folder)])
 
 
 async def test_a_folder_that_is_no_servers_says_where_one_is(folder: Path, tmp_path: Path) -> None:
@@ -247,20 +247,3 @@ async def test_no_heading_or_number_of_a_step_is_cut(
     assert "…" not in shown
     assert {"step", "reward", "groups trained", "taught"} <= set(re.split(r"\s{2,}", shown))
     assert ("tree saves" in shown) == (width == 120)
-
-
-async def test_usage_is_told_from_a_directory_as_from_its_server(
-    folder: Path, gateway: Gateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    told: list[str] = []
-    for place in (["--url", gateway.url], ["--dir", str(folder)]):
-        words = ["usage", "--run", "run-1", "--json", *place]
-        assert await asyncio.to_thread(cli.guarded, partial(cli.app, words, standalone_mode=False)) == 0
-        told.append(capsys.readouterr().out)
-    assert told[0] == told[1]
-    [row] = json.loads(told[0])
-    assert (row["model"], row["calls"], row["output_tokens"]) == ("default", 1, 3)
-    (tmp_path / "empty").mkdir()
-    words = ["usage", "--dir", str(tmp_path / "empty")]
-    assert await asyncio.to_thread(cli.guarded, partial(cli.app, words, standalone_mode=False)) == 2
-    assert "has no records.db" in capsys.readouterr().err

@@ -138,16 +138,6 @@ def test_a_run_is_shown_live_and_an_export_from_the_records_lands_on_it(
     assert {type(event) for event in from_files} == {GroupsFinished, EvaluationFinished, StepFinished, CheckpointSaved}
     assert server.scores.keys() == scores.keys()
     assert Counter(span.type for span in server.spans.values())["agent"] == 12
-    capsys.readouterr()
-    words = ["usage", "--run", report.run, "--json", "--url", api.url]
-    assert cli.guarded(lambda: cli.app(words, standalone_mode=False)) == 0
-    rows = json.loads(capsys.readouterr().out)
-    assert {(row["app"], row["calls"]) for row in rows} == {
-        ("train", 7),
-        ("val", 4),
-    }  # the one that raised left no trajectory
-    for row in rows:
-        assert 0 < row["p50_seconds"] <= row["p95_seconds"]
 
 
 def test_an_export_says_what_a_server_did_not_take_and_an_unknown_run(

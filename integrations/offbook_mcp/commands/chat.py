@@ -16,7 +16,7 @@ from openai import APIError
 from offbook import History, TrainableModel
 from offbook.base.terminal import echo
 from offbook.base.text import counted, one_line, printable
-from offbook.client.endpoint_model import FixedStepModel
+from offbook.client.model import FixedStepModel
 from offbook.commands.help_pages import more_option
 from offbook_mcp.commands.serve import served_tools
 from offbook_mcp.connection.pool import ServerPool

@@ -28,7 +28,7 @@ from offbook.base.server_sent_events import EVENT_STREAM
 from offbook.base.terminal import echo
 from offbook.base.text import counted, one_line
 from offbook.base.types import Message, new_id
-from offbook.client.endpoint_model import FixedStepModel
+from offbook.client.model import FixedStepModel
 from offbook.commands.help_pages import more_option
 from offbook.http_listener.access_checks import AccessChecks, Application, single_key
 from offbook.http_listener.config import listener_config

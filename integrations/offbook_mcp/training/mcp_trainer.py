@@ -17,7 +17,7 @@ from offbook.base.options import option, takes
 from offbook.base.sync_calls import run_sync
 from offbook.base.terminal import echo
 from offbook.base.text import counted, one_line
-from offbook.client.endpoint_model import FixedStepModel
+from offbook.client.model import FixedStepModel
 from offbook.contracts import Judge
 from offbook.llms.ledger import budget
 from offbook.llms.llm import Llm

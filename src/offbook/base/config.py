@@ -175,22 +175,29 @@ def _named_teacher(value: Any) -> Any:
     return {"teacher": value} if isinstance(value, str) else value
 
 
-KlCoef = Annotated[
-    float, Field(ge=0, le=100, description="weight of the KL divergence to the base model (k3 estimate)")
-]
-MaxGradNorm = Annotated[float, Field(gt=0, description="gradients are clipped to this global norm")]
-Betas = Annotated[tuple[Decay, Decay], Field(description="AdamW's moment decay rates")]
-WeightDecay = Annotated[float, Field(ge=0, le=1, description="AdamW's weight decay")]
-Layout = Annotated[
-    LayoutName, Field(description="how calls become rows; auto: the layout with the lowest estimated cost")
-]
-RowTokens = Annotated[
-    int,
-    Field(ge=64, lt=2**31, description="most tokens in one forward and backward pass; larger trees are split"),
-]
+class UpdateOptions(Options):
+    """What the updates of all losses have in common."""
+
+    heading = "Learner"
+
+    kl_coef: float = Field(
+        default=0.0, ge=0, le=100, description="weight of the KL divergence to the base model (k3 estimate)"
+    )
+    max_grad_norm: float = Field(default=1.0, gt=0, description="gradients are clipped to this global norm")
+    betas: tuple[Decay, Decay] = Field(default=(0.9, 0.99), description="AdamW's moment decay rates")
+    weight_decay: float = Field(default=0.0, ge=0, le=1, description="AdamW's weight decay")
+    layout: LayoutName = Field(
+        default="auto", description="how calls become rows; auto: the layout with the lowest estimated cost"
+    )
+    row_tokens: int = Field(
+        default=16_384,
+        ge=64,
+        lt=2**31,
+        description="most tokens in one forward and backward pass; larger trees are split",
+    )
 
 
-class TrainConfig(Options):
+class TrainConfig(UpdateOptions):
     """Options of one train request. Sources (arXiv): PPO 1707.06347, GRPO 2402.03300, DAPO 2503.14476,
     Dr. GRPO 2503.20783, GSPO 2507.18071, CISPO 2506.13585."""
 
@@ -215,7 +222,6 @@ class TrainConfig(Options):
     sequence: Literal["trajectory", "call"] = Field(
         default="trajectory", description="what gspo's ratio covers: the whole trajectory or one call"
     )
-    kl_coef: KlCoef = 0.0
     distill: Annotated[TeacherKL | None, BeforeValidator(_named_teacher)] = Field(
         default=None,
         description="teacher whose logprobs of the sampled tokens are learned: a TeacherKL, or the teacher's name",
@@ -252,17 +258,12 @@ class TrainConfig(Options):
     minibatches: int = Field(
         default=1, ge=1, le=1024, description="optimizer updates per epoch; trajectories are assigned round robin"
     )
-    max_grad_norm: MaxGradNorm = 1.0
     warmup_updates: int = Field(
         default=0, ge=0, description="optimizer updates of linear warm-up, counted from the model's first step"
     )
-    betas: Betas = (0.9, 0.99)
-    weight_decay: WeightDecay = 0.0
     min_group_size: int = Field(
         default=2, ge=2, description="groups with fewer scored rollouts are dropped and counted"
     )
-    layout: Layout = "auto"
-    row_tokens: RowTokens = 16_384
     logits_chunk: int = Field(default=512, ge=1, lt=2**31, description="targets whose logits are in memory at once")
     overlap: bool = Field(
         default=False, description="run rollouts of the next step during the update (Trainer; needs importance_cap)"
@@ -337,7 +338,7 @@ class TrainConfig(Options):
         return {"dapo": 0.28, "cispo": 4.0}.get(self.loss, self.epsilon)
 
 
-class SFTConfig(Options):
+class SFTConfig(UpdateOptions):
     """Options of supervised training (`train_sft`). Each batch is one train request with loss="cross_entropy"."""
 
     heading = "Training"
@@ -372,12 +373,6 @@ class SFTConfig(Options):
     seed: int = Field(
         default=0, ge=0, lt=2**63, description="random seed for the order, the held-out examples and dropout"
     )
-    kl_coef: KlCoef = 0.0
-    max_grad_norm: MaxGradNorm = 1.0
-    betas: Betas = (0.9, 0.99)
-    weight_decay: WeightDecay = 0.0
-    layout: Layout = "auto"
-    row_tokens: RowTokens = 16_384
 
     @model_validator(mode="after")
     def _checked(self) -> Self:

@@ -34,7 +34,6 @@ OWN: Final = {
     "wrap": "wrap:wrap",
     "runs": "runs:runs",
     "show": "runs:show_records",
-    "usage": "usage:usage",
     "traces": "traces:traces",
     "checkpoints": "checkpoints:checkpoints",
     "export": "checkpoints:export",
@@ -46,7 +45,7 @@ OWN: Final = {
 HEADINGS: Final = {
     "First steps": ("quickstart", "doctor", "serve", "train", "eval"),
     "Train": ("sft", "wrap"),
-    "Look": ("runs", "show", "usage", "traces"),
+    "Look": ("runs", "show", "traces"),
     "Keep": ("checkpoints", "export", "import", "verify", "backup"),
 }
 """Heading -> commands in `offbook --help`. Commands of integrations stand under the name of their package."""

@@ -8,7 +8,6 @@ import math
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +16,6 @@ from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
-from sqlalchemy import Connection, select
 
 from offbook.base.console import Terminal, fitting, measured
 from offbook.base.errors import ConfigError
@@ -27,7 +25,6 @@ from offbook.base.types import Call, Json, Message
 from offbook.base.wire import TrajectoryWithCalls
 from offbook.server.records.database import open_records
 from offbook.server.records.overview import RolloutRow
-from offbook.server.records.tables import trajectories
 from offbook.server.views.numbers import DASH, ago, fixed, moment, number, percent, seconds
 from offbook.server.views.run_source import RunOverview, RunSource
 from offbook.server.views.run_summary import (
@@ -55,8 +52,6 @@ _EVALUATIONS_GIVE_WAY = ("failed", "rollouts", "split")
 _NARROW_MODEL = 14
 _STEPS = 20
 """Steps that `show` lists at most."""
-_SUGGESTED = 2_000
-"""Newest trajectories that are searched for a similar name."""
 
 
 def runs(
@@ -149,22 +144,10 @@ async def _show(source: RunSource, console: Console, name: str) -> None:
         return
     trajectory = await source.trajectory(name)
     if trajectory is None:
-        raise ConfigError(await _unknown(source, name))
+        raise ConfigError(
+            f"there is no run and no trajectory {name!r} in {source.folder}; `offbook runs` lists the runs"
+        )
     console.print(_trajectory(name, trajectory))
-
-
-async def _unknown(source: RunSource, name: str) -> str:
-    """The error message for an unknown name, with the most similar names."""
-    runs = [row.run for row in await source.runs() if row.run is not None]
-
-    def newest(connection: Connection) -> list[str]:
-        return list(connection.scalars(select(trajectories.c.id).order_by(trajectories.c.seq.desc()).limit(_SUGGESTED)))
-
-    known = [*runs, *await source.read(newest)]
-    completions = [candidate for candidate in known if candidate.startswith(name)]
-    nearest = list(dict.fromkeys([*completions[:3], *get_close_matches(name, known, n=3)]))[:3]
-    hint = f"; the nearest are {', '.join(map(repr, nearest))}" if nearest else "; `offbook runs` lists the runs"
-    return f"there is no run and no trajectory {name!r} in {source.folder}{hint}"
 
 
 def _run(run: RunOverview, evaluations: Sequence[EvaluationLine], console: Console) -> Group:

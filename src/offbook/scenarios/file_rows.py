@@ -63,30 +63,22 @@ def jsonl_rows(file: Path) -> Iterator[FileRow]:
         if line.strip():
             try:
                 parsed = _parsed(line)
-            except UnicodeDecodeError as error:
-                yield FileRow(number, fault=f"not UTF-8: byte {line[error.start]:#04x} at {error.start}")
-            except RecursionError:
-                yield FileRow(number, fault="nested too deeply")
             except ConfigError as error:
                 yield FileRow(number, fault=str(error))
-            except ValueError as error:
-                yield FileRow(number, fault=f"not JSON: {error}")
             else:
                 yield row_of(number, parsed, "key")
 
 
 def json_rows(file: Path) -> Iterator[FileRow]:
     """The objects of a file that is one JSON array, with their index. Raises ConfigError for any other file."""
+    content = _content(file)
     try:
-        rows = _parsed(_content(file))
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{file}: not UTF-8: byte {error.object[error.start]:#04x} at {error.start}") from error
-    except RecursionError as error:
-        raise ConfigError(f"{file}: nested too deeply") from error
+        rows = _parsed(content)
     except ConfigError as error:
-        raise ConfigError(f"{file}: {error}") from error
-    except ValueError as error:
-        raise ConfigError(f"{file}: not JSON: {error}; a file with an object a line ends in .jsonl") from error
+        hint = (
+            "; a file with an object a line ends in .jsonl" if isinstance(error.__cause__, json.JSONDecodeError) else ""
+        )
+        raise ConfigError(f"{file}: {error}{hint}") from error
     if not isinstance(rows, list):
         raise ConfigError(f"{file}: a JSON array of objects is needed, got {type(rows).__name__}")
     yield from (row_of(index, row, "key") for index, row in enumerate(cast(list[object], rows)))
@@ -125,8 +117,17 @@ def _content(file: Path) -> bytes:
 
 
 def _parsed(content: bytes) -> object:
-    """Raises UnicodeDecodeError, RecursionError, ConfigError for a value that JSON has not, ValueError for what is no JSON."""
-    return json.loads(content.decode(), object_pairs_hook=_object, parse_constant=_no_constant, parse_float=_float)
+    """The JSON value. Raises ConfigError for what is no JSON, and for a value that JSON has not."""
+    try:
+        return json.loads(content.decode(), object_pairs_hook=_object, parse_constant=_no_constant, parse_float=_float)
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"not UTF-8: byte {content[error.start]:#04x} at {error.start}") from error
+    except RecursionError as error:
+        raise ConfigError("nested too deeply") from error
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"not JSON: {error}") from error
 
 
 def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:

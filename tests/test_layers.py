@@ -120,7 +120,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "testing": USER | {"openai_dialect", "rewards", "server", "tracing"},
     "offbook_art": ADAPTERS | {"offbook_langgraph", "*"},
-    "offbook_bases": {"base", "tiny", "commands"},
+    "offbook_bases": {"base", "plugins", "tiny"},
     "offbook_cloud": SERVER_WING,
     "offbook_dialects": SERVER_WING,
     "offbook_langgraph": ADAPTERS,

@@ -68,6 +68,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "tensorboard": ("tensorboardX",),
     "wandb": ("wandb",),
     "plot": ("matplotlib",),
+    "gguf": ("gguf",),
     "mirror": ("obstore",),
     "ray": ("ray",),
 }

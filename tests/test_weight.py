@@ -14,7 +14,7 @@ from tests.paths import ROOT
 BUDGET = {
     "base": 24_500,
     "client": 25_900,
-    "commands": 15_700,
+    "commands": 15_900,
     "http_listener": 3_500,
     "llms": 10_800,
     "memory_plan": 6_300,

@@ -18,7 +18,7 @@ pytest.importorskip("gguf", reason="enable with: pip install -r requirements/tes
 
 from offbook.base.errors import ConfigError
 from offbook.base.local_bases import NOTE, bases_folder
-from offbook.doctor import base_checks
+from offbook.commands.doctor import base_checks
 from offbook.memory_plan.parts import find_shape
 from offbook.server.base_model import find, reference
 from offbook_bases import adding, conversion

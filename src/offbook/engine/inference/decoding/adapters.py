@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
-from typing import cast
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -124,31 +125,65 @@ def _deltas(tensors: dict[str, Tensor], layers: dict[str, nn.Linear], scale: flo
     return deltas
 
 
+class Pack:
+    """The weights of layers that read the same input, side by side: `base` [in, sum of out], `active` those with an adapter.
+
+    Each layer's weight is a view of them. A layer of its own keeps its memory as it is, unless it is `laid_out`.
+    """
+
+    def __init__(self, names: Sequence[str], layers: dict[str, nn.Linear], *, laid_out: bool) -> None:
+        self.names = names
+        self._sizes = [layers[name].out_features for name in names]
+        weights = [layers[name].weight.detach() for name in names]
+        self.base = torch.cat(weights).t().contiguous() if laid_out else weights[0].t()
+        self.active = self.base
+
+    def views(self, packed: Tensor) -> dict[str, Tensor]:
+        """The weight [out, in] of each layer in `packed` [in, sum of out]."""
+        ends = list(accumulate(self._sizes))
+        return {
+            name: packed[:, end - size : end].t() for name, size, end in zip(self.names, self._sizes, ends, strict=True)
+        }
+
+
+_Merged = list[tuple[Pack, Tensor]]
+
+
 class AdapterLayers:
     """The model's linear layers, to which one adapter at a time is applied. The base weights are never changed.
 
     In float32 an adapter is merged into copies of the weights. That is as fast as the base, and differs from the learner's
     forward pass only by rounding. In lower precision merging would round the update away, so it is added to the outputs.
+    `packs`: names of layers whose weights are laid out side by side.
     """
 
-    def __init__(self, layers: dict[str, nn.Linear]) -> None:
+    def __init__(self, layers: dict[str, nn.Linear], packs: Sequence[Sequence[str]] = ()) -> None:
         self._layers = layers
-        self._base = {name: layer.weight for name, layer in layers.items()}
-        self._merging = all(weight.dtype == torch.float32 for weight in self._base.values())
-        self._merged: OrderedDict[Adapter, dict[str, nn.Parameter]] = OrderedDict()
+        self._packs: dict[str, Pack] = {}
+        self._merging = all(layer.weight.dtype == torch.float32 for layer in layers.values())
+        self._merged: OrderedDict[Adapter, _Merged] = OrderedDict()
         self._active: Adapter | None = None
+        packed = {name for names in packs for name in names}
+        for names in [*packs, *([name] for name in layers if name not in packed)]:
+            pack = Pack(names, layers, laid_out=names[0] in packed)
+            self._packs |= dict.fromkeys(names, pack)
+            self._show(pack, pack.base)
         if not self._merging:
             for name, layer in layers.items():
                 layer.register_forward_hook(self._adding(name))
+
+    def pack(self, name: str) -> Pack:
+        """The pack of a layer."""
+        return self._packs[name]
 
     def activate(self, adapter: Adapter | None) -> None:
         """Apply `adapter` to the next forward passes; None for the base alone."""
         if adapter is self._active:
             return
         if self._merging:
-            weights: dict[str, Tensor] = {**self._base, **(self._merge(adapter) if adapter else {})}
-            for name, layer in self._layers.items():
-                layer._parameters["weight"] = cast(nn.Parameter, weights[name])  # pyright: ignore[reportPrivateUsage]  # no copy
+            merged = dict(self._merge(adapter) if adapter else ())
+            for pack in dict.fromkeys(self._packs.values()):
+                self._show(pack, merged.get(pack, pack.base))
         self._active = adapter
 
     def forget(self, adapter: Adapter) -> None:
@@ -157,18 +192,25 @@ class AdapterLayers:
             self.activate(None)
         self._merged.pop(adapter, None)
 
-    def _merge(self, adapter: Adapter) -> dict[str, nn.Parameter]:
-        weights = self._merged.get(adapter)
-        if weights is None:
-            weights = {
-                name: nn.Parameter(torch.addmm(self._base[name], delta.b, delta.a, alpha=delta.scale), False)
-                for name, delta in adapter.deltas.items()
-            }
-            self._merged[adapter] = weights
+    def _show(self, pack: Pack, packed: Tensor) -> None:
+        pack.active = packed
+        for name, weight in pack.views(packed).items():
+            self._layers[name]._parameters["weight"] = nn.Parameter(weight, False)  # pyright: ignore[reportPrivateUsage]  # no copy
+
+    def _merge(self, adapter: Adapter) -> _Merged:
+        merged = self._merged.get(adapter)
+        if merged is None:
+            merged = self._merged[adapter] = []
+            for pack in dict.fromkeys(self._packs[name] for name in adapter.deltas):
+                packed = pack.base.clone()
+                for name, weight in pack.views(packed).items():
+                    if delta := adapter.deltas.get(name):
+                        weight.addmm_(delta.b, delta.a, alpha=delta.scale)
+                merged.append((pack, packed))
             while len(self._merged) > _MAX_MERGED:
                 self._merged.popitem(last=False)
         self._merged.move_to_end(adapter)
-        return weights
+        return merged
 
     def _adding(self, name: str):  # torch defines the hook's type
         def add(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:

@@ -35,15 +35,15 @@ class Window:
     """The part of the cache that the next forward pass writes and reads: rows [first, first + count), columns [0, length).
 
     rows, columns, sources, places are int64 with one entry per new token: the keys at (source, place) of the forward pass
-    are written to (row, column). If `rows` is None, row i has one new token, written to `columns[i]`. `fresh`: the new
-    tokens are the whole rows, so that the pass attends to its own keys.
+    are written to (row, column). Without `sources`, each row has one new token. `fresh`: the new tokens are the whole rows, so
+    that the pass attends to its own keys.
     """
 
     first: int
     count: int
     length: int
     columns: Tensor
-    rows: Tensor | None = None
+    rows: Tensor
     sources: Tensor | None = None
     places: Tensor | None = None
     fresh: bool = False
@@ -94,10 +94,9 @@ class KVCache(Cache):
             layer[0, :, :, : window.length] = key_states
             layer[1, :, :, : window.length] = value_states
             return key_states, value_states
-        if window.rows is None:
-            rows = torch.arange(window.count, device=layer.device)
-            layer[0][rows, :, window.columns] = key_states[:, :, 0]
-            layer[1][rows, :, window.columns] = value_states[:, :, 0]
+        if window.sources is None:
+            layer[0][window.rows, :, window.columns] = key_states[:, :, 0]
+            layer[1][window.rows, :, window.columns] = value_states[:, :, 0]
         else:
             layer[0][window.rows, :, window.columns] = key_states[window.sources, :, window.places]
             layer[1][window.rows, :, window.columns] = value_states[window.sources, :, window.places]

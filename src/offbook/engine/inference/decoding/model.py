@@ -26,6 +26,7 @@ from ...base_model import UNSUPPORTED, architecture_of, attention_sizes, check_w
 from ...chat_template import end_tokens
 from ...precision import device_name, dtype_of
 from .adapters import AdapterLayers
+from .dense import DenseDecoder, packs_of
 from .kv_cache import CacheShape, KVCache, Window
 
 NAME = "offbook_kv_cache"
@@ -106,7 +107,11 @@ class ModelRunner:
         self.layers: dict[str, nn.Linear] = {
             str(name): module for name, module in model.named_modules() if isinstance(module, nn.Linear)
         }
-        self.adapter_layers = AdapterLayers(self.layers)
+        packs = packs_of(model)
+        self.adapter_layers = AdapterLayers(self.layers, packs)
+        if packs and model.config.tie_word_embeddings:
+            model.get_input_embeddings().weight = self.layers["lm_head"].weight
+        self._dense = DenseDecoder(model, self.adapter_layers) if packs else None
         self.device = model.device
         self.dtype = model.dtype
         config = model.config.get_text_config()
@@ -151,9 +156,11 @@ class ModelRunner:
         """Compute one more token of rows 0 to B - 1: tokens [B] at positions `lengths` [B]; logits float32 [B, V]."""
         length = int(lengths.max()) + 1
         cache.reserve(len(tokens), length)
-        cache.window = Window(0, len(tokens), length, lengths)
+        cache.window = Window(0, len(tokens), length, lengths, torch.arange(len(tokens), device=self.device))
         even = int(lengths.min()) + 1 == length and (self._window is None or length <= self._window)
         seen = None if even else torch.arange(length, device=self.device) <= lengths[:, None, None]
+        if self._dense is not None:
+            return self._dense.decode(cache, tokens, lengths, None if seen is None else additive(seen, self.dtype))
         return self._forward(tokens[:, None], lengths[:, None], cache, seen)
 
     def _forward(self, ids: Tensor, positions: Tensor, cache: KVCache, seen: Tensor | None) -> Tensor:

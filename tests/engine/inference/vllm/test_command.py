@@ -30,7 +30,7 @@ def test_calls_are_sampled_as_they_are_recorded_and_trained() -> None:
     assert after("--logprobs-mode", words) == "processed_logprobs"
     assert after("--generation-config", words) == "vllm"
     assert after("--dtype", words) == "float32" and "--enforce-eager" in words
-    assert after("--tool-call-parser", words) == "hermes" and "--enable-auto-tool-choice" in words
+    assert after("--tool-call-parser", words) == "offbook_hermes" and "--enable-auto-tool-choice" in words
     assert (after("--max-loras", words), after("--max-cpu-loras", words)) == ("3", "6")
     assert "--no-trust-remote-code" in words
     assert after("--tokenizer-mode", words) == "hf"  # the learner's tokenizer, also for Mistral

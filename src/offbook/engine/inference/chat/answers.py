@@ -22,7 +22,8 @@ from ...protocol import UNKNOWN_LOGPROB
 from ..decoding.generation import Decoder, StopCutter, TextStream, Update
 from .requests import ChatCompletionRequest, CompletionRequest, SamplingRequest
 from .thoughts import OPEN, Thought, ThoughtSplitter
-from .tool_calls import HERMES, CallFormat, ToolCall
+from .tool_calls import HERMES, CallFormat, CallParser, ToolCall
+from .untagged_calls import UntaggedCalls
 
 Pieces = list[str | Thought | ToolCall]
 
@@ -69,7 +70,9 @@ class ChoiceReader:
         self._text = TextReader(request, decoder)
         parsing = bool(request.tools) and request.tool_choice != "none"
         call_format = HERMES if request.shaped else calls  # grammars use hermes' format for every model family
-        self._parser = call_format.parser(request.most_calls) if parsing else None
+        self._parser: CallParser | None = call_format.parser(request.most_calls) if parsing else None
+        if self._parser and not request.shaped:
+            self._parser = UntaggedCalls(self._parser, request.tools or (), request.most_calls)
 
     @property
     def called(self) -> bool:

@@ -90,6 +90,8 @@ _REASONING = (
     _Format("qwen3", _THINKS, ("qwen3",)),
     _Format("deepseek_r1", _THINKS, token="<think>"),
 )
+HERMES_CALLS = "offbook_hermes"
+"""Offbook's tool parser (`vllm/hermes_calls.py`), for models whose calls have hermes' format."""
 OPTIONAL_THOUGHTS = "offbook_optional_thoughts"
 """Offbook's parser (`vllm/optional_thoughts.py`), for templates that show thoughts but never open or disable them."""
 _CLOSED_BY_DEFAULT = re.compile(r"else\s*-?%\}\s*\{\{-?\s*['\"][^'\"]*<think>\\n\\n</think>")

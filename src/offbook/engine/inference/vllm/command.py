@@ -38,7 +38,7 @@ from offbook.base.errors import ConfigError, MissingExtraError, OffbookError
 from offbook.base.types import Json
 
 from ...protocol import sampler_parser
-from ..chat.families import OPTIONAL_THOUGHTS, has_template, parsers
+from ..chat.families import HERMES_CALLS, OPTIONAL_THOUGHTS, has_template, parsers
 from .plugin import KNOWN_VERSION, PROMPT_DATE, SWITCH
 
 logger = logging.getLogger("offbook.sampler")
@@ -63,7 +63,7 @@ WEIGHTS_MODULE = "offbook.engine.base_model"
 """python -m WEIGHTS_MODULE DIR [--cuda]: the check of the base's weight files, and of the GPU."""
 REFUSED = 2
 """Exit code of WEIGHTS_MODULE, and of this module, for a base or an option that is wrong."""
-OPTIONAL_THOUGHTS_MODULE = f"{__package__}.optional_thoughts"
+OPTIONAL_THOUGHTS_MODULE, HERMES_CALLS_MODULE = f"{__package__}.optional_thoughts", f"{__package__}.hermes_calls"
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of one number, by dtype."""
 
@@ -106,7 +106,8 @@ class Place:
 def arguments(options: argparse.Namespace, place: Place) -> list[str]:
     """vLLM's command line. Raises ConfigError for an entry of `engine_args` that is in `OURS`."""
     family = parsers(options.model)
-    tool_calls = options.tool_call_parser or family.tool_call or FORCED_CALLS
+    by_family = family.tool_call or FORCED_CALLS
+    tool_calls = options.tool_call_parser or (HERMES_CALLS if by_family == FORCED_CALLS else by_family)
     reasoning = options.reasoning_parser or family.reasoning
     values: dict[str, object] = {
         "model": str(options.model),
@@ -129,6 +130,8 @@ def arguments(options: argparse.Namespace, place: Place) -> list[str]:
         "trust-remote-code": False,
     }
     values |= {"uds": str(options.uds)} if options.uds else {"host": options.host, "port": options.port}
+    if tool_calls == HERMES_CALLS:
+        values |= {"tool-parser-plugin": HERMES_CALLS_MODULE}
     if reasoning == OPTIONAL_THOUGHTS:
         values |= {
             "reasoning-parser-plugin": OPTIONAL_THOUGHTS_MODULE,

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -111,7 +112,9 @@ async def test_a_server_that_is_not_ready_in_time_is_ended(tmp_path: Path) -> No
 
 
 @pytest.mark.slow("more real servers")
-async def test_a_killed_server_is_started_again_with_what_it_had(tmp_path: Path) -> None:
+async def test_a_killed_server_is_started_again_with_what_it_had_and_the_time_that_took(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     backend = offbook.LocalBackend(tmp_path, threads=1)
     model = offbook.TrainableModel("agent", base_model="tiny", backend=backend)
     try:
@@ -123,6 +126,8 @@ async def test_a_killed_server_is_started_again_with_what_it_had(tmp_path: Path)
             await model.read_state()
         assert await model.read_state() == {"kept": True}
         assert json.loads((tmp_path / "server.json").read_text())["pid"] != facts["pid"]
+        first, second = [line for line in capsys.readouterr().err.splitlines() if "Starting a server" in line]
+        assert "tiny, loading it takes longest (log" in first and re.search(r"tiny, [0-9]+ s last time \(log", second)
     finally:
         backend.close()
     assert not (tmp_path / "server.json").exists()

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Generator
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 from typing import Self
 
@@ -38,6 +38,7 @@ logger = logging.getLogger("offbook")
 
 TAIL_LINES = 20
 """Lines of the server's log in an error message."""
+_START_SECONDS = "start_seconds.json"
 END_SECONDS = 20.0
 """Seconds that the server has to finish after SIGTERM."""
 
@@ -193,9 +194,12 @@ class _Starting:
         return LocalServer(process, self._folder, log_start, self._engine, url, self._key)
 
     def _wait(self, process: subprocess.Popen[bytes], log_start: int) -> str:
-        deadline = time.monotonic() + self._timeout
+        begun = time.monotonic()
+        deadline = begun + self._timeout
         console = Terminal(stderr=True)
-        text = f"Starting a server with {self._base_model}, up to a minute (log: {log_file(self._folder)})"
+        known = self._seconds().get(self._base_model)
+        took = "loading it takes longest" if known is None else f"{known:.0f} s last time"
+        text = f"Starting a server with {self._base_model}, {took} (log: {log_file(self._folder)})"
         animated = console.is_terminal and not console.is_jupyter
         shown = console.status(text) if animated else nullcontext()
         if not animated:
@@ -210,8 +214,23 @@ class _Starting:
                     raise BackendError(f"the server was not ready within start_timeout={self._timeout} s:\n{tail}")
                 url = self._ready(process.pid, transport)
                 if url is not None:
+                    self._note(time.monotonic() - begun)
                     return url
         raise BackendError("the start of the server was cancelled")
+
+    def _seconds(self) -> dict[str, float]:
+        """How long earlier starts took, by base."""
+        try:
+            stored: Json = read_json(self._folder / _START_SECONDS)
+            return {base: float(seconds) for base, seconds in stored.items()}
+        except (OSError, ValueError, TypeError, AttributeError):
+            return {}
+
+    def _note(self, seconds: float) -> None:
+        with suppress(OSError):  # an estimate is no reason to fail a start
+            (self._folder / _START_SECONDS).write_text(
+                json.dumps(self._seconds() | {self._base_model: round(seconds, 1)})
+            )
 
     def _ready(self, pid: int, transport: httpx.HTTPTransport) -> str | None:
         """The URL of the server with this pid once it is healthy; None before."""

@@ -99,6 +99,7 @@ FOREIGN: dict[str, str] = {
     # common names
     "batch_size": "scenarios_per_step, and group_size= rollouts of each",
     "rank": "r",
+    "rollouts": "group_size",
     # OpenPipe ART
     "_config": "config=TrainConfig(...)",
     "_internal_config": "TrainableModel(lora=LoraOptions(...)) and LocalBackend(max_model_len=..., engine_args={...})",

@@ -24,8 +24,10 @@ class UntaggedCalls:
 
     def __init__(self, parser: CallParser, tools: Collection[Tool], most: int | None = None) -> None:
         self._parser = parser
-        functions = [cast(Json, tool.get("function")) for tool in tools]
-        self._names = {str(function.get("name")) for function in functions if isinstance(function, dict)}
+        functions = [tool.get("function") for tool in tools]
+        self._names = {
+            str(cast(dict[str, Json], function).get("name")) for function in functions if isinstance(function, dict)
+        }
         self._most = most
         named = "|".join(map(regex.escape, sorted(self._names)))
         self._beginning = regex.compile(rf'{_FENCE}\[?\s*\{{\s*"name"\s*:\s*"(?:{named})"')

@@ -230,13 +230,17 @@ ParsedCall = tuple[ToolCall, str]
 
 
 class CallParser(Protocol):
-    """Splits a stream of text into content and tool calls.
+    """Splits a stream of text into content and tool calls."""
 
-    `calls` counts the parsed calls, `failures` the texts that looked like a call but could not be parsed.
-    """
+    @property
+    def calls(self) -> int:
+        """Number of parsed calls."""
+        ...
 
-    calls: int
-    failures: int
+    @property
+    def failures(self) -> int:
+        """Number of texts that looked like a call and could not be parsed."""
+        ...
 
     def push(self, text: str) -> list[str | ToolCall]:
         """Add a piece of text, and return the content and calls that are final."""

@@ -37,7 +37,7 @@ BUDGET = {
     "server/training": 8_700,
     "server/views": 6_600,
     "server/*.py": 12_500,
-    "engine/inference": 32_800,
+    "engine/inference": 34_500,
     "engine/learner": 50_100,
     "engine/*.py": 13_600,
     "offbook_art": 2_500,

@@ -14,8 +14,6 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-pytest.importorskip("gguf", reason="enable with: pip install -r requirements/test.txt")
-
 from offbook.base.errors import ConfigError
 from offbook.base.local_bases import NOTE, bases_folder
 from offbook.commands.doctor import base_checks

@@ -9,15 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
-
-pytest.importorskip("gguf", reason="enable with: pip install -r requirements/test.txt")
-
 from gguf import GGMLQuantizationType as Kind
 from gguf import GGUFReader
 from gguf.quants import dequantize
+from safetensors.numpy import load_file
 from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from offbook.base.errors import ConfigError
 from offbook.engine.chat_template import ChatTemplate

@@ -10,8 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("gguf", reason="enable with: pip install -r requirements/test.txt")
-
 from offbook.base.errors import ConfigError
 from offbook_bases.architectures import read_architecture
 from offbook_bases.conversion import convert

@@ -1,10 +1,11 @@
 """The embedded engine against plain batched `generate`, and over HTTP.
 
-    python benchmarks/embedded_engine.py [--runs 5] [--threads 2] [--json FILE]
+    python benchmarks/embedded_engine.py [--model FOLDER] [--calls 64] [--runs 5] [--threads 2] [--json FILE]
 
 At the engine: 64 calls of 100 prompt tokens and 64 new ones, end tokens ignored, beside transformers' `generate` on one
 batch of the same prompts; both alternate in one run. "Rollouts" is the same with 8 calls per prompt. "HTTP" is
-64 requests at once, logprobs and token ids asked for, through a server in a process of its own. Figures are seconds:
+64 requests at once, logprobs and token ids asked for, through a server in a process of its own; both only with 64 calls.
+Figures are seconds:
 wall time, and CPU time of the engine's process, which a busy machine disturbs less.
 """
 
@@ -37,11 +38,11 @@ CALLS, PROMPT, NEW, GROUP = 64, 100, 64, 8
 class Collector:
     """Runs calls through a scheduler and waits for all of them."""
 
-    def __init__(self, policy: ModelRunner) -> None:
+    def __init__(self, policy: ModelRunner, calls: int) -> None:
         self._policy = policy
         self._left = 0
         self._done = threading.Event()
-        self._scheduler = Scheduler(policy, self._deliver, max_batch=CALLS)
+        self._scheduler = Scheduler(policy, self._deliver, max_batch=calls)
         self._scheduler.start()
 
     def run(self, prompts: Sequence[Sequence[int]]) -> None:
@@ -71,16 +72,18 @@ def timed(work: Callable[[], object]) -> tuple[float, float]:
     return time.perf_counter() - wall, time.process_time() - cpu
 
 
-def at_the_engine(folder: Path, runs: int) -> dict[str, list[tuple[float, float]]]:
+def at_the_engine(folder: Path, runs: int, calls: int) -> dict[str, list[tuple[float, float]]]:
     """`generate`, the engine on distinct prompts, and the engine on groups: (wall, CPU) per run, one warm-up each."""
     engine_policy = load_model(folder, device="cpu", dtype="float32", max_model_len=None)
     plain = load_model(folder, device="cpu", dtype="float32", max_model_len=None).model
     plain.set_attn_implementation("sdpa")
-    collector = Collector(engine_policy)
-    times: dict[str, list[tuple[float, float]]] = {"generate": [], "engine": [], "rollouts": []}
+    collector = Collector(engine_policy, calls)
+    times: dict[str, list[tuple[float, float]]] = {"generate": [], "engine": []} | (
+        {"rollouts": []} if calls == CALLS else {}
+    )
     for run in range(runs + 1):
         torch.manual_seed(run)
-        ids = torch.randint(3, engine_policy.vocabulary, (CALLS, PROMPT))
+        ids = torch.randint(3, engine_policy.vocabulary, (calls, PROMPT))
 
         @torch.inference_mode()
         def generate(ids: torch.Tensor = ids) -> None:
@@ -94,15 +97,14 @@ def at_the_engine(folder: Path, runs: int) -> dict[str, list[tuple[float, float]
                 pad_token_id=0,
             )
 
-        measured = {
-            "generate": timed(generate),
-            "engine": timed(lambda ids=ids: collector.run(ids.tolist())),
-            "rollouts": timed(
-                lambda ids=ids: collector.run(ids.roll(1, 1)[: CALLS // GROUP].repeat(GROUP, 1).tolist())
-            ),
+        works: dict[str, Callable[[], None]] = {
+            "generate": generate,
+            "engine": lambda ids=ids: collector.run(ids.tolist()),
+            "rollouts": lambda ids=ids: collector.run(ids.roll(1, 1)[: CALLS // GROUP].repeat(GROUP, 1).tolist()),
         }
-        for name, pair in measured.items():
-            times[name] += [pair] if run else []
+        for name, measured in times.items():
+            pair = timed(works[name])
+            measured += [pair] if run else []
     collector.close()
     return times
 
@@ -159,21 +161,25 @@ def over_http(folder: Path, runs: int, threads: int) -> list[tuple[float, float]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=tiny_policy())
+    parser.add_argument("--calls", type=int, default=CALLS)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    times = at_the_engine(options.model, options.runs)
-    times["http"] = over_http(options.model, options.runs, options.threads)
+    times = at_the_engine(options.model, options.runs, options.calls)
+    if options.calls == CALLS:
+        times["http"] = over_http(options.model, options.runs, options.threads)
     medians = {
         name: [statistics.median(column) for column in zip(*pairs, strict=True)] for name, pairs in times.items()
     }
-    print(f"{CALLS} calls, {PROMPT} + {NEW} tokens, {options.threads} threads, medians of {options.runs} runs")
+    print(f"{options.calls} calls, {PROMPT} + {NEW} tokens, {options.threads} threads, medians of {options.runs} runs")
     print(f"{'':10s} {'wall s':>8s} {'CPU s':>8s} {'tokens/s':>9s} {'wall ratio':>11s} {'CPU ratio':>10s}")
     for name, (wall, cpu) in medians.items():
         ratios = [mine / reference for mine, reference in zip((wall, cpu), medians["generate"], strict=True)]
-        print(f"{name:10s} {wall:8.2f} {cpu:8.2f} {CALLS * NEW / wall:9.0f} {ratios[0]:11.2f} {ratios[1]:10.2f}")
+        print(
+            f"{name:10s} {wall:8.2f} {cpu:8.2f} {options.calls * NEW / wall:9.1f} {ratios[0]:11.2f} {ratios[1]:10.2f}"
+        )
     if options.json:
         options.json.write_text(json.dumps({"medians": medians, "runs": times}, indent=1))
 

@@ -17,7 +17,6 @@ import pytest
 from offbook.base.errors import install_command
 from offbook.base.server_options import EngineOptions
 from offbook.commands.doctor import (
-    EXTRAS,
     Broken,
     Check,
     Device,
@@ -28,6 +27,7 @@ from offbook.commands.doctor import (
     device_checks,
     disk_check,
     examine,
+    extras,
     package_checks,
     query_facts,
     torch_checks,
@@ -226,4 +226,4 @@ def test_a_full_disk_is_a_warning_and_a_folder_that_is_not_there_yet_counts_wher
 
 def test_every_extra_is_in_the_report_but_those_that_are_made_of_others() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    assert set(EXTRAS) == set(project["optional-dependencies"]) - {"ui", "gpu", "quickstart", "all", "dev"}
+    assert set(extras()) == set(project["optional-dependencies"]) - {"ui", "gpu", "quickstart", "all", "dev"}

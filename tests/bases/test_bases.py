@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -12,11 +13,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from offbook.base.errors import ConfigError
 from offbook.base.local_bases import NOTE, bases_folder
+from offbook.base.types import Message, Tool
 from offbook.commands.doctor import base_checks
+from offbook.engine.chat_template import ChatTemplate
+from offbook.engine.inference.chat.families import parsers
 from offbook.memory_plan.parts import find_shape
 from offbook.server.base_model import find, reference
 from offbook_bases import adding, conversion
@@ -227,3 +232,39 @@ def test_smollm2_is_fetched_converted_and_encodes_as_llama_cpp_does(bases: Path)
     assert tokenizer.encode("<|im_start|>user\nIt's 1024, naïve 東京!").tokens == [
         "<|im_start|>", "user", "Ċ", "It", "'s", "Ġ", "1", "0", "2", "4", ",", "Ġna", "Ã¯ve", "Ġæ", "Ŀ", "±", "äº", "¬", "!",
     ]  # fmt: skip
+
+
+def test_a_base_without_tools_is_shown_them_on_demand(file: Path, bases: Path) -> None:
+    assert "which the base was not trained on" in run("add", str(file), "--name", "caller", "--tools")
+    tokenizer = AutoTokenizer.from_pretrained(bases / "caller")
+    template = ChatTemplate(tokenizer)
+    tools: list[Tool] = [{"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}]
+    call = {"id": "1", "type": "function", "function": {"name": "find", "arguments": '{"id": 7}'}}
+    messages: list[Message] = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Where is 7?"},
+        {"role": "assistant", "content": "I look.", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "in Kyiv"},
+    ]
+    text = template.render(messages, tools, {"add_generation_prompt": True})
+    assert text.startswith("<|im_start|>system\nBe brief.\n\nYou may call these tools:\n<tools>\n")
+    assert text.endswith(
+        'I look.\n<tool_call>\n{"name": "find", "arguments": {"id": 7}}\n</tool_call><|im_end|>\n'
+        "<|im_start|>user\n<tool_response>\nin Kyiv\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert not any("shows no tools" in warning for warning in template.warnings(frozenset({2})))
+    assert parsers(bases / "caller").tool_call == "hermes"
+    assert "Be brief." in template.render(messages[:2]) and "tools" not in template.render(messages[:2])
+
+
+def test_tools_are_not_shown_twice(file: Path, bases: Path, tmp_path: Path) -> None:
+    run("add", str(file), "--name", "plain")
+    folder = tmp_path / "shows"
+    shutil.copytree(bases / "plain", folder)
+    template = (
+        "{% for tool in tools %}{{ tool }}{% endfor %}{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}"
+    )
+    (folder / "chat_template.jinja").write_text(template, "utf-8")
+    with pytest.raises(ConfigError, match="shows tools already"):
+        run("add", str(folder), "--name", "again", "--tools")
+    assert not (bases / "again").exists()

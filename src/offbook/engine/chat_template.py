@@ -28,6 +28,7 @@ from offbook.openai_dialect.chat_fields import in_order_of_calls
 
 from .control_tokens import ControlTokens
 from .inference.chat.requests import shortened
+from .inference.chat.tool_calls import MARKS
 
 _TELLS_STRINGS = re.compile(r"arguments\s+is\s+(not\s+)?(string|mapping)")
 _KNOWS_DEVELOPER = re.compile(r"""["']developer["']""")
@@ -77,7 +78,7 @@ def end_tokens(tokenizer: PreTrainedTokenizerBase, generation: GenerationConfig 
 class ChatTemplate:
     """The chat template of a tokenizer, which may have one by name for requests with tools (`tool_use`). Thread-safe.
 
-    `date`: what a template that asks for today's date gets; None: today. `source`: a template to use instead of the tokenizer's own. Raises ConfigError if there is none.
+    `call_marks`: the marks of tool calls that it writes. `date`: what a template that asks for today's date gets; None: today. `source`: a template to use instead of the tokenizer's own. Raises ConfigError if there is none.
     """
 
     def __init__(
@@ -92,7 +93,9 @@ class ChatTemplate:
         self._templates = {"": templates} if isinstance(templates, str) else cast(dict[str, str], templates)
         self._styles: dict[str, _Style] = {}
         self._date = date or datetime.date.today()
-        self._control = ControlTokens(tokenizer, "\n".join(self._templates.values()))
+        written = "\n".join(self._templates.values())
+        self._control = ControlTokens(tokenizer, written)
+        self.call_marks = frozenset(mark for mark in MARKS if mark in written)
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[Tool] | None = None, options: Options = NO_OPTIONS

@@ -114,3 +114,14 @@ def test_the_share_of_the_commonest_answer_is_of_texts_without_thoughts_and_blan
     metrics = lab.train([one, other], 0).metrics
     assert (metrics["answers/commonest"], metrics["answers/commonest_reward"]) == (0.75, 0.5)
     assert "answers/commonest" not in lab.train([one], 1).metrics  # of one prompt
+
+
+def test_tool_calls_without_tags_are_counted(lab: Lab) -> None:
+    def calling(name: str, reward: float, text: str) -> JobTrajectory:
+        ids = lab.policy.tokenizer.encode(text, add_special_tokens=False)
+        return JobTrajectory(name, reward, (replace(sample(name, [5], ids), tool_call=True),))
+
+    call = '{"name": "find", "arguments": {}}'
+    group = [calling("a", 1.0, call), calling("b", 0.0, f"<tool_call>{call}</tool_call>"), *scored([0.5, 0.0])]
+    assert lab.train([group], 0).metrics["calls/untagged"] == 0.5
+    assert "calls/untagged" not in lab.train([scored([1.0, 0.0])], 1).metrics

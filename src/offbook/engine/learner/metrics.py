@@ -24,6 +24,7 @@ metrics, all floats. A mean over nothing is left out. The table lists them; docs
 | calls/excluded, weighted | of trajectories with an advantage: left out by weight 0 (train_on=, or thrown away by the app and so not imitated); trained with a weight other than 1 |
 | calls/unused | of trajectories with an advantage: the app threw the output away (a retry, a node that ran again); marked, and trained like any other unless good rollouts are imitated |
 | calls/tool_call_rate, parse_failure_rate | share of all calls with a parsed tool call; that looked like one and were none |
+| calls/untagged | share of the calls with a parsed tool call that were written without the marks of the template; read as calls all the same |
 | calls/constrained_share, rendered_share | share of trained calls without usable recorded logprobs; rendered from messages |
 | calls/cut_off_rate | share of all calls whose answer ended at a limit of tokens |
 | calls/skipped | of supervised training with skip_bad: messages that the template refuses, or that are too long |
@@ -62,6 +63,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
@@ -115,7 +117,7 @@ def selection_metrics(selection: Selection, step: int, policy: Policy) -> dict[s
     metrics = reward_metrics(groups, classes)
     config = selection.config
     if not config.supervised or config.imitates_the_good:  # other supervised jobs hold no answers of the policy
-        metrics |= answer_metrics(groups, policy)
+        metrics |= answer_metrics(groups, policy) | untagged_metrics(groups, policy)
     if config.mask_truncated_completions:
         metrics["trajectories/truncated"] = float(sum(is_truncated(t) for group in groups for t in group))
     if policy.tree_difference is not None:
@@ -178,6 +180,16 @@ def answer_metrics(groups: Groups, policy: Policy) -> dict[str, float]:
     commonest, times = Counter(answer for answer, _ in answers).most_common(1)[0]
     rewards = [reward for answer, reward in answers if answer == commonest and reward is not None]
     return _measured({"answers/commonest": times / len(answers), "answers/commonest_reward": _mean(rewards)})
+
+
+def untagged_metrics(groups: Groups, policy: Policy) -> dict[str, float]:
+    """The share of tool calls without marks, where the base's template writes marks."""
+    samples = [sample for group in groups for trajectory in group for sample in trajectory.samples if sample.tool_call]
+    marks = policy.chat_template.call_marks if samples else ()
+    if not marks:
+        return {}
+    texts = [policy.decode(cast(list[int], sample.completion_ids.tolist())) for sample in samples]
+    return _measured({"calls/untagged": _mean([not any(mark in text for mark in marks) for text in texts])})
 
 
 def _answer(trajectory: JobTrajectory, policy: Policy) -> tuple[str, ...]:

@@ -37,10 +37,12 @@ class UntaggedCalls:
 
     @property
     def calls(self) -> int:
+        """Number of parsed calls."""
         return self.untagged or self._parser.calls
 
     @property
     def failures(self) -> int:
+        """Number of texts that looked like a call and could not be parsed."""
         return self._parser.failures
 
     def push(self, text: str) -> list[str | ToolCall]:

@@ -72,18 +72,18 @@ class DenseDecoder:
         self._head = packed("", ["lm_head"])
         self._layers: list[_Layer] = []
         for index in range(model.config.num_hidden_layers):
-            at = f"model.layers.{index}."
-            attention = modules[at + "self_attn"]
+            layer = f"model.layers.{index}."
+            attention = modules[layer + "self_attn"]
             self._layers.append(
                 _Layer(
-                    modules[at + "input_layernorm"],
-                    packed(at + "self_attn.", _QKV),
+                    modules[layer + "input_layernorm"],
+                    packed(layer + "self_attn.", _QKV),
                     getattr(attention, "q_norm", None),
                     getattr(attention, "k_norm", None),
-                    packed(at + "self_attn.", ["o_proj"]),
-                    modules[at + "post_attention_layernorm"],
-                    packed(at + "mlp.", _GATE_UP),
-                    packed(at + "mlp.", ["down_proj"]),
+                    packed(layer + "self_attn.", ["o_proj"]),
+                    modules[layer + "post_attention_layernorm"],
+                    packed(layer + "mlp.", _GATE_UP),
+                    packed(layer + "mlp.", ["down_proj"]),
                 )
             )
         first = modules["model.layers.0.self_attn"]

@@ -43,8 +43,14 @@ from .spans import (
 
 try:
     import requests
+    from google.protobuf import json_format
+    from google.protobuf.message import DecodeError
     from opentelemetry.exporter.otlp.proto.http import Compression
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+        ExportTracePartialSuccess,
+        ExportTraceServiceResponse,
+    )
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.sdk.trace.export import SpanExportResult
@@ -318,19 +324,23 @@ class OtlpSender:
         )
 
     def send(self, rollouts: Sequence[Sequence[OtlpSpan]]) -> None:
-        """Send all rollouts, in requests of whole ones.
+        """Send all rollouts. If the server refuses a batch as invalid (400), its rollouts are sent one by one.
 
-        Raises RejectedError at the end if the server refused requests as invalid (400), which are not sent again, and
-        DeliveryError at once if it accepts nothing.
+        Raises RejectedError at the end if the server accepted all but some spans, DeliveryError at once if it accepts
+        nothing. As the OTLP specification demands, what was rejected is not sent again.
         """
         rejected: list[str] = []
         for batch in _batches(rollouts):
-            if not self._sent(batch):
-                if self._response is None or self._response.status_code != 400:
-                    raise DeliveryError(self._answer())
-                rejected.append(self._answer())
+            if self._accepted([span for spans in batch for span in spans], rejected):
+                continue
+            for spans in batch:
+                if not self._accepted(spans, rejected):
+                    context = spans[0].get_span_context()
+                    assert context is not None, "span() sets it"
+                    rejected.append(f"trace {context.trace_id:032x}: {self._answer()}")
         if rejected:
-            raise RejectedError(f"{len(rejected)} requests of spans were refused, such as {rejected[0]}")
+            more = f", and {len(rejected) - 1} more" if len(rejected) > 1 else ""
+            raise RejectedError(f"the server refused {rejected[0]}{more}")
 
     def probe(self) -> int:
         """Send an empty request; returns the HTTP status. Raises ConnectionError without a response."""
@@ -339,8 +349,19 @@ class OtlpSender:
             raise ConnectionError(self._answer())
         return self._response.status_code
 
+    def _accepted(self, spans: Sequence[OtlpSpan], rejected: list[str]) -> bool:
+        """Send one request and note the spans that it rejects. Returns False for 400, raises DeliveryError for other failures."""
+        if not self._sent(spans):
+            if self._response is None or self._response.status_code != 400:
+                raise DeliveryError(self._answer())
+            return False
+        partial = _partial_success(self._response) if self._response is not None else None
+        if partial is not None and partial.rejected_spans:
+            rejected.append(f"{partial.rejected_spans} spans of a request: {partial.error_message[:300]!r}")
+        return True
+
     def _sent(self, spans: Sequence[OtlpSpan]) -> bool:
-        """Send one request; whether the server accepted it. A redirect is no acceptance."""
+        """Send one request; whether the server accepted it, perhaps without some spans. A redirect is no acceptance."""
         self._response = None
         SDK_LOGGER.filters.insert(0, _drop)  # before the SDK's own filter; failures are reported here, once per kind
         try:
@@ -377,17 +398,33 @@ def _header_values(headers: Mapping[str, str] | None) -> list[str]:
     return [value for value in values if len(value) >= SHORTEST]
 
 
-def _batches(rollouts: Sequence[Sequence[OtlpSpan]]) -> list[list[OtlpSpan]]:
-    """The spans of each request: those of whole rollouts."""
-    batches: list[list[OtlpSpan]] = []
-    size = 0
+def _partial_success(response: requests.Response) -> ExportTracePartialSuccess:
+    """Read the partial success of a 2xx response, as protobuf or JSON.
+
+    Servers also answer with bodies of their own: Langfuse with the job of its queue, others with plain text or nothing.
+    Such a body says nothing about spans, so all of them were accepted.
+    """
+    answer, kind = ExportTraceServiceResponse(), response.headers.get("content-type", "")
+    try:
+        if "protobuf" in kind:
+            answer.ParseFromString(response.content)
+        elif "json" in kind:
+            json_format.Parse(response.content, answer, ignore_unknown_fields=True)
+    except (DecodeError, json_format.ParseError, UnicodeDecodeError):
+        return ExportTracePartialSuccess()
+    return answer.partial_success
+
+
+def _batches(rollouts: Sequence[Sequence[OtlpSpan]]) -> list[list[Sequence[OtlpSpan]]]:
+    batches: list[list[Sequence[OtlpSpan]]] = []
+    spans = size = 0
     for rollout in rollouts:
         length = sum(
             len(value) for span in rollout for value in (span.attributes or {}).values() if isinstance(value, str)
         )
-        if not batches or len(batches[-1]) + len(rollout) > BATCH or size + length > LARGE:
+        if not batches or spans + len(rollout) > BATCH or size + length > LARGE:
             batches.append([])
-            size = 0
-        batches[-1] += rollout
-        size += length
+            spans = size = 0
+        batches[-1].append(rollout)
+        spans, size = spans + len(rollout), size + length
     return batches

@@ -27,6 +27,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
 )
 
 from offbook.base.types import new_id
@@ -109,6 +110,7 @@ class TraceServer:
     bulk: bool = True
     langfuse: bool = True
     reply: str = ""  # a key of REPLIES; "": Langfuse's, else the specification's
+    partial: tuple[int, str] | None = None  # spans that each export rejects, and the message
     datasets: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
     observations: list[dict[str, Any]] = field(default_factory=list)
     kept_scores: list[dict[str, Any]] = field(default_factory=list)
@@ -128,8 +130,16 @@ class TraceServer:
         return found
 
     def accepted(self) -> tuple[str | None, bytes]:
-        """Content type and body for an export that was accepted."""
-        return REPLIES[self.reply or ("langfuse" if self.langfuse else "protobuf")]
+        """Content type and body for an export that was accepted, perhaps in part."""
+        if self.partial is None:
+            return REPLIES[self.reply or ("langfuse" if self.langfuse else "protobuf")]
+        count, message = self.partial
+        if "json" in self.reply:
+            text = json.dumps({"partialSuccess": {"rejectedSpans": str(count), "errorMessage": message}})
+            return "application/json", text.encode()
+        answer = ExportTraceServiceResponse()
+        answer.partial_success.rejected_spans, answer.partial_success.error_message = count, message
+        return "application/x-protobuf", answer.SerializeToString()
 
     def add(self, body: bytes) -> int:
         """Take an export; 400 when the whole batch is refused."""

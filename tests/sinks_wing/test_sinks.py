@@ -150,21 +150,18 @@ def test_a_score_that_is_refused_is_named_and_costs_no_other() -> None:
             assert sorted({score["name"] for score in server.scores.values()}) == ["reward", "ruler_score"]
 
 
-def test_a_request_that_the_server_refuses_costs_no_other(server: TraceServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("offbook_sinks.otlp_sink.BATCH", 12)  # two rollouts
-    event = GroupsFinished(RUN, "train", 0, ("a",), tuple(sample_rollout(index) for index in range(8)))
+def test_one_rollout_that_the_server_refuses_costs_no_other(server: TraceServer) -> None:
+    rollouts = tuple(sample_rollout(index) for index in range(8))
+    event = GroupsFinished(RUN, "train", 0, ("a",), rollouts)
     LangfuseSink(connection(server)).groups_finished(event)
-    every = server.traces()
-    bad = next(iter(every))
+    bad = next(iter(server.traces()))
     server.spans.clear()
-    server.scores.clear()
     server.breaks = lambda traces: bad in traces
-    with pytest.raises(RejectedError, match="1 requests of spans were refused, such as HTTP 400"):
+    with pytest.raises(RejectedError, match=f"the server refused trace {bad}: HTTP 400"):
         LangfuseSink(connection(server)).groups_finished(event)
-    assert len(server.traces()) == 6 and bad not in server.traces()
-    assert {score["traceId"] for score in server.scores.values()} == {
-        trace for trace, spans in every.items() if not spans[0].error
-    }
+    assert len(server.traces()) == 7 and bad not in server.traces()
+    traced = {score["traceId"] for score in server.scores.values()}
+    assert server.traces().keys() <= traced | {trace for trace, spans in server.traces().items() if spans[0].error}
 
 
 @pytest.mark.parametrize("reply", REPLIES)
@@ -179,6 +176,17 @@ def test_any_answer_with_a_2xx_status_is_an_accepted_export(reply: str, langfuse
         sink.closed()
         exports = [path for _, path in server.requests if path.endswith("/traces")]
         assert len(exports) == 1 and len(server.traces()) == 4 and bool(server.scores) is langfuse
+
+
+@pytest.mark.parametrize("reply", ["json", "protobuf"])
+def test_spans_that_a_collector_rejects_in_part_are_named_and_not_sent_again(reply: str) -> None:
+    event = GroupsFinished(RUN, "train", 0, ("a",), tuple(sample_rollout(index) for index in range(4)))
+    with trace_server(langfuse=False, reply=reply, partial=(2, "too old")) as server:
+        with pytest.raises(RejectedError, match="the server refused 2 spans of a request: 'too old'"):
+            OtlpSink(server.endpoint).groups_finished(event)
+        assert len(server.requests) == 1
+        server.partial = (0, "use a newer exporter")  # a warning, and everything was accepted
+        OtlpSink(server.endpoint).groups_finished(event)
 
 
 def test_an_answer_to_a_redirect_is_no_answer_to_the_export() -> None:

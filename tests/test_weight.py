@@ -38,7 +38,7 @@ BUDGET = {
     "server/views": 5_900,
     "server/*.py": 11_600,
     "engine/inference": 35_900,
-    "engine/learner": 48_300,
+    "engine/learner": 48_500,
     "engine/*.py": 13_500,
     "offbook_art": 2_500,
     "offbook_auto": 16_300,
@@ -52,7 +52,7 @@ BUDGET = {
     "offbook_mcp": 63_700,
     "offbook_production": 21_300,
     "offbook_ray": 1_600,
-    "offbook_sinks": 8_100,
+    "offbook_sinks": 8_400,
 }
 """Room or wing -> the most tokens of code, as `tokenize` counts them: without comments and blank lines."""
 

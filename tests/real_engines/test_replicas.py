@@ -23,7 +23,7 @@ def test_replicas_sleep_together_and_come_back_alone_and_end_with_the_server(
     real_engines: None, tmp_path: Path
 ) -> None:
     with RunningServer(tmp_path / "dir", *FLAGS, *SHARED) as server:
-        until(lambda: server.http.get("/health").json()["learner"].get("adapter"), "the check of adapters", 300)
+        until(lambda: server.http.get("/health").json()["learner"].get("logprobs"), "the check of logprobs", 300)
         before = [sleeps(server, number) for number in range(2)]
         result = server.train("step-1", [server.rollouts(4, "step-1")])[-1]["result"]
         assert result["step"] == 1

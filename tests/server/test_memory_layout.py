@@ -17,7 +17,7 @@ def test_steps_of_a_learner_that_is_offloaded_between_them_are_those_of_one_that
         with RunningServer(tmp_path / name, "--deterministic", *flags) as server:
             found: list[float] = []
             # A call that is batched with those of the check is rounded otherwise.
-            until(lambda: server.http.get("/health").json()["learner"].get("adapter"), "the check of adapters", 300)
+            until(lambda: server.http.get("/health").json()["learner"].get("logprobs"), "the check of logprobs", 300)
             for step in (1, 2):
                 ids = server.rollouts(4, f"{name}-{step}")
                 result = server.train(f"{name}-{step}", [ids])[-1]["result"]

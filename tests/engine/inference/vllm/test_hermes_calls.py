@@ -24,7 +24,8 @@ from offbook.engine.inference.chat.families import HERMES_CALLS
 
 tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
 tools = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("find", "book")]
-request = ChatCompletionRequest.model_validate({"messages": [{"role": "user", "content": "?"}], "tools": tools})
+fields = {"messages": [{"role": "user", "content": "?"}], "tools": tools, "tool_choice": sys.argv[3]}
+request = ChatCompletionRequest.model_validate(fields)
 kind = ParserManager.get_parser(tool_parser_name=HERMES_CALLS, enable_auto_tools=True)
 
 
@@ -66,14 +67,15 @@ CASES: list[tuple[str, str, list[list[str]]]] = [
 ]
 
 
-def test_vllm_reads_calls_as_the_embedded_engine_does(require: Callable[[bool, str], None]) -> None:
+@pytest.mark.parametrize("choice", ["auto", "none"])
+def test_vllm_reads_calls_as_the_embedded_engine_does(choice: str, require: Callable[[bool, str], None]) -> None:
     require(find_spec("vllm") is not None, "scripts/bootstrap test")
     texts = json.dumps([text for text, _, _ in CASES])
-    command = [sys.executable, "-c", READ, str(tiny_policy()), texts]
+    command = [sys.executable, "-c", READ, str(tiny_policy()), texts, choice]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert answer.returncode == 0, answer.stderr[-2000:]
     for (text, content, calls), ways in zip(CASES, json.loads(answer.stdout.splitlines()[-1]), strict=True):
-        assert ways == [[content, calls]] * 2, text
+        assert ways == [[content, calls] if choice == "auto" else [text, []]] * 2, text
 
 
 pytestmark = pytest.mark.slow("seconds each: processes, trainings, deadlines")

@@ -50,13 +50,13 @@ class UntaggedCalls:
         if self._held is None:
             return self._parser.push(text)
         self._held += text
-        if not self._named and (match := self._beginning.match(self._held, partial=True)):
+        if not self._named:
+            match = self._beginning.match(self._held, partial=True)
+            if match is None:
+                held, self._held = self._held, None
+                return self._parser.push(held)
             self._named = not match.partial
-            return []
-        if self._named:
-            return []
-        held, self._held = self._held, None
-        return self._parser.push(held)
+        return []
 
     def finish(self, *, truncated: bool) -> list[str | ToolCall]:
         """End the text, and return what is left. `truncated`: a length limit cut the text, so that it holds no call."""

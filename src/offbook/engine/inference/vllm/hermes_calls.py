@@ -40,8 +40,10 @@ class HermesCallsParser(Hermes2ProToolParser):
     def _new_reader(self) -> UntaggedCalls:
         return UntaggedCalls(HermesParser(), self._offered)
 
-    def extract_tool_calls(self, model_output: str, request: object) -> ExtractedToolCallInformation:
+    def extract_tool_calls(self, model_output: str, request: Any) -> ExtractedToolCallInformation:
         """Content and calls of a complete text."""
+        if request.tool_choice == "none":  # vLLM asks all the same, and drops the calls
+            return ExtractedToolCallInformation(tools_called=False, tool_calls=[], content=model_output)
         reader = self._new_reader()
         pieces = [*reader.push(model_output), *reader.finish(truncated=False)]
         calls = [
@@ -59,9 +61,11 @@ class HermesCallsParser(Hermes2ProToolParser):
         previous_token_ids: Sequence[int],
         current_token_ids: Sequence[int],
         delta_token_ids: Sequence[int],
-        request: object,
+        request: Any,
     ) -> DeltaMessage | None:
         """The content and calls that are final after a piece of text; None if there are none."""
+        if request.tool_choice == "none":
+            return DeltaMessage(content=delta_text) if delta_text else None
         return self._delta(self._reader.push(delta_text))
 
     def finish_streaming(self) -> DeltaMessage | None:

@@ -66,7 +66,7 @@ def add(source: str, name: str | None, wheel: Path | None, *, tools: bool = Fals
                 note = _from_gguf(path if path.is_file() else _only_gguf(path), folder, original)
             if tools:
                 _add_tool_template(folder)
-                note |= {"tool_template": "offbook"}
+                note |= {"tool_template": "offbook", "hub_name": None}  # its prompts are not those of the original
             note |= {"date": datetime.date.today().isoformat(), "converter": VERSION}
             (folder / NOTE).write_text(json.dumps(note, indent=1) + "\n", "utf-8")
             for file in (*folder.iterdir(), folder):

@@ -268,3 +268,10 @@ def test_tools_are_not_shown_twice(file: Path, bases: Path, tmp_path: Path) -> N
     with pytest.raises(ConfigError, match="shows tools already"):
         run("add", str(folder), "--name", "again", "--tools")
     assert not (bases / "again").exists()
+
+
+def test_a_base_that_is_shown_tools_is_not_taken_for_its_original(wheel: Path, bases: Path) -> None:
+    run("add", "smollm2", "--file", str(wheel), "--name", "smollm2-tools", "--tools")
+    assert reference("smollm2-tools") == str(bases / "smollm2-tools")
+    with pytest.raises(ConfigError):
+        find(HUB_NAME)

@@ -1,5 +1,5 @@
 """One token of each row through a dense decoder (Llama, Qwen2, Qwen3) on a CPU, where transformers' modules take as long as the
-arithmetic. Weights that read the same input stand side by side, [in, out], which a CPU reads twice as fast as [out, in]."""
+arithmetic. Weights that read the same input stand side by side, [in, out], which a CPU reads faster for one row than [out, in]."""
 
 from __future__ import annotations
 
